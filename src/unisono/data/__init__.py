@@ -1,0 +1,1 @@
+"""Rows: their order, and which replica gets them."""

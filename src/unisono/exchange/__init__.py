@@ -1,0 +1,16 @@
+"""How devices add up what their replicas contribute: two implementations of one protocol."""
+
+from __future__ import annotations
+
+from unisono.exchange.base import Exchange
+from unisono.exchange.collectives import Collectives
+from unisono.exchange.transfers import Transfers
+from unisono.placement import Placement
+
+__all__ = ["Collectives", "Exchange", "Transfers", "choose"]
+
+
+def choose(placement: Placement) -> Exchange:
+    """Collectives where devices have links of their own; copies between the CPU devices of a process."""
+    on_cpu = all(device.platform == "cpu" for device in placement.devices)
+    return Transfers(placement) if on_cpu else Collectives(placement)

@@ -1,0 +1,115 @@
+"""Sums by one jitted program of collectives: for devices with links of their own.
+
+Every device gets a piece of all nodes (all-to-all), adds them in the order of the tree, and hands its piece of the total to
+the others (all-gather). No library's all-reduce: the order of its additions is not ours to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from unisono import tree
+from unisono.exchange.base import Add
+from unisono.placement import Placement
+from unisono.xla.programs import Program
+
+Schedule = tuple[tuple[tuple[int, int, bool], ...], ...]
+"""For each device, its nodes: (first replica, last replica + 1, whether there were rows)."""
+
+
+class Collectives:
+    """All devices are homes: each has the whole total."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.homes = tuple(range(len(placement.devices)))
+        self._mesh = Mesh(np.array(placement.devices), ("devices",))
+        self._pack = Program(self._packed)
+        self._unpack = Program(unpacked)
+        self._programs: dict[Any, Any] = {}
+
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
+        schedule = tuple(tuple((s.start, s.stop, value is not None) for s, value in of.items()) for of in nodes)
+        example = next(value for of in nodes for value in of.values() if value is not None)
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
+        key = (schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
+        slots = max(map(len, nodes))
+        packed = [self._packed_on(device, key, slots, of, shapes) for device, of in zip(self.placement.devices, nodes, strict=True)]
+        arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
+        if key not in self._programs:
+            self._programs[key] = jax.jit(partial(self._summed, schedule))
+        sums = self._programs[key](arrays)
+        if self.placement.lead.platform == "cpu":
+            jax.block_until_ready(sums)  # collectives of CPU devices starve each other with two steps in flight
+        by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self.placement.devices]
+        return [
+            self._unpack(device, key, flat, jax.tree.map(lambda s: np.empty((0, *s.shape), s.dtype), shapes))
+            for device, flat in zip(self.placement.devices, by_device, strict=True)
+        ]
+
+    def _packed_on(self, device: jax.Device, key: Any, slots: int, nodes: Mapping[range, Any], shapes: Any) -> Any:
+        zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+        values = [zeros if value is None else value for value in nodes.values()]
+        return self._pack(device, (key, len(values)), values + [zeros] * (slots - len(values)))
+
+    def _packed(self, nodes: list[Any]) -> dict[str, jax.Array]:
+        """Nodes as rows of one matrix for each dtype, of a width that the devices can share out."""
+        flats = [flat_by_dtype(node) for node in nodes]
+        devices = len(self.placement.devices)
+        matrices = {name: jnp.stack([flat[name] for flat in flats]) for name in flats[0]}
+        return {name: jnp.pad(m, ((0, 0), (0, -m.shape[1] % devices)))[None] for name, m in matrices.items()}
+
+    def _global(self, parts: list[jax.Array]) -> jax.Array:
+        sharding = NamedSharding(self._mesh, PartitionSpec("devices"))
+        return jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), sharding, parts)
+
+    def _summed(self, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        here, nowhere = PartitionSpec("devices"), PartitionSpec()
+        run = jax.shard_map(
+            partial(jax.tree.map, partial(self._sum_of, schedule)), mesh=self._mesh, in_specs=here, out_specs=nowhere, check_vma=False
+        )
+        return run(arrays)
+
+    def _sum_of(self, schedule: Schedule, mine: jax.Array) -> jax.Array:
+        devices = len(self.placement.devices)
+        pieces = mine[0].reshape(mine.shape[1], devices, -1)
+        pieces = lax.all_to_all(pieces, "devices", split_axis=1, concat_axis=0)  # (device, node, my piece of it)
+        known = {
+            range(start, stop): pieces[device, slot] if there else None
+            for device, nodes in enumerate(schedule)
+            for slot, (start, stop, there) in enumerate(nodes)
+        }
+        everyone = range(self.placement.replicas)
+        total = tree.total(everyone, known.__contains__, known.__getitem__, jnp.add)
+        return lax.all_gather(total, "devices", tiled=True)
+
+
+def flat_by_dtype(node: Any) -> dict[str, jax.Array]:
+    leaves = jax.tree.leaves(node)
+    names = sorted({str(leaf.dtype) for leaf in leaves})
+    return {name: jnp.concatenate([jnp.ravel(leaf) for leaf in leaves if str(leaf.dtype) == name]) for name in names}
+
+
+def unpacked(flat: dict[str, jax.Array], like: Any) -> Any:
+    """The tree of arrays that was packed; `like` has its shapes behind an empty axis."""
+    leaves, structure = jax.tree.flatten(like)
+    taken, out = dict.fromkeys(flat, 0), []
+    for leaf in leaves:
+        name, shape = str(leaf.dtype), leaf.shape[1:]
+        size = int(np.prod(shape))
+        out.append(flat[name][taken[name] : taken[name] + size].reshape(shape))
+        taken[name] += size
+    return jax.tree.unflatten(structure, out)
+
+
+def piece(array: jax.Array, device: jax.Device) -> jax.Array:
+    """What lies on one device."""
+    return next(shard.data for shard in array.addressable_shards if shard.device == device)

@@ -1,0 +1,29 @@
+"""Sums by copies to the lead device: for CPU devices of one process, where collectives can starve each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from unisono import tree
+from unisono.exchange.base import Add
+from unisono.placement import Placement
+
+
+class Transfers:
+    """Every device's nodes are copied to the lead and added there, in the order of the tree."""
+
+    homes = (0,)
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
+        lead = self.placement.lead
+        spans = [span for of_device in nodes for span in of_device]
+        values = jax.device_put([value for of_device in nodes for value in of_device.values()], lead)
+        here = dict(zip(spans, values, strict=True))
+        everyone = range(self.placement.replicas)
+        return [tree.total(everyone, here.__contains__, here.__getitem__, lambda left, right: add(lead, left, right))]

@@ -1,0 +1,279 @@
+"""Everything private in Keras that Unisono leans on: nothing else in the package touches an underscored name of Keras.
+
+Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses others by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.backend.jax.trainer import JAXTrainer
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.losses.loss import apply_mask, reduce_weighted_values, squeeze_or_expand_to_same_rank
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from keras.src.trainers.data_adapters import array_data_adapter, data_adapter, data_adapter_utils, py_dataset_adapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils.rng_utils import get_random_seed
+from keras.src.utils.traceback_utils import is_traceback_filtering_enabled
+
+__all__ = [
+    "ArrayDataAdapter",
+    "CallbackList",
+    "CompileLoss",
+    "DataAdapter",
+    "EpochIterator",
+    "GeneratorDataAdapter",
+    "LossScaleOptimizer",
+    "PyDatasetAdapter",
+    "TFDatasetAdapter",
+    "Trainer",
+    "apply_mask",
+    "get_random_seed",
+    "is_traceback_filtering_enabled",
+    "reduce_weighted_values",
+    "squeeze_or_expand_to_same_rank",
+    "unpack",
+]
+
+CHECKED = ("3.15.0", "3.15.1")
+
+ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
+DataAdapter = data_adapter.DataAdapter
+PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
+get_keras_mask = backend.get_keras_mask
+unpack = data_adapter_utils.unpack_x_y_sample_weight
+
+State = tuple[list[Any], ...]
+STATE_NAMES = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def check_version() -> None:
+    if keras.__version__ not in CHECKED:
+        raise ImportError(
+            f"Unisono drives parts of Keras that are private, and was checked with keras {' and '.join(CHECKED)}; "
+            f"this is keras {keras.__version__}. Install keras=={CHECKED[-1]}."
+        )
+
+
+# --- models of a scope ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watched_models(made: Callable[[Any], None], compiled: Callable[[Any], None]) -> Iterator[None]:
+    """Calls `made(model)` for each model made inside, and `compiled(model)` before one is compiled inside."""
+    init, compile_ = JAXTrainer.__init__, Trainer.compile
+
+    def __init__(self: Any) -> None:
+        init(self)
+        made(self)
+
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        compiled(self)
+        return compile_(self, *args, **kwargs)
+
+    JAXTrainer.__init__, Trainer.compile = __init__, compile
+    try:
+        yield
+    finally:
+        JAXTrainer.__init__, Trainer.compile = init, compile_
+
+
+def set_on(model: Any, name: str, value: Any) -> None:
+    """An attribute of this one model, unseen by Keras' tracking of layers and variables."""
+    object.__setattr__(model, name, value)
+
+
+def of_class(model: Any, name: str) -> Callable[..., Any]:
+    """The method of the model's class behind one that was set on the model."""
+    return getattr(type(model), name).__get__(model)
+
+
+def layers_of(model: Any) -> list[Any]:
+    return list(model._flatten_layers())
+
+
+def is_built(model: Any) -> bool:
+    return all(layer.built for layer in layers_of(model))
+
+
+def overrides(model: Any, method: str) -> bool:
+    """Whether the model's class has a method of its own in place of Keras' trainer's."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+# --- the state that Keras' loops hold ---------------------------------------------------------------------------------
+
+
+def hold_state(model: Any, names: tuple[str, ...], state: State) -> None:
+    """Makes `state` what the model goes back to when a callback looks or the loop ends, however it ends."""
+    model._jax_state = dict(zip(names, state, strict=True))
+    model._jax_state_synced = False
+
+
+def take_state(model: Any, purge: bool, **groups: bool) -> State:
+    """The model's state as lists of arrays, as Keras takes it; but at no moment is it nowhere.
+
+    Keras empties the variables first: what interrupts it there leaves a model without weights.
+    """
+    names = [name for name in STATE_NAMES if groups.get(name)]
+    state = tuple([v.value for v in variables_of(model)[name]] for name in names)
+    if purge:
+        model._jax_state = dict(zip(names, state, strict=True))
+        model._jax_state_synced = False
+        model._purge_model_variables(**groups)
+    return state
+
+
+def variables_of(model: Any) -> dict[str, list[Any]]:
+    optimizer = getattr(model, "optimizer", None)
+    return dict(
+        zip(
+            STATE_NAMES,
+            (
+                model.trainable_variables,
+                model.non_trainable_variables,
+                optimizer.variables if optimizer is not None else [],
+                model.metrics_variables,
+            ),
+            strict=True,
+        )
+    )
+
+
+def current_values(model: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
+    held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
+    variables = variables_of(model)
+    return {name: list(held[name]) if held.get(name) else [v.value for v in variables[name]] for name in names}
+
+
+class RecordingScope(keras.StatelessScope):
+    """A StatelessScope that remembers which variables were assigned, also those that it was not told of."""
+
+    def __init__(self, state_mapping: list[tuple[Any, Any]], **options: Any) -> None:
+        super().__init__(state_mapping=state_mapping, **options)
+        self.assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        self.assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+# --- losses and metrics of compile() ----------------------------------------------------------------------------------
+
+
+def loss_terms(model: Any) -> list[Any]:
+    """The losses of compile(), one for each output that has one, as (path, loss, weight, name)."""
+    whole = model._compile_loss
+    return [] if whole is None else list(whole._flat_losses)
+
+
+def term_trackers(model: Any) -> list[Any]:
+    """The metrics that follow each loss term, where there is more than one."""
+    whole = model._compile_loss
+    return [] if whole is None else list(whole.metrics)
+
+
+@contextlib.contextmanager
+def other_losses(model: Any, losses: list[Callable[..., Any]]) -> Iterator[None]:
+    """Puts `losses` in the places of the model's own, inside Keras' matching of structures, and stops their trackers."""
+    whole = model._compile_loss
+    if whole is None:
+        yield
+        return
+    twin = object.__new__(type(whole))  # not copy.copy: Keras' objects copy themselves by saving
+    twin.__dict__.update(whole.__dict__)
+    terms = [term._replace(loss=loss) for term, loss in zip(whole._flat_losses, losses, strict=True)]
+    object.__setattr__(twin, "_flat_losses", terms)
+    object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
+    object.__setattr__(model, "_compile_loss", twin)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_compile_loss", whole)
+
+
+def compiled_loss(model: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """The weighted sum of the loss terms of compile(); None without any."""
+    return None if model._compile_loss is None else model._compile_loss(y, y_pred, sample_weight)
+
+
+def computed_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
+    """What the model's own `compute_loss` returns."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def call_model(model: Any, x: Any, training: bool) -> Any:
+    """The forward pass as Keras' training step calls it, inside a scope that holds the state."""
+    kwargs = {"training": training} if model._call_has_training_arg else {}
+    if model.dtype_policy.quantization_mode is not None:
+        return model.quantized_call(x, **kwargs)
+    if model._remat_mode is not None:
+        return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
+    return model.call(x, **kwargs)
+
+
+def loss_tracker(model: Any) -> Any:
+    return model._loss_tracker
+
+
+def leaf_metrics(model: Any) -> list[Any]:
+    """The metrics of compile() and of the layers, but not the loss trackers."""
+    trackers = [loss_tracker(model), *term_trackers(model)]
+    metrics = [m for m in model.metrics if not any(m is tracker for tracker in trackers)]
+    return [leaf for m in metrics for leaf in (m.metrics if isinstance(m, CompileMetrics) else [m])]
+
+
+@contextlib.contextmanager
+def wrapped_method(instance: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """For the block, `instance.name` is wrapped, on this one object."""
+    before = instance.__dict__.get(name)
+    object.__setattr__(instance, name, wrap(getattr(instance, name)))
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(instance, name)
+        else:
+            object.__setattr__(instance, name, before)
+
+
+# --- data adapters ----------------------------------------------------------------------------------------------------
+
+
+def array_batches(adapter: Any, rows_of_batch: Callable[[int, int, int], Any]) -> Iterator[Any]:
+    """Keras' batches of arrays, with the rows of batch b (start, stop) as `rows_of_batch(b, start, stop)` says."""
+
+    def iterator(slice_and_convert: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+        for b in range(adapter._size):
+            start = b * adapter._batch_size
+            rows = rows_of_batch(b, start, min(start + adapter._batch_size, adapter._num_samples))
+            yield keras.tree.map_structure(lambda s, rows=rows: slice_and_convert(s, indices=rows), inputs, none_is_leaf=False)
+
+    with wrapped_method(adapter, "_get_iterator", lambda _: iterator):
+        return adapter.get_jax_iterator()
+
+
+def array_order(adapter: Any) -> tuple[int, Any]:
+    """(number of rows, shuffle argument) of an adapter of arrays."""
+    return adapter._num_samples, adapter._shuffle
+
+
+def tf_dataset(adapter: Any) -> Any:
+    return adapter._dataset
+
+
+def replace_adapter(iterator: EpochIterator, adapt: Callable[[Any], Any]) -> None:
+    iterator.data_adapter = adapt(iterator.data_adapter)
+
+
+def current_scope() -> Any:
+    return backend.common.stateless_scope.get_stateless_scope()

@@ -1,0 +1,95 @@
+"""What would silently train something else, refused in words that say what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from unisono import keras_seam
+
+
+def check_compiled(model: Any, strategy: Any) -> None:
+    """After compile(): options that have another way here."""
+    replicas = strategy.num_replicas_in_sync
+    steps = accumulation_of(getattr(model, "optimizer", None))
+    if steps:
+        raise ValueError(
+            f"The optimizer has gradient_accumulation_steps={steps}, but in a strategy accumulation is a placement: the global "
+            f"batch is cut into replicas that one device can run one after another. Drop the argument, write "
+            f"{type(strategy).__name__}(accumulate={steps}), and fit with batch_size={steps} times the one that you had."
+        )
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True cannot run in a strategy, whose steps are compiled. To debug, build and fit the same model outside "
+            "strategy.scope() with run_eagerly=True, or print from inside the step with jax.debug.print."
+        )
+    if not model.jit_compile:
+        slow = [layer.name for layer in keras_seam.layers_of(model) if not layer.supports_jit]
+        why = f"the layers {slow} do not support compilation" if slow else "jit_compile=False was given to compile()"
+        raise ValueError(
+            f"The steps of a strategy are always compiled, but {why}. To debug, fit the same model outside strategy.scope(), or "
+            f"use jax.disable_jit() there."
+        )
+    if replicas > 1:
+        for layer in keras_seam.layers_of(model):
+            check_layer(layer, replicas)
+
+
+def check_model(model: Any, strategy: Any) -> None:
+    """Before the first step: what can still have been changed since compile()."""
+    if model.compiled:
+        check_compiled(model, strategy)
+    for method, way in (("train_step", "compute_loss"), ("test_step", "compute_loss"), ("predict_step", "call")):
+        if keras_seam.overrides(model, method):
+            raise ValueError(
+                f"{type(model).__name__}.{method} is overridden: it sees one replica's rows and would apply gradients for them "
+                f"alone. Override {way} instead, which the strategy runs for every replica and adds up."
+            )
+
+
+def check_layer(layer: Any, replicas: int) -> None:
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+        raise ValueError(
+            f"The layer {layer.name!r} has synchronized=True, but its replicas see their own rows only, on every placement: that "
+            f"is what makes the placement free. Write synchronized=False, or replicas=1 for statistics of the whole batch."
+        )
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        raise ValueError(
+            f"The layer {layer.name!r} is stateful: it carries a state for each row from batch to batch, and rows of {replicas} "
+            f"replicas have no fixed place. Write stateful=False, or replicas=1."
+        )
+
+
+def accumulation_of(optimizer: Any) -> int | None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    return getattr(inner, "gradient_accumulation_steps", None)
+
+
+def check_source(iterator: Any) -> None:
+    """Before the first batch: data that would never end, or is not there at all."""
+    adapter = iterator.data_adapter
+    endless = isinstance(adapter, keras_seam.PyDatasetAdapter) and adapter.num_batches is None
+    if isinstance(adapter, keras_seam.TFDatasetAdapter):
+        endless = int(keras_seam.tf_dataset(adapter).cardinality()) == -1
+    if endless and not iterator.steps_per_epoch:
+        raise ValueError(
+            "The dataset has no end, so an epoch would not end either. Write steps_per_epoch= (fit), validation_steps= (its "
+            "validation data) or steps= (evaluate, predict)."
+        )
+    if adapter.num_batches == 0:
+        raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
+
+
+def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
+    """At compile() inside a scope."""
+    if owner is None:
+        raise ValueError(
+            f"The model {model.name!r} was made outside strategy.scope() and is compiled inside: its steps would run on one "
+            f"device. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n    model.compile(...)"
+        )
+    if owner is not strategy:
+        raise ValueError(
+            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one it is compiled in "
+            f"({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
+        )

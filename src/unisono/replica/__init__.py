@@ -1,0 +1,1 @@
+"""What one replica computes from its rows: pure functions of the model's state, traced once for each shape."""

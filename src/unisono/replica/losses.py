@@ -1,0 +1,85 @@
+"""Losses whose shares, added over replicas, are the loss of the whole global batch.
+
+A loss term is numerator / divisor. The numerator is a sum over rows; the divisor is what Keras divides by on the whole
+global batch, counted over all replicas before the backward pass. What is a mean already, as `add_loss` or a loss that
+returns one number, is weighted by the replica's share of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+from keras import ops
+
+from unisono import keras_seam
+
+
+def numerator_and_divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, share: Any) -> tuple[Any, Any]:
+    """(numerator, divisor) of a Keras loss on a replica's rows. The divisor is None where none is due: the numerator is
+    then the replica's part of the loss as it stands."""
+    if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
+        return loss(y_true, y_pred, sample_weight) * share, None  # nothing to look into: one number for its rows
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
+            f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
+        )
+    in_mask = keras_seam.get_keras_mask(y_pred)
+    values = loss.call(*(keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)))
+    if len(values.shape) == 0:
+        if sample_weight is not None:
+            raise ValueError(
+                f"The loss {loss.name!r} returns one number for all rows, so sample or class weights cannot reach the rows. "
+                f"Return one value for each row, or fit without weights."
+            )
+        return values * share, None
+    masks = [mask for mask in (in_mask, keras_seam.get_keras_mask(values)) if mask is not None]
+    mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+    numerator = keras_seam.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
+    return numerator, divisor(loss, values, sample_weight, mask)
+
+
+def divisor(loss: Any, values: Any, sample_weight: Any, mask: Any) -> Any:
+    """A Python number where shapes alone decide it, a traced one where masks or weights do, None for a sum."""
+    if loss.reduction == "sum":
+        return None
+    if loss.reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
+        weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, loss.dtype)
+        weight = keras_seam.apply_mask(weight, mask, values.dtype, "sum")
+        return ops.sum(keras_seam.squeeze_or_expand_to_same_rank(values, weight)[1])
+    if mask is None or loss.reduction == "mean_with_sample_weight":
+        return float(values.size)
+    return ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
+
+
+class Term:
+    """Stands in for one loss of compile() while a replica is traced, and keeps what it saw."""
+
+    def __init__(self, loss: Any, share: Any, total: Any = None, as_mean: bool = False) -> None:
+        self.loss = loss
+        self.share = share
+        self.total = total  # the divisor of the global batch; None while it is being counted
+        self.as_mean = as_mean  # whether the caller multiplies by the share once more
+        self.divisor: Any = None
+        self.value: Any = jnp.float32(0)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value, self.divisor = numerator_and_divisor(self.loss, y_true, y_pred, sample_weight, self.share)
+        if self.divisor is not None and self.total is not None:
+            value = ops.divide_no_nan(value, self.total)
+        self.value = ops.cast(value, "float32")
+        return value / self.share if self.as_mean else value
+
+
+def share_of_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: list[Term], share: Any) -> Any:
+    """The replica's part of the model's loss, regularizers and `add_loss` included, inside a scope that collects them."""
+    with keras_seam.other_losses(model, terms):
+        if keras_seam.overrides(model, "compute_loss"):
+            value = keras_seam.computed_loss(model, x, y, y_pred, sample_weight, training)
+            return ops.cast(value, "float32") * share
+        value = keras_seam.compiled_loss(model, y, y_pred, sample_weight)
+    value = jnp.float32(0) if value is None else value
+    extra = [ops.sum(ops.cast(loss, "float32")) for loss in model.losses]
+    return value + share * sum(extra) if extra else value

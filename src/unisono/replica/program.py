@@ -1,0 +1,161 @@
+"""The functions of one replica: training, evaluation, prediction, and the divisors of its losses.
+
+State comes in and a contribution goes out; nothing is assigned. What a trace finds out about the model (which variables
+it assigns, which divisors shapes alone decide) is kept in `Findings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from keras import ops
+
+from unisono import keras_seam
+from unisono.replica import losses, metrics, randomness
+from unisono.replica.contribution import Contribution
+
+
+@dataclasses.dataclass
+class Findings:
+    """What the traces of a model's replicas found; the same for every number of rows."""
+
+    assigned: list[int] = dataclasses.field(default_factory=list)
+    """Positions, among the non-trainable variables, of those that the forward pass assigns."""
+
+
+class ReplicaFunctions:
+    """The pure functions of a compiled, built model that a replica runs."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.findings = {True: Findings(), False: Findings()}
+
+    def train(self, weights: Any, others: Any, scale: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
+        def scaled_loss(weights: Any) -> Any:
+            loss, aux = self._forward(weights, others, batch, replica, share, totals, training=True)
+            return self._scaled(loss, scale), (loss, *aux)
+
+        gradients, (loss, terms, y_pred, others_after, metrics_after) = jax.grad(scaled_loss, has_aux=True)(weights)
+        return self._contribution(gradients, others, others_after, metrics_after, loss, terms, y_pred, batch, replica, share, True)
+
+    def evaluate(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
+        loss, aux = self._forward(weights, others, batch, replica, share, totals, training=False)
+        terms, y_pred, others_after, metrics_after = aux
+        return self._contribution([], others, others_after, metrics_after, loss, terms, y_pred, batch, replica, share, False)
+
+    def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> Any:
+        x = keras_seam.unpack(batch)[0]
+        with self._scope(weights, others, replica):
+            return keras_seam.call_model(self.model, x, training=False)
+
+    def divisors(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, training: bool) -> list[Any]:
+        """The divisor of each loss term on these rows: a Python number, a traced number, or None."""
+        terms = self._terms(share, None)
+        with self._scope(weights, others, replica):
+            x, y, sample_weight = keras_seam.unpack(batch)
+            y_pred = keras_seam.call_model(self.model, x, training)
+            losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
+        return [term.divisor for term in terms]
+
+    def _terms(self, share: Any, totals: Any) -> list[losses.Term]:
+        as_mean = keras_seam.overrides(self.model, "compute_loss")
+        return [
+            losses.Term(term.loss, share, None if totals is None else totals[index], as_mean)
+            for index, term in enumerate(keras_seam.loss_terms(self.model))
+        ]
+
+    def _scope(self, weights: Any, others: Any, replica: Any, **options: Any) -> keras_seam.RecordingScope:
+        model = self.model
+        others = [
+            randomness.for_replica(value, replica) if randomness.is_seed(variable) else value
+            for variable, value in zip(model.non_trainable_variables, others, strict=True)
+        ]
+        mapping = [
+            *zip(model.trainable_variables, weights, strict=True),
+            *zip(model.non_trainable_variables, others, strict=True),
+            *zip(model.metrics_variables, metrics.reset_values(model), strict=True),
+        ]
+        return keras_seam.RecordingScope(state_mapping=mapping, collect_losses=True, **options)
+
+    def _forward(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, totals: Any, training: bool) -> Any:
+        model, terms = self.model, self._terms(share, totals)
+        x, y, sample_weight = keras_seam.unpack(batch)
+        with self._scope(weights, others, replica) as scope:
+            y_pred = keras_seam.call_model(model, x, training)
+            loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share)
+            self._note_assigned(scope, training)
+            others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
+            metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
+        values = jnp.stack([term.value for term in terms]) if terms else jnp.zeros(0)
+        return ops.cast(loss, "float32"), (values, y_pred, others_after, metrics_after)
+
+    def _note_assigned(self, scope: keras_seam.RecordingScope, training: bool) -> None:
+        model = self.model
+        position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
+        known = position.keys() | {id(v) for v in model.metrics_variables}
+        for variable in scope.assigned.values():
+            if id(variable) not in known:
+                kind = "a trainable variable" if variable.trainable else "a variable that the model does not track"
+                raise ValueError(
+                    f"The forward pass assigns {variable.path!r}, {kind}: replicas cannot agree on its value. Trainable "
+                    f"state changes through gradients alone; other state must be an attribute of a layer of the model."
+                )
+        self.findings[training].assigned = sorted(position[i] for i in scope.assigned if i in position)
+
+    def _scaled(self, loss: Any, scale: Any) -> Any:
+        optimizer = self.model.optimizer
+        with keras.StatelessScope(state_mapping=list(zip(scaling_variables(optimizer), scale, strict=True))):
+            return optimizer.scale_loss(loss)
+
+    def _contribution(
+        self, gradients: Any, before: Any, after: Any, metrics_after: Any, loss: Any, terms: Any, y_pred: Any, batch: Any,
+        replica: Any, share: Any, training: bool,
+    ) -> Contribution:  # fmt: skip
+        added, logs = self._metrics(metrics_after, y_pred, batch, share)
+        first = replica == 0
+        moving, counters, seeds = [], [], []
+        for index in self.findings[training].assigned:
+            variable, new = self.model.non_trainable_variables[index], after[index]
+            if randomness.is_seed(variable):
+                grown = new - randomness.for_replica(before[index], replica)
+                seeds.append(jnp.where(first, grown, jnp.zeros_like(grown)))
+            elif jnp.issubdtype(new.dtype, jnp.floating):
+                moving.append(new.astype(jnp.float32) * share)
+            elif jnp.issubdtype(new.dtype, jnp.integer):
+                grown = new - before[index]
+                counters.append((jnp.where(first, grown, jnp.zeros_like(grown)), grown))
+            else:
+                raise ValueError(
+                    f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
+                    f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
+                )
+        gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
+        return Contribution(gradients, moving, counters, seeds, added, loss, terms, logs)
+
+    def _metrics(self, start: Any, y_pred: Any, batch: Any, share: Any) -> tuple[list[Any], dict[str, Any]]:
+        """(what the rows add to the metrics' variables, what `compute_metrics` returns beside them)."""
+        model, variables = self.model, self.model.metrics_variables
+        x, y, sample_weight = keras_seam.unpack(batch)
+        rows = jax.tree.leaves(x)[0].shape[0]
+        means = metrics.BatchLevelMeans(model, rows)
+        reset = metrics.reset_values(model)
+        with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
+            logs = model.compute_metrics(x, y, y_pred, sample_weight)
+            own = set(model.get_metrics_result())
+            after = [scope.get_current_value(v) for v in variables]
+        batch_level = means.variables()
+        added = [
+            (new - old) * share if id(variable) in batch_level else new - old
+            for variable, new, old in zip(variables, after, reset, strict=True)
+        ]
+        extra = {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
+        return added, extra
+
+
+def scaling_variables(optimizer: Any) -> list[Any]:
+    """The optimizer's variables that scale the loss: none but a loss scale."""
+    return [optimizer.dynamic_scale] if isinstance(optimizer, keras_seam.LossScaleOptimizer) else []

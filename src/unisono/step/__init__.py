@@ -1,0 +1,1 @@
+"""One training, evaluation or prediction step of R replicas on a placement."""

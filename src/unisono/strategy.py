@@ -1,0 +1,249 @@
+"""Strategies: how many replicas, on which devices. The names and the scope of `tf.distribute`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from unisono import exchange, keras_seam, refusals, training
+from unisono.placement import Placement
+from unisono.xla import runtime
+
+Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
+
+_current: list[Strategy] = []
+
+
+class Strategy:
+    """R logical replicas on D devices; what all strategies share.
+
+    Args:
+        devices: How many devices, or which: a count, a list of JAX devices, or a mesh. By default all that JAX has, but
+            never more than replicas.
+        replicas: R, the number of parts into which every global batch is cut. By default the number of devices.
+        accumulate: R as a multiple of the devices: each runs this many replicas one after another.
+        deterministic: Whether results must be the same to the bit.
+
+    Example:
+        >>> strategy = MirroredStrategy(replicas=8)
+        >>> strategy.num_replicas_in_sync
+        8
+    """
+
+    def __init__(
+        self,
+        *positional: Any,
+        devices: Devices = None,
+        replicas: int | None = None,
+        accumulate: int | None = None,
+        deterministic: bool = True,
+    ) -> None:
+        keras_seam.check_version()
+        self._check(positional, devices, replicas, accumulate)
+        count = devices if isinstance(devices, int) else None
+        if not runtime.has_started():
+            runtime.make_cpu_devices(count or 1)
+            runtime.choose_pool(replicas or (count or 1) * (accumulate or 1))
+        found = self._find(devices)
+        if replicas is None:
+            replicas = len(found) * (accumulate or 1)
+        elif devices is None:
+            found = found[:replicas]
+        self.placement = Placement(replicas, tuple(found))
+        self.exchange = exchange.choose(self.placement)
+        self.deterministic = deterministic
+        self._to_announce = devices is None and self._replicas_are_of_the_machine(replicas, accumulate)
+        runtime.check_pool(replicas)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """R, the number of logical replicas."""
+        return self.placement.replicas
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices that run the replicas, in contiguous blocks."""
+        return self.placement.devices
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Models made inside belong to this strategy, wherever they are compiled and fitted."""
+        if _current and _current[-1] is not self:
+            raise RuntimeError(
+                f"This is the scope of {_current[-1]!r}; the scope of {self!r} cannot begin inside it. Leave the first scope "
+                f"before you enter another."
+            )
+        with contextlib.ExitStack() as stack:
+            if not _current:
+                stack.enter_context(keras_seam.watched_models(self._made, self._compiling))
+            _current.append(self)
+            stack.callback(_current.pop)
+            yield self
+
+    def announce(self) -> None:
+        """Says once, at the first fit, that R came from the machine."""
+        if self._to_announce:
+            self._to_announce = False
+            r = self.num_replicas_in_sync
+            print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
+
+    def _made(self, model: Any) -> None:
+        training.Bond(model, self)
+
+    def _compiling(self, model: Any) -> None:
+        refusals.check_made_here(model, self, training.belongs_to(model))
+
+    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
+        name = type(self).__name__
+        if positional:
+            raise TypeError(
+                f"{name} takes its arguments by name, and received {', '.join(map(repr, positional))}. Write "
+                f"{name}(devices=2), or {name}(devices=jax.devices()[:2]) to choose them."
+            )
+        if replicas is not None and accumulate is not None:
+            raise ValueError(
+                f"{name} received replicas={replicas} and accumulate={accumulate}, two ways of saying one thing: replicas is "
+                f"accumulate times the number of devices. Write one of them."
+            )
+        for argument, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate)):
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} received {argument}={value}; it must be 1 or more.")
+        count = devices if isinstance(devices, int) or devices is None else len(listed(devices))
+        if count and replicas and count > replicas:
+            raise ValueError(
+                f"{name} received {count} devices and replicas={replicas}, but each device runs at least one replica. Write "
+                f"devices={replicas}, or replicas={count} to cut the global batch finer."
+            )
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        if devices is None:
+            return jax.devices()
+        if not isinstance(devices, int):
+            return listed(devices)
+        available = jax.devices()
+        if devices <= len(available):
+            return available[:devices]
+        kind = available[0].platform
+        first = f"{type(self).__name__} received devices={devices}, but JAX runs with {len(available)} {kind} device"
+        if kind != "cpu":
+            raise ValueError(f"{first}{'s' * (len(available) > 1)}. Write devices={len(available)} or leave it out.")
+        raise ValueError(
+            f"{first}{'s' * (len(available) > 1)}. CPU devices are made when JAX starts, which a model, an optimizer or an array "
+            f"does. Make the strategy first, or write before anything else:\n\n    import jax\n"
+            f'    jax.config.update("jax_num_cpu_devices", {devices})'
+        )
+
+    def _replicas_are_of_the_machine(self, replicas: int, accumulate: int | None) -> bool:
+        return replicas == len(self.placement.devices) * (accumulate or 1)
+
+    def __repr__(self) -> str:
+        kind = self.devices[0].platform
+        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {len(self.devices)} {kind} devices>"
+
+
+def listed(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
+    found = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
+    odd = [d for d in found if not isinstance(d, jax.Device)]
+    if odd or not found:
+        raise ValueError(
+            f"devices must be a count, a list of JAX devices or a mesh; received {devices!r}. Write devices=2, or "
+            f"devices=jax.devices()[:2]."
+        )
+    if len(set(found)) < len(found):
+        raise ValueError(f"devices names a device twice: {found}. One device can run many replicas: write accumulate=2.")
+    return found
+
+
+class MirroredStrategy(Strategy):
+    """Replicas on all devices of this process, or on those that `devices` says."""
+
+
+class OneDeviceStrategy(Strategy):
+    """All replicas on one device, one after another: what others call gradient accumulation."""
+
+    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
+        super()._check(positional, devices, replicas, accumulate)
+        count = devices if isinstance(devices, int) else 1 if devices is None else len(listed(devices))
+        if count != 1:
+            raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        return super()._find(devices)[:1]
+
+    def _replicas_are_of_the_machine(self, replicas: int, accumulate: int | None) -> bool:
+        return False  # one device is one device on every machine
+
+
+class TPUStrategy(Strategy):
+    """Replicas on TPU devices: the same engine."""
+
+    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
+        if positional:
+            raise TypeError(
+                f"TPUStrategy needs no resolver, and received {positional[0]!r}: JAX finds the TPUs of this machine by itself. "
+                f"Write TPUStrategy()."
+            )
+        super()._check(positional, devices, replicas, accumulate)
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        found = super()._find(devices)
+        if any(device.platform != "tpu" for device in found):
+            raise ValueError(
+                f"TPUStrategy found no TPU: JAX runs on {found[0].platform}. On a TPU machine install jax[tpu]; elsewhere write "
+                f"MirroredStrategy(), which runs the same program on what there is."
+            )
+        return found
+
+
+class ParameterServerStrategy:
+    """Refused: training here is synchronous."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise ValueError(
+            "ParameterServerStrategy trains asynchronously: workers update the weights in whatever order they come, so no two "
+            "runs are the same. Training here is synchronous on every placement. Write MirroredStrategy()."
+        )
+
+
+class DefaultStrategy(Strategy):
+    """One replica on JAX's first device: what `get_strategy()` gives outside every scope. Models stay plain Keras models."""
+
+    def __init__(self) -> None:
+        keras_seam.check_version()
+        self.deterministic = True
+        self._to_announce = False
+
+    @property
+    def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Placement(1, tuple(jax.devices()[:1]))
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        if _current:
+            raise RuntimeError(f"This is the scope of {_current[-1]!r}; the default strategy cannot begin inside it.")
+        yield self
+
+
+_default: list[DefaultStrategy] = []
+
+
+def get_strategy() -> Strategy:
+    """The strategy of the scope around this line; outside every scope, the default one of one replica.
+
+    Example:
+        >>> get_strategy().num_replicas_in_sync
+        1
+    """
+    if _current:
+        return _current[-1]
+    if not _default:
+        _default.append(DefaultStrategy())
+    return _default[0]

@@ -1,0 +1,54 @@
+"""Sums in one fixed order, whatever runs where.
+
+T(n) = T(largest power of two below n) + T(the rest), left to right over the replicas. A part of the sum is named by the
+span of replicas under it; a device that runs a block of replicas can finish the spans that lie inside its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+def halves(span: range) -> tuple[range, range]:
+    """The two spans whose sums are added to make the sum over `span`.
+
+    >>> halves(range(0, 6))
+    (range(0, 4), range(4, 6))
+    """
+    middle = span.start + (1 << ((len(span) - 1).bit_length() - 1))
+    return range(span.start, middle), range(middle, span.stop)
+
+
+def cover(block: range, span: range) -> list[range]:
+    """The largest spans of the tree over `span` that lie inside `block`, left to right.
+
+    >>> cover(range(3, 6), range(0, 8))
+    [range(3, 4), range(4, 6)]
+    """
+    if block.start <= span.start and span.stop <= block.stop:
+        return [span]
+    if span.stop <= block.start or block.stop <= span.start:
+        return []
+    left, right = halves(span)
+    return cover(block, left) + cover(block, right)
+
+
+def total(
+    span: range,
+    known: Callable[[range], bool],
+    value: Callable[[range], Value | None],
+    add: Callable[[Value, Value], Value],
+) -> Value | None:
+    """The sum over `span`, from the values of the spans that are known, asked for from left to right.
+
+    None is the value of a replica that had no rows: nothing is added for it, not even a zero.
+    """
+    if known(span):
+        return value(span)
+    left, right = (total(half, known, value, add) for half in halves(span))
+    if left is None or right is None:
+        return right if left is None else left
+    return add(left, right)

@@ -1,0 +1,39 @@
+"""One process of tests: eight CPU devices, the thread pool of eight replicas, and nothing left behind by a test."""
+
+import os
+
+os.environ.setdefault("PJRT_NPROC", "8")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import keras
+import numpy as np
+import pytest
+
+import unisono as un
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """A test must not leak an environment variable, a scope, a dtype policy, or a patched class."""
+    environment, init, compile_ = dict(os.environ), keras.Model.__init__, keras.Model.compile
+    policy, floatx = keras.config.dtype_policy().name, keras.config.floatx()
+    yield
+    leaked = {name: value for name, value in os.environ.items() if environment.get(name) != value and name != "PYTEST_CURRENT_TEST"}
+    assert not leaked, f"environment variables leaked: {leaked}"
+    assert (keras.config.dtype_policy().name, keras.config.floatx()) == (policy, floatx)
+    assert un.get_strategy().num_replicas_in_sync == 1, "a scope was left open"
+    assert keras.Model.__init__ is init and keras.Model.compile is compile_, "a Keras class was left patched"
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
