@@ -4,14 +4,15 @@ import os
 import sys
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
+_keras_came_first = "keras" in sys.modules
 
 import keras
 
 if keras.backend.backend() != "jax":
-    how = "Keras was imported before Unisono and" if "keras" in sys.modules else "Keras"
     raise ImportError(
-        f"Unisono runs on Keras' JAX backend, but {how} runs on {keras.backend.backend()!r}. Start Python with KERAS_BACKEND=jax, "
-        f"or set it in os.environ before the first import of keras."
+        f"Unisono runs on Keras' JAX backend, but Keras {'was imported before Unisono and ' * _keras_came_first}runs on "
+        f"{keras.backend.backend()!r}. Start Python with KERAS_BACKEND=jax, or set it in os.environ before the first import of "
+        f"keras."
     )
 
 from unisono.fingerprint import fingerprint as fingerprint

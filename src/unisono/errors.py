@@ -21,9 +21,10 @@ def explained(model: Any, batch: Any) -> Iterator[None]:
         yield
     except (TypeError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
         shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+        what = f"a batch of shapes {shapes}" if batch is not None else "the first batch"
         raise StepError(
-            f"A step of the model {model.name!r} could not run on a batch of shapes {shapes}. Check that the shapes and dtypes "
-            f"fit the model and its loss, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
+            f"A step of the model {model.name!r} could not run on {what}. Check that the shapes and dtypes fit the model and its "
+            f"loss, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
         ) from error
 
 

@@ -14,9 +14,16 @@ from keras.src import backend
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses.loss import apply_mask, reduce_weighted_values, squeeze_or_expand_to_same_rank
+from keras.src.models.functional import Functional
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
-from keras.src.trainers.data_adapters import array_data_adapter, data_adapter, data_adapter_utils, py_dataset_adapter
+from keras.src.trainers.data_adapters import (
+    array_data_adapter,
+    data_adapter,
+    data_adapter_utils,
+    get_data_adapter,
+    py_dataset_adapter,
+)
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
@@ -67,23 +74,27 @@ def check_version() -> None:
 
 
 @contextlib.contextmanager
-def watched_models(made: Callable[[Any], None], compiled: Callable[[Any], None]) -> Iterator[None]:
-    """Calls `made(model)` for each model made inside, and `compiled(model)` before one is compiled inside."""
-    init, compile_ = JAXTrainer.__init__, Trainer.compile
+def watched_models(made: Callable[[Any], None], used: Callable[[Any], None]) -> Iterator[None]:
+    """Calls `made(model)` for each model made inside, and `used(model)` before one is compiled or trained inside."""
+    init, compile_, make = JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function
 
     def __init__(self: Any) -> None:
         init(self)
         made(self)
 
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        compiled(self)
+        used(self)
         return compile_(self, *args, **kwargs)
 
-    JAXTrainer.__init__, Trainer.compile = __init__, compile
+    def make_train_function(self: Any, force: bool = False) -> None:
+        used(self)
+        return make(self, force)
+
+    JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = __init__, compile, make_train_function
     try:
         yield
     finally:
-        JAXTrainer.__init__, Trainer.compile = init, compile_
+        JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = init, compile_, make
 
 
 def set_on(model: Any, name: str, value: Any) -> None:
@@ -271,9 +282,27 @@ def tf_dataset(adapter: Any) -> Any:
     return adapter._dataset
 
 
+def adapter_of(x: Any, batch_size: int | None, steps: int | None) -> Any:
+    """Keras' adapter for inputs without targets."""
+    return get_data_adapter(x, batch_size=batch_size, steps_per_epoch=steps)
+
+
+def first_batch(iterator: Any) -> Any:
+    """The first batch; the iterator goes back to its start."""
+    _, _, batches = next(iter(iterator))
+    batch = next(batches)
+    iterator.reset()
+    return batch
+
+
+def static_rows(model: Any) -> int | None:
+    """The number of rows that the model's inputs fix, by `Input(batch_size=...)`; None where they are free.
+
+    A Sequential model that was built by a batch has that batch's rows in its inputs, and means nothing by it.
+    """
+    inputs = keras.tree.flatten(model.inputs) if isinstance(model, Functional) else []
+    return next((tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0] is not None), None)
+
+
 def replace_adapter(iterator: EpochIterator, adapt: Callable[[Any], Any]) -> None:
     iterator.data_adapter = adapt(iterator.data_adapter)
-
-
-def current_scope() -> Any:
-    return backend.common.stateless_scope.get_stateless_scope()

@@ -66,13 +66,12 @@ def accumulation_of(optimizer: Any) -> int | None:
     return getattr(inner, "gradient_accumulation_steps", None)
 
 
-def check_source(iterator: Any) -> None:
+def check_source(adapter: Any, steps: int | None) -> None:
     """Before the first batch: data that would never end, or is not there at all."""
-    adapter = iterator.data_adapter
     endless = isinstance(adapter, keras_seam.PyDatasetAdapter) and adapter.num_batches is None
     if isinstance(adapter, keras_seam.TFDatasetAdapter):
         endless = int(keras_seam.tf_dataset(adapter).cardinality()) == -1
-    if endless and not iterator.steps_per_epoch:
+    if endless and not steps:
         raise ValueError(
             "The dataset has no end, so an epoch would not end either. Write steps_per_epoch= (fit), validation_steps= (its "
             "validation data) or steps= (evaluate, predict)."
@@ -81,15 +80,26 @@ def check_source(iterator: Any) -> None:
         raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
 
 
+def check_static_rows(fixed: int, rows: int, replicas: int, parts: list[int]) -> None:
+    """An Input with a batch size of its own, under replicas that cannot have it."""
+    if set(parts) != {fixed}:
+        counts = " or ".join(map(str, dict.fromkeys(parts)))
+        raise ValueError(
+            f"The model's Input fixes a batch size of {fixed}, but {replicas} replicas have {counts} of the {rows} rows of a global "
+            f"batch. Leave batch_size out of Input, or fit with batch_size={fixed * replicas} on a multiple of that many rows."
+        )
+
+
 def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
-    """At compile() inside a scope."""
+    """At compile() or fit() inside a scope."""
     if owner is None:
         raise ValueError(
-            f"The model {model.name!r} was made outside strategy.scope() and is compiled inside: its steps would run on one "
-            f"device. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n    model.compile(...)"
+            f"The model {model.name!r} was made outside strategy.scope() and is used inside: its steps would run on one device, "
+            f"undistributed. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n"
+            f"    model.compile(...)"
         )
     if owner is not strategy:
         raise ValueError(
-            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one it is compiled in "
-            f"({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
+            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
+            f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
         )

@@ -34,6 +34,9 @@ class Strategy:
         8
     """
 
+    _uses_all_devices = True
+    """Whether the number of devices, where it is not given, is the machine's."""
+
     def __init__(
         self,
         *positional: Any,
@@ -49,6 +52,7 @@ class Strategy:
             runtime.make_cpu_devices(count or 1)
             runtime.choose_pool(replicas or (count or 1) * (accumulate or 1))
         found = self._find(devices)
+        of_machine = devices is None and replicas is None and self._uses_all_devices
         if replicas is None:
             replicas = len(found) * (accumulate or 1)
         elif devices is None:
@@ -56,7 +60,7 @@ class Strategy:
         self.placement = Placement(replicas, tuple(found))
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
-        self._to_announce = devices is None and self._replicas_are_of_the_machine(replicas, accumulate)
+        self._to_announce = of_machine
         runtime.check_pool(replicas)
 
     @property
@@ -79,7 +83,7 @@ class Strategy:
             )
         with contextlib.ExitStack() as stack:
             if not _current:
-                stack.enter_context(keras_seam.watched_models(self._made, self._compiling))
+                stack.enter_context(keras_seam.watched_models(self._made, self.check_use))
             _current.append(self)
             stack.callback(_current.pop)
             yield self
@@ -94,8 +98,10 @@ class Strategy:
     def _made(self, model: Any) -> None:
         training.Bond(model, self)
 
-    def _compiling(self, model: Any) -> None:
-        refusals.check_made_here(model, self, training.belongs_to(model))
+    def check_use(self, model: Any) -> None:
+        """A model that is compiled or trained inside a scope must have been made in this strategy's."""
+        if _current:
+            refusals.check_made_here(model, _current[-1], training.belongs_to(model))
 
     def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
         name = type(self).__name__
@@ -137,9 +143,6 @@ class Strategy:
             f'    jax.config.update("jax_num_cpu_devices", {devices})'
         )
 
-    def _replicas_are_of_the_machine(self, replicas: int, accumulate: int | None) -> bool:
-        return replicas == len(self.placement.devices) * (accumulate or 1)
-
     def __repr__(self) -> str:
         kind = self.devices[0].platform
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {len(self.devices)} {kind} devices>"
@@ -165,6 +168,8 @@ class MirroredStrategy(Strategy):
 class OneDeviceStrategy(Strategy):
     """All replicas on one device, one after another: what others call gradient accumulation."""
 
+    _uses_all_devices = False
+
     def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
         super()._check(positional, devices, replicas, accumulate)
         count = devices if isinstance(devices, int) else 1 if devices is None else len(listed(devices))
@@ -173,9 +178,6 @@ class OneDeviceStrategy(Strategy):
 
     def _find(self, devices: Devices) -> list[jax.Device]:
         return super()._find(devices)[:1]
-
-    def _replicas_are_of_the_machine(self, replicas: int, accumulate: int | None) -> bool:
-        return False  # one device is one device on every machine
 
 
 class TPUStrategy(Strategy):

@@ -10,10 +10,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import keras
 
 from unisono import keras_seam, refusals
 from unisono.data.adapter import GlobalBatches
+from unisono.data.division import divided
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
 from unisono.step.step import EvaluateStep, PredictStep, TrainStep, joined
@@ -55,6 +57,7 @@ class Bond:
         refusals.check_compiled(self.model, self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
+        self.strategy.check_use(self.model)
         if self.model.train_function is None or force:
             refusals.check_model(self.model, self.strategy)
             self.strategy.announce()
@@ -81,14 +84,30 @@ class Bond:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         return self._restoring(keras_seam.of_class(self.model, "evaluate"), *args, **kwargs)
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring(keras_seam.of_class(self.model, "predict"), *args, **kwargs)
+    def predict(self, x: Any, batch_size: int | None = None, verbose: Any = "auto", steps: int | None = None, **more: Any) -> Any:
+        source = keras_seam.adapter_of(x, batch_size, steps)
+        refusals.check_source(source, steps)
+        if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
+            source = GlobalBatches(source, self.strategy.placement, self.order)
+        method = keras_seam.of_class(self.model, "predict")
+        return self._restoring(method, source, batch_size=batch_size, verbose=verbose, steps=steps, **more)
 
     def symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
-            refusals.check_source(iterator)
+            refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
             keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, self.strategy.placement, self.order))
-        keras_seam.of_class(self.model, "_symbolic_build")(iterator=iterator, data_batch=data_batch)
+        fixed = keras_seam.static_rows(self.model)
+        if fixed is not None and self.strategy.num_replicas_in_sync > 1:
+            batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
+            iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
+        with explained(self.model, data_batch):
+            keras_seam.of_class(self.model, "_symbolic_build")(iterator=iterator, data_batch=data_batch)
+
+    def _rows_of_a_replica(self, batch: Any, fixed: int) -> Any:
+        """What one replica sees of a batch, in shapes, where the model's inputs fix its rows."""
+        parts = divided(batch, self.strategy.placement)
+        refusals.check_static_rows(fixed, parts.total_rows, self.strategy.num_replicas_in_sync, parts.rows)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parts.shards[0])
 
     def get_jax_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
         return keras_seam.take_state(self.model, purge_model_variables, **groups)

@@ -6,12 +6,11 @@ batch ahead where the source can be read again from its start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import keras
-
 from unisono import keras_seam
+from unisono.data import in_order
 from unisono.data.division import divide
 from unisono.data.order import Order
 from unisono.placement import Placement
@@ -21,43 +20,18 @@ class GlobalBatches(keras_seam.DataAdapter):
     """The batches of a Keras adapter, in order by rule, divided among the replicas."""
 
     def __init__(self, source: Any, placement: Placement, order: Order) -> None:
-        self.source = reordered(source, order) if isinstance(source, keras_seam.PyDatasetAdapter) else source
+        self.source = source
         self.placement = placement
         self.order = order
-        self._in_pass = False
 
     def get_jax_iterator(self) -> Iterator[Any]:
         batches = self._divided()
         return batches if isinstance(self.source, keras_seam.GeneratorDataAdapter) else one_ahead(batches)
 
     def _divided(self) -> Iterator[Any]:
-        self._begin_pass()
         pass_ = self.order.passes
-        try:
-            for number, batch in enumerate(self._batches()):
-                yield divide(batch, self.placement, (pass_, number))
-        finally:
-            self._in_pass = False
-
-    def _begin_pass(self) -> None:
-        """Fixes the order of the pass; an epoch of fewer steps than the data has goes on with the pass that it is in."""
-        if not self._in_pass and isinstance(self.source, keras_seam.PyDatasetAdapter):
-            if isinstance(self.source.py_dataset, Reordered):
-                self.source.py_dataset.begin_pass()
-        self._in_pass = True
-
-    def _batches(self) -> Iterable[Any]:
-        if not isinstance(self.source, keras_seam.ArrayDataAdapter):
-            return self.source.get_jax_iterator()
-        count, shuffle = keras_seam.array_order(self.source)
-        pass_, whole = self.order.passes, self.order.of_pass(count) if shuffle and shuffle != "batch" else None
-
-        def rows_of_batch(batch: int, start: int, stop: int) -> Any:
-            if shuffle == "batch":
-                return start + self.order.within_batch(pass_, batch, stop - start)
-            return slice(start, stop) if whole is None else whole[start:stop]
-
-        return keras_seam.array_batches(self.source, rows_of_batch)
+        for number, batch in enumerate(in_order.batches(self.source, self.order)):
+            yield divide(batch, self.placement, (pass_, number))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.source.get_numpy_iterator()
@@ -79,13 +53,10 @@ class GlobalBatches(keras_seam.DataAdapter):
         return self.source.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        before = self._in_pass
-        self._begin_pass()  # before Keras starts the workers of a PyDataset, which keep what they see now
-        self._in_pass = before
-        self.source.on_epoch_begin()
+        in_order.hooks_of(self.source).on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        self.source.on_epoch_end()
+        in_order.hooks_of(self.source).on_epoch_end()
 
 
 def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
@@ -102,36 +73,3 @@ def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
         if error is not None:
             raise error
         ready = ahead
-
-
-class Reordered(keras.utils.PyDataset):
-    """A PyDataset whose batches come in the order of the pass that was begun last."""
-
-    def __init__(self, dataset: Any, order: Order) -> None:
-        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
-        self.dataset = dataset
-        self.order = order
-        self.begin_pass()
-
-    def begin_pass(self) -> None:
-        self.of_pass = self.order.of_pass(self.num_batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.of_pass[index])]
-
-    @property
-    def num_batches(self) -> int:
-        return self.dataset.num_batches
-
-    def on_epoch_begin(self) -> None:
-        self.dataset.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self.dataset.on_epoch_end()
-
-
-def reordered(adapter: Any, order: Order) -> Any:
-    """The adapter with its shuffle, which draws from Python's random generator, replaced by the rule."""
-    if not adapter.shuffle or adapter.num_batches is None:
-        return adapter
-    return type(adapter)(Reordered(adapter.py_dataset, order), class_weight=adapter.class_weight)

@@ -59,7 +59,7 @@ def divide(batch: Any, placement: Placement, position: Position | None = None) -
 def as_array(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf)
     if array.dtype.kind not in "biufcV":
-        raise TypeError(
+        raise ValueError(
             f"A batch holds values of type {type(leaf).__name__} and dtype {array.dtype}, which no device can hold. Turn them "
             f"into numbers first, for example by a keras.layers.StringLookup in the data pipeline."
         )
@@ -93,6 +93,10 @@ class Divided:
     keys: list[Hashable]
     """For each replica with rows, what its program depends on: structure, shapes, dtypes."""
     position: Position | None
+
+    def on_host(self) -> Any:
+        """The whole batch again, as NumPy arrays."""
+        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *self.shards)
 
     @property
     def total_rows(self) -> int:

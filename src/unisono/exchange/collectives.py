@@ -42,7 +42,9 @@ class Collectives:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
         key = (schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
         slots = max(map(len, nodes))
-        packed = [self._packed_on(device, key, slots, of, shapes) for device, of in zip(self.placement.devices, nodes, strict=True)]
+        packed = [
+            self._packed_on(device, key, slots, of, shapes) for device, of in zip(self.placement.devices, nodes, strict=True)
+        ]
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
         if key not in self._programs:
             self._programs[key] = jax.jit(partial(self._summed, schedule))
@@ -74,7 +76,11 @@ class Collectives:
     def _summed(self, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         here, nowhere = PartitionSpec("devices"), PartitionSpec()
         run = jax.shard_map(
-            partial(jax.tree.map, partial(self._sum_of, schedule)), mesh=self._mesh, in_specs=here, out_specs=nowhere, check_vma=False
+            partial(jax.tree.map, partial(self._sum_of, schedule)),
+            mesh=self._mesh,
+            in_specs=here,
+            out_specs=nowhere,
+            check_vma=False,
         )
         return run(arrays)
 

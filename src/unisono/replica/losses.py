@@ -73,7 +73,9 @@ class Term:
         return value / self.share if self.as_mean else value
 
 
-def share_of_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: list[Term], share: Any) -> Any:
+def share_of_loss(
+    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: list[Term], share: Any
+) -> Any:
     """The replica's part of the model's loss, regularizers and `add_loss` included, inside a scope that collects them."""
     with keras_seam.other_losses(model, terms):
         if keras_seam.overrides(model, "compute_loss"):
@@ -81,5 +83,6 @@ def share_of_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, t
             return ops.cast(value, "float32") * share
         value = keras_seam.compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
-    extra = [ops.sum(ops.cast(loss, "float32")) for loss in model.losses]
-    return value + share * sum(extra) if extra else value
+    for loss in model.losses:
+        value += share * ops.sum(ops.cast(loss, "float32"))
+    return value

@@ -11,8 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from unisono import keras_seam
+from unisono.placement import split_evenly
+
+CLOSE = 1e-3
+"""Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
 
 
 class BatchLevelMeans:
@@ -70,3 +75,49 @@ def reset_values(model: Any) -> list[Any]:
     with keras.StatelessScope(state_mapping=[(v, keras.ops.zeros(v.shape, v.dtype)) for v in variables]) as scope:
         model.reset_metrics()
         return [scope.get_current_value(v) for v in variables]
+
+
+def own_metrics(model: Any) -> list[Any]:
+    """The metrics whose classes are not Keras': nobody has promised that they are sums."""
+    return [m for m in keras_seam.leaf_metrics(model) if not type(m).__module__.startswith("keras.")]
+
+
+def weighted_by_share(model: Any, added: Callable[[range], list[Any]], rows: int) -> set[int]:
+    """Looks once whether the metrics of the user's own add up: whether the parts of some rows give what the whole gives.
+
+    Args:
+        model: The model with the metrics.
+        added: What some rows, out of the first `rows`, add to each variable of the metrics.
+        rows: How many rows there are to look at.
+
+    Returns:
+        The ids of the variables that are not sums but means of batches, to be weighted by the replica's share of the rows.
+
+    Raises:
+        ValueError: For a metric that is neither.
+    """
+    position = {id(v): index for index, v in enumerate(model.metrics_variables)}
+    cut = split_evenly(rows, min(rows, 4))
+    whole, *parts = ([np.asarray(value, "float64") for value in added(part)] for part in (range(rows), *cut))
+    found: set[int] = set()
+    for metric in own_metrics(model):
+        mine = [position[id(v)] for v in metric.variables]
+        if all(close(sum(part[i] for part in parts), whole[i]) for i in mine):
+            continue
+        shares = [len(part) / rows for part in cut]
+        means = all(close(sum(s * part[i] for s, part in zip(shares, parts, strict=True)), whole[i]) for i in mine)
+        if means and isinstance(metric, keras.metrics.Mean):
+            found |= {id(v) for v in metric.variables}
+            continue
+        worst = next(i for i in mine if not close(sum(part[i] for part in parts), whole[i]))
+        raise ValueError(
+            f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: the parts of a batch give its "
+            f"variable {model.metrics_variables[worst].path!r} {', '.join(str(part[worst]) for part in parts)}, the whole gives "
+            f"{whole[worst]}. Its state must be made of sums over rows, as keras.metrics.Mean keeps a total and a count. Rewrite "
+            f"its update_state with assign_add of sums, or write replicas=1."
+        )
+    return found
+
+
+def close(a: Any, b: Any) -> bool:
+    return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE * (1e-6 + float(np.max(np.abs(b), initial=0.0)))))

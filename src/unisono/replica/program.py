@@ -33,19 +33,31 @@ class ReplicaFunctions:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.findings = {True: Findings(), False: Findings()}
+        self.weighted_by_share: set[int] = set()
+        """The ids of the variables of metrics that are means of batches; found by `look_at_metrics`."""
 
     def train(self, weights: Any, others: Any, scale: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
+        means = self._means(batch)
+
         def scaled_loss(weights: Any) -> Any:
-            loss, aux = self._forward(weights, others, batch, replica, share, totals, training=True)
+            with means.watch():
+                loss, aux = self._forward(weights, others, batch, replica, share, totals, training=True)
             return self._scaled(loss, scale), (loss, *aux)
 
-        gradients, (loss, terms, y_pred, others_after, metrics_after) = jax.grad(scaled_loss, has_aux=True)(weights)
-        return self._contribution(gradients, others, others_after, metrics_after, loss, terms, y_pred, batch, replica, share, True)
+        gradients, (loss, terms, y_pred, others_after, started) = jax.grad(scaled_loss, has_aux=True)(weights)
+        added, logs = self._metrics(means, started, y_pred, batch, share)
+        moving, counters, seeds = self._assigned(others, others_after, replica, share, training=True)
+        gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
+        return Contribution(gradients, moving, counters, seeds, added, loss, terms, logs)
 
     def evaluate(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
-        loss, aux = self._forward(weights, others, batch, replica, share, totals, training=False)
-        terms, y_pred, others_after, metrics_after = aux
-        return self._contribution([], others, others_after, metrics_after, loss, terms, y_pred, batch, replica, share, False)
+        means = self._means(batch)
+        with means.watch():
+            loss, aux = self._forward(weights, others, batch, replica, share, totals, training=False)
+        terms, y_pred, others_after, started = aux
+        added, logs = self._metrics(means, started, y_pred, batch, share)
+        moving, counters, seeds = self._assigned(others, others_after, replica, share, training=False)
+        return Contribution([], moving, counters, seeds, added, loss, terms, logs)
 
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> Any:
         x = keras_seam.unpack(batch)[0]
@@ -60,6 +72,19 @@ class ReplicaFunctions:
             y_pred = keras_seam.call_model(self.model, x, training)
             losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
         return [term.divisor for term in terms]
+
+    def look_at_metrics(self, weights: Any, others: Any, batch: Any) -> None:
+        """Finds out how metrics of the user's own are merged, on a few rows of the host, before anything is compiled."""
+        rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
+        if rows < 2 or not metrics.own_metrics(self.model):
+            return
+
+        def added(part: range) -> list[Any]:
+            some = jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch)
+            totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
+            return self.evaluate(weights, others, some, jnp.int32(0), jnp.float32(1), totals).metrics
+
+        self.weighted_by_share = metrics.weighted_by_share(self.model, added, rows)
 
     def _terms(self, share: Any, totals: Any) -> list[losses.Term]:
         as_mean = keras_seam.overrides(self.model, "compute_loss")
@@ -111,11 +136,8 @@ class ReplicaFunctions:
         with keras.StatelessScope(state_mapping=list(zip(scaling_variables(optimizer), scale, strict=True))):
             return optimizer.scale_loss(loss)
 
-    def _contribution(
-        self, gradients: Any, before: Any, after: Any, metrics_after: Any, loss: Any, terms: Any, y_pred: Any, batch: Any,
-        replica: Any, share: Any, training: bool,
-    ) -> Contribution:  # fmt: skip
-        added, logs = self._metrics(metrics_after, y_pred, batch, share)
+    def _assigned(self, before: Any, after: Any, replica: Any, share: Any, training: bool) -> tuple[list[Any], ...]:
+        """The parts of the state that the forward pass assigned: (moving, counters, seeds)."""
         first = replica == 0
         moving, counters, seeds = [], [], []
         for index in self.findings[training].assigned:
@@ -133,21 +155,23 @@ class ReplicaFunctions:
                     f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
                     f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
                 )
-        gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
-        return Contribution(gradients, moving, counters, seeds, added, loss, terms, logs)
+        return moving, counters, seeds
 
-    def _metrics(self, start: Any, y_pred: Any, batch: Any, share: Any) -> tuple[list[Any], dict[str, Any]]:
+    def _means(self, batch: Any) -> metrics.BatchLevelMeans:
+        return metrics.BatchLevelMeans(self.model, rows=jax.tree.leaves(batch)[0].shape[0])
+
+    def _metrics(
+        self, means: metrics.BatchLevelMeans, start: Any, y_pred: Any, batch: Any, share: Any
+    ) -> tuple[list[Any], dict[str, Any]]:
         """(what the rows add to the metrics' variables, what `compute_metrics` returns beside them)."""
         model, variables = self.model, self.model.metrics_variables
         x, y, sample_weight = keras_seam.unpack(batch)
-        rows = jax.tree.leaves(x)[0].shape[0]
-        means = metrics.BatchLevelMeans(model, rows)
         reset = metrics.reset_values(model)
         with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
             own = set(model.get_metrics_result())
             after = [scope.get_current_value(v) for v in variables]
-        batch_level = means.variables()
+        batch_level = means.variables() | self.weighted_by_share
         added = [
             (new - old) * share if id(variable) in batch_level else new - old
             for variable, new, old in zip(variables, after, reset, strict=True)

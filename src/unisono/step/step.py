@@ -43,6 +43,8 @@ class Step:
 
     def __call__(self, state: tuple[list[Any], ...], batch: Any) -> tuple[Logs, tuple[list[Any], ...]]:
         parts = divided(batch, self.placement)
+        if self._finish is None and self.placement.replicas > 1:
+            self.functions.look_at_metrics(state[0], state[1], parts.on_host())
         totals = self.sum(self.run_replica(state, parts))
         return self.finish(state, parts, totals)
 
@@ -90,12 +92,15 @@ class TrainStep(Step):
         super().__init__(model, placement, exchange)
         self._replica = Program(self.functions.train)
         optimizer = model.optimizer
-        self._scaling = [index for index, v in enumerate(optimizer.variables) if any(v is s for s in scaling_variables(optimizer))]
+        self._scaling = [
+            index for index, v in enumerate(optimizer.variables) if any(v is s for s in scaling_variables(optimizer))
+        ]
         self._scale = Copies(placement.devices)
 
     def run_replica(self, state: Any, parts: Divided) -> Callable[[int, int], Any | None]:
         inputs = [
-            self.on(index, state, "trainable_variables", "non_trainable_variables") for index in range(len(self.placement.devices))
+            self.on(index, state, "trainable_variables", "non_trainable_variables")
+            for index in range(len(self.placement.devices))
         ]
         scale = [state[2][index] for index in self._scaling]
         divisors = self.divisors(inputs, parts)
@@ -122,7 +127,8 @@ class EvaluateStep(Step):
 
     def run_replica(self, state: Any, parts: Divided) -> Callable[[int, int], Any | None]:
         inputs = [
-            self.on(index, state, "trainable_variables", "non_trainable_variables") for index in range(len(self.placement.devices))
+            self.on(index, state, "trainable_variables", "non_trainable_variables")
+            for index in range(len(self.placement.devices))
         ]
         divisors = self.divisors(inputs, parts)
 
@@ -205,14 +211,23 @@ class PredictStep:
         for replica in range(len(parts.rows)):
             device = self.placement.device_of[replica]
             weights, others = (copies.on(device, group) for copies, group in zip(self._groups, state, strict=True))
-            outputs.append(
-                self._replica(
-                    self.placement.devices[device], parts.keys[replica], weights, others, parts.shards[replica], REPLICA[replica]
-                )
-            )
+            args = (weights, others, parts.shards[replica], REPLICA[replica])
+            outputs.append(self._replica(self.placement.devices[device], parts.keys[replica], *args))
+            if self.placement.replicas > 1:
+                check_rows(outputs[-1], parts.rows[replica])
         outputs = jax.device_put(outputs, self.placement.lead)
         return self._join(self.placement.lead, tuple(parts.keys), outputs), state
 
 
 def joined(outputs: list[Any]) -> Any:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+
+
+def check_rows(outputs: Any, rows: int) -> None:
+    """The outputs of replicas are put together row by row, so each needs rows."""
+    for leaf in jax.tree.leaves(outputs):
+        if not leaf.ndim or leaf.shape[0] % rows:
+            raise ValueError(
+                f"predict received an output of shape {leaf.shape} for {rows} rows: outputs of several replicas are put together "
+                f"by their first axis, which must count rows. Return one entry for each row, or write replicas=1."
+            )

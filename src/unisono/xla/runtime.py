@@ -22,8 +22,13 @@ def has_started() -> bool:
 
 def make_cpu_devices(count: int) -> None:
     """Has JAX, not yet started, make at least `count` CPU devices; harmless where it finds a GPU or TPU."""
-    if jax.config.jax_num_cpu_devices < count:
+    if cpu_devices_asked_for() < count:
         jax.config.update("jax_num_cpu_devices", count)
+
+
+def cpu_devices_asked_for() -> int:
+    """-1 where nothing was said and JAX makes one."""
+    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pool_for(replicas: int) -> int:
@@ -34,7 +39,7 @@ def pool_for(replicas: int) -> int:
 def pool_now() -> int:
     """The number of threads that JAX has, or would have if it started now."""
     threads = int(os.environ.get("PJRT_NPROC") or os.cpu_count() or 1)
-    devices = jax.local_device_count("cpu") if has_started() else jax.config.jax_num_cpu_devices
+    devices = jax.local_device_count("cpu") if has_started() else cpu_devices_asked_for()
     return max(threads, devices)
 
 

@@ -1,0 +1,3 @@
+from unisono.cli import main
+
+main()

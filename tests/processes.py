@@ -1,0 +1,33 @@
+"""Fresh processes, as a user's would be: nothing of the test process' settings in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+HERE = pathlib.Path(__file__).parent
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The environment without what the test process has set for itself."""
+    ours = ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTEST_CURRENT_TEST")
+    return {name: value for name, value in os.environ.items() if name not in ours} | {"KERAS_BACKEND": "jax"} | extra
+
+
+def python(*args: str, timeout: float = 300, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a fresh process and waits for it."""
+    return subprocess.run(
+        [sys.executable, *args], env=environment(**extra), capture_output=True, text=True, timeout=timeout, cwd=HERE, check=False
+    )
+
+
+def train(devices: int, replicas: int, families: list[str], **options: Any) -> dict[str, Any]:
+    """Trains families in a fresh process with so many devices; the fingerprints and histories by family."""
+    spec = {"devices": devices, "replicas": replicas, "families": families, **options}
+    done = python(str(HERE / "train_and_print.py"), json.dumps(spec))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

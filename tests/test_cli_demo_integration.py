@@ -1,0 +1,94 @@
+"""`unisono demo` in a fresh process, as a user starts it."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import unisono as un
+from processes import python
+from unisono import cli
+from unisono.cli import datasets, demo
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+OPENED_BY_PLAIN_KERAS = """
+import sys
+import keras
+import numpy as np
+model = keras.saving.load_model(sys.argv[1])
+held_out = np.load(sys.argv[2])
+print(model.evaluate(held_out["x"], held_out["y"], verbose=0)[1])
+assert "unisono" not in sys.modules
+"""
+
+
+def test_demo_keeps_its_promises(tmp_path):
+    """One test, so that tests run in parallel do not run the demo once for each worker."""
+    folder = tmp_path / "a" / "folder"
+    finished = python("-m", "unisono.cli", "demo", "--out", str(folder), timeout=500)
+    assert finished.returncode == 0, finished.stderr
+    text = finished.stdout
+    check_placements(text)
+    several, one = (float(figure) for figure in re.findall(r"(\d+\.\d+)%  ", text))
+    assert several == one
+    assert several > 97
+    for file in (folder / "digits_curves.png", folder / "digits.keras"):
+        assert str(file) in text
+    assert (folder / "digits_curves.png").read_bytes().startswith(b"\x89PNG")
+    check_plain_keras_opens(folder / "digits.keras", accuracy=several)
+
+
+def check_placements(text):
+    """The same bits, and which device ran which replicas, with Keras' own progress bar in between."""
+    first, second = re.findall(r"\b[0-9a-f]{32}\b", text)
+    assert first == second
+    assert "The fingerprints are equal" in text
+    for device in range(8):
+        assert f"  cpu:{device}  replica {device}\n" in text
+    assert "  cpu:0  replicas 0 to 7, one after another\n" in text
+    assert "Epoch 1/" in text
+    assert "val_accuracy" in text
+
+
+def check_plain_keras_opens(model_file, accuracy):
+    images = datasets.digits()
+    held_out = model_file.with_name("held_out.npz")
+    np.savez(held_out, x=images.x_test, y=images.y_test)
+    opened = python("-c", OPENED_BY_PLAIN_KERAS, str(model_file), str(held_out))
+    assert opened.returncode == 0, opened.stderr
+    assert round(100 * float(opened.stdout), 2) == accuracy
+
+
+def test_demo_without_a_network_says_what_it_tried_and_what_to_write(tmp_path):
+    closed = {"KERAS_HOME": str(tmp_path / "keras"), "https_proxy": "http://127.0.0.1:1"}
+    finished = python("-m", "unisono.cli", "demo", "--dataset", "fashion_mnist", "--out", str(tmp_path), **closed)
+    assert finished.returncode == 2
+    assert "Traceback" not in finished.stderr
+    for part in ("'fashion_mnist'", "https://", "unisono demo --dataset digits", str(tmp_path / "keras" / "datasets")):
+        assert part in finished.stderr
+
+
+def test_demo_refuses_what_it_cannot_do(tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    for options, message in (
+        (["--epochs", "0"], "--epochs must be 1 or more; received 0"),
+        (["--batch-size", "-3"], "--batch-size must be 1 or more; received -3"),
+        (["--out", str(tmp_path / "taken")], "taken cannot be made: File exists"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["demo", *options])
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_demo_fails_where_the_fingerprints_differ(tmp_path, capsys):
+    model = keras.Sequential([keras.Input((1,))])
+    history = {"val_accuracy": [0.5]}
+    strategy = un.OneDeviceStrategy(replicas=2)
+    runs = [demo.Run(strategy, model, history, 1.0, fingerprint) for fingerprint in ("a" * 32, "b" * 32)]
+    assert demo.report(runs, tmp_path / "x.png", tmp_path / "x.keras") == 1
+    assert "DIFFER" in capsys.readouterr().out
+    assert demo.report(runs[:1] * 2, tmp_path / "x.png", tmp_path / "x.keras") == 0

@@ -1,0 +1,91 @@
+"""One contract for both exchanges: the bits of the tree, on every placement."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unisono as un
+from families import BATCH, several_outputs
+from unisono import tree
+from unisono.exchange import Collectives, Transfers
+from unisono.placement import Placement
+from unisono.replica.contribution import add
+from unisono.xla.programs import Program
+
+SHAPES = {"weights": (5, 7), "bias": (3,), "loss": (), "nothing": (0,)}
+
+
+@functools.cache
+def adder() -> Program:
+    return Program(add)
+
+
+def on_one_device(values, replicas):
+    """The truth: numpy's additions in the order of the tree."""
+    return tree.total(range(replicas), lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b))
+
+
+def contribution(rng):
+    floats = {
+        name: np.asarray(rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 6), "float32") for name, shape in SHAPES.items()
+    }
+    return {**floats, "counter": np.int32(rng.integers(0, 9)), "seed": rng.integers(0, 2**32, 2).astype("uint32")}
+
+
+@settings(max_examples=25)
+@given(data=st.data(), kind=st.sampled_from([Transfers, Collectives]))
+def test_an_exchange_has_the_bits_of_the_tree(data, kind):
+    replicas = data.draw(st.integers(1, 12), "replicas")
+    devices = data.draw(st.integers(1, min(replicas, 8)), "devices")
+    present = data.draw(st.integers(1, replicas), "replicas with rows")
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = [contribution(rng) if r < present else None for r in range(replicas)]
+
+    placement = Placement(replicas, tuple(jax.devices()[:devices]))
+    nodes = []
+    for device, block in zip(placement.devices, placement.blocks, strict=True):
+        here = {r: jax.device_put(values[r], device) for r in block}
+        on_device = functools.partial(adder(), device, None)
+        nodes.append(
+            {
+                span: tree.total(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
+                for span in tree.cover(block, range(replicas))
+            }
+        )
+    exchange = kind(placement)
+    totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b))
+
+    expected = on_one_device(values, replicas)
+    assert len(totals) == len(exchange.homes)
+    for home, total in zip(exchange.homes, totals, strict=True):
+        assert all(leaf.devices() == {placement.devices[home]} for leaf in jax.tree.leaves(total))
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), total, expected))
+
+
+@pytest.mark.parametrize("devices", [3, 8])
+def test_training_over_collectives_has_the_bits_of_transfers(devices):
+    """Whole epochs, ragged batches, and totals that every device applies by itself."""
+    fingerprints = []
+    for kind in (Transfers, Collectives):
+        keras.utils.set_random_seed(0)
+        strategy = un.MirroredStrategy(devices=devices, replicas=8)
+        strategy.exchange = kind(strategy.placement)
+        with strategy.scope():
+            model, compile_, data = several_outputs()
+        model.compile(**compile_)
+        history = model.fit(**data, batch_size=BATCH, epochs=1, verbose=0, validation_data=(data["x"], data["y"]))
+        fingerprints.append((un.fingerprint(model), history.history))
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_adding_is_the_only_arithmetic():
+    left, right = jnp.float32(1e8), jnp.float32(1)
+    assert add({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}

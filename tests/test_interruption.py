@@ -1,0 +1,142 @@
+"""Whatever stops a run in mid-epoch, the model keeps the weights of the last whole step and can go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+
+ROWS, BATCH = 60, 6
+
+
+def model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    with un.MirroredStrategy(devices=2, replicas=4).scope():
+        made = keras.Sequential(
+            [layers.Input((5,)), layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(2)]
+        )
+    made.compile("adam", "mse")
+    return made
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((ROWS, 5)).astype("float32"), rng.standard_normal((ROWS, 2)).astype("float32")
+
+
+class Steps(keras.callbacks.Callback):
+    """The fingerprint after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(un.fingerprint(self.model))
+
+
+@pytest.fixture(scope="module")
+def whole_steps(data):
+    made, steps = model(), Steps()
+    made.optimizer.build(made.trainable_variables)
+    start = un.fingerprint(made)
+    made.fit(*data, batch_size=BATCH, epochs=3, verbose=0, callbacks=[steps])
+    return [start, *steps.seen]
+
+
+def test_a_generator_that_raises_leaves_the_steps_before_it(data, whole_steps):
+    def batches():
+        for i in range(4):
+            yield data[0][i * 6 : i * 6 + 6], data[1][i * 6 : i * 6 + 6]
+        raise OSError("the disk is gone")
+
+    made, steps = model(), Steps()
+    with pytest.raises(OSError, match="the disk is gone"):
+        made.fit(batches(), epochs=1, shuffle=False, verbose=0, callbacks=[steps])
+    assert len(steps.seen) == 4
+    assert un.fingerprint(made) == steps.seen[-1]
+    made.fit(*data, batch_size=BATCH, verbose=0)
+
+
+def test_a_generator_that_ends_early_ends_the_epoch(data):
+    def batches():
+        for i in range(4):
+            yield data[0][i * 6 : i * 6 + 6], data[1][i * 6 : i * 6 + 6]
+
+    made, steps = model(), Steps()
+    with pytest.warns(UserWarning, match="ran out of data"):
+        made.fit(batches(), steps_per_epoch=6, epochs=1, shuffle=False, verbose=0, callbacks=[steps])
+    assert len(steps.seen) == 4
+    assert un.fingerprint(made) == steps.seen[-1]
+
+
+def test_a_dataset_that_raises_does_so_in_its_turn(data):
+    """Batches are asked for ahead; an error must not take the place of the step before it."""
+
+    class Source(keras.utils.PyDataset):
+        num_batches = 10
+
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError("no batch 5")
+            return data[0][index * 6 : index * 6 + 6], data[1][index * 6 : index * 6 + 6]
+
+    made, steps = model(), Steps()
+    with pytest.raises(OSError, match="no batch 5"):
+        made.fit(Source(), shuffle=False, verbose=0, callbacks=[steps])
+    assert len(steps.seen) == 5
+    assert un.fingerprint(made) == steps.seen[-1]
+
+
+def test_a_callback_that_raises_keeps_the_step(data, whole_steps):
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 7:
+                raise KeyboardInterrupt
+
+    made = model()
+    with pytest.raises(KeyboardInterrupt):
+        made.fit(*data, batch_size=BATCH, epochs=3, verbose=0, callbacks=[Stop()])
+    assert un.fingerprint(made) == whole_steps[8]
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_an_interrupted_evaluation_leaves_the_weights(method, data):
+    class Stop(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+        on_predict_batch_end = on_test_batch_end
+
+    made = model()
+    made.optimizer.build(made.trainable_variables)
+    before = un.fingerprint(made)
+    args = data if method == "evaluate" else data[:1]
+    with pytest.raises(KeyboardInterrupt):
+        getattr(made, method)(*args, batch_size=BATCH, verbose=0, callbacks=[Stop()])
+    assert un.fingerprint(made) == before
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_ctrl_c_at_any_moment_keeps_a_whole_step(number, data, whole_steps):
+    """A real signal, wherever the program is; fit ends with the weights of some whole step, and can go on."""
+    made = model()
+    made.fit(*data, batch_size=BATCH, epochs=1, verbose=0)  # compiled
+    assert un.fingerprint(made) == whole_steps[10]
+    timer = threading.Timer(0.002 + 0.004 * number, signal.raise_signal, (signal.SIGINT,))
+    try:
+        timer.start()
+        made.fit(*data, batch_size=BATCH, epochs=2, verbose=0)
+        timer.join()
+        signal.sigpending()
+    except KeyboardInterrupt:
+        pass
+    assert un.fingerprint(made) in whole_steps[10:]
+    made.fit(*data, batch_size=BATCH, epochs=1, verbose=0)

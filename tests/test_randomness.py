@@ -1,0 +1,77 @@
+"""Random numbers: from the generator's state and the replica."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers
+
+import unisono as un
+from unisono.replica import randomness
+
+
+def masks(strategy: un.Strategy | None, rows: int = 16, steps: int = 2) -> list[np.ndarray]:
+    """What two dropout layers of one shape do to ones, seen through the gradients of weights that start at zero."""
+    keras.utils.set_random_seed(0)
+
+    def make() -> keras.Model:
+        inputs = layers.Input((8,))
+        outputs = [layers.Dropout(0.5)(inputs), layers.Dropout(0.5)(inputs)]
+        return keras.Model(inputs, [layers.EinsumDense("bi,ij->bj", (4,), kernel_initializer="zeros")(o) for o in outputs])
+
+    if strategy is None:
+        model = make()
+    else:
+        with strategy.scope():
+            model = make()
+    model.compile(keras.optimizers.SGD(1.0), loss=["mae", "mae"])
+    model.fit(np.ones((rows, 8)), [-np.ones((rows, 4))] * 2, batch_size=rows, epochs=steps, shuffle=False, verbose=0)
+    return [np.asarray(w) for w in model.get_weights()]
+
+
+def test_one_replica_draws_what_plain_keras_draws():
+    plain, ours = masks(None), masks(un.OneDeviceStrategy())
+    assert all(np.array_equal(a, b) for a, b in zip(plain, ours, strict=True))
+
+
+def test_two_layers_of_one_shape_draw_different_masks():
+    first, second = masks(un.OneDeviceStrategy(replicas=4))
+    assert not np.array_equal(first, second)
+
+
+def test_replicas_draw_different_masks():
+    """Had all four drawn the mask of the first, the sum would be that of a quarter of the rows, repeated."""
+    four = masks(un.OneDeviceStrategy(replicas=4))[0]
+    one = masks(un.OneDeviceStrategy(), rows=4)[0]
+    assert not np.allclose(four, one)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)), min_size=2, max_size=4, unique=True))
+def test_no_two_replicas_nor_generators_share_a_state(states):
+    drawn = {
+        tuple(np.asarray(randomness.for_replica(jnp.array(state, jnp.uint32), jnp.int32(replica))).tolist())
+        for state, replica in itertools.product(states, range(6))
+    }
+    assert len(drawn) == 6 * len(states)
+
+
+def test_the_first_replica_draws_from_the_state_itself():
+    state = jnp.array([3, 5], jnp.uint32)
+    assert randomness.for_replica(state, jnp.int32(0)).tolist() == [3, 5]
+
+
+def test_a_step_moves_every_state_on_by_what_it_drew():
+    with un.OneDeviceStrategy(replicas=4).scope():
+        model = keras.Sequential([layers.Input((8,)), layers.Dropout(0.5), layers.Dropout(0.5), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    seeds = [v for v in model.variables if randomness.is_seed(v)]
+    before = [np.asarray(v) for v in seeds]
+    model.fit(np.ones((12, 8)), np.ones((12, 1)), batch_size=4, verbose=0)
+    assert [(np.asarray(v) - b).tolist() for v, b in zip(seeds, before, strict=True)] == [[0, 3], [0, 3]]
+    model.evaluate(np.ones((12, 8)), np.ones((12, 1)), verbose=0)
+    assert [(np.asarray(v) - b).tolist() for v, b in zip(seeds, before, strict=True)] == [[0, 3], [0, 3]]

@@ -1,0 +1,30 @@
+"""What the README shows must run."""
+
+import pathlib
+import re
+
+import pytest
+
+from processes import python
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+MAKEFILE = (pathlib.Path(__file__).parent.parent / "Makefile").read_text()
+
+
+def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
+    pytest.importorskip("sklearn")
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert program is not None
+    file = tmp_path / "program.py"
+    file.write_text(program[1])
+    finished = python(str(file))
+    assert finished.returncode == 0, finished.stderr
+    fingerprints = re.findall(r"^[0-9a-f]{32}$", finished.stdout, re.MULTILINE)
+    assert len(fingerprints) == 2
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    named = set(re.findall(r"make (\w+)", README))
+    assert {"demo", "test"} <= named
+    assert named <= set(re.findall(r"^(\w+):", MAKEFILE, re.MULTILINE))

@@ -1,0 +1,219 @@
+"""What would silently train something else is refused, in words that say what to write."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from unisono.errors import StepError
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+
+
+def made(*more, replicas=2, **compile_):
+    with un.OneDeviceStrategy(replicas=replicas).scope():
+        model = keras.Sequential([layers.Input((3,)), *more, layers.Dense(2)])
+    model.compile(**({"optimizer": "sgd", "loss": "mse"} | compile_))
+    return model
+
+
+def test_gradient_accumulation_of_the_optimizer_is_answered_with_the_line():
+    with pytest.raises(
+        ValueError, match=r"gradient_accumulation_steps=6[\s\S]*OneDeviceStrategy\(accumulate=6\).*batch_size=6 times"
+    ):
+        made(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=6))
+
+
+def test_eager_and_uncompiled_steps_are_answered_with_the_way_to_debug():
+    with pytest.raises(ValueError, match=r"run_eagerly=True.*outside strategy.scope\(\)"):
+        made(run_eagerly=True)
+    with pytest.raises(ValueError, match=r"jit_compile=False was given"):
+        made(jit_compile=False)
+    model = made()
+    model.run_eagerly = True
+    with pytest.raises(ValueError, match="run_eagerly=True"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_synchronized_batch_norm_is_refused():
+    """Keras refuses to make one on JAX; one that became so later is refused here."""
+    layer = layers.BatchNormalization(name="sync")
+    layer.synchronized = True
+    with pytest.raises(ValueError, match="'sync' has synchronized=True"):
+        made(layer)
+    with pytest.raises(ValueError, match="synchronized=True"):
+        layers.BatchNormalization(synchronized=True)
+
+
+def test_stateful_layers_are_refused_for_more_than_one_replica():
+    with un.OneDeviceStrategy(replicas=2).scope():
+        model = keras.Sequential([layers.Input((4, 3), batch_size=4), layers.LSTM(2, stateful=True, name="memory")])
+    with pytest.raises(ValueError, match="'memory' is stateful"):
+        model.compile("sgd", "mse")
+
+
+@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
+def test_overridden_steps_are_refused(method):
+    own = type("Own", (keras.Sequential,), {method: lambda self, state, data: None})
+    with un.OneDeviceStrategy(replicas=2).scope():
+        model = own([layers.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=f"Own.{method} is overridden"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_batch_size_fixed_by_the_model_names_both_numbers():
+    with un.OneDeviceStrategy(replicas=4).scope():
+        inputs = layers.Input((3,), batch_size=4)
+        model = keras.Model(inputs, layers.Dense(2)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"fixes a batch size of 4, but 4 replicas have 2 of the 8 rows.*batch_size=16"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    x, y = np.ones((32, 3)), np.ones((32, 2))
+    model.fit(x, y, batch_size=16, verbose=0)
+
+
+def test_a_wrong_feature_shape_is_refused_before_any_step():
+    model = made()
+    before = un.fingerprint(model.get_weights())
+    with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 3|expected shape=\(None, 3\), found"):
+        model.fit(np.ones((8, 4)), Y, verbose=0)
+    assert un.fingerprint(model.get_weights()) == before
+
+
+def test_shapes_that_only_jax_finds_wrong_have_a_first_line_of_ours():
+    class Wrong(layers.Layer):
+        def call(self, x):
+            return x
+
+    layer = Wrong()
+    model = made(layer)
+    model.fit(X, Y, verbose=0)
+    layer.call = lambda x: jax.numpy.dot(x, np.ones((7, 2), "float32"))
+    model.make_train_function(force=True)
+    with pytest.raises(
+        StepError, match=r"A step of the model 'sequential\w*' could not run on a batch of shapes \(\(8, 3\), \(8, 2\)\)"
+    ):
+        model.fit(X, Y, verbose=0)
+
+
+def test_a_loss_without_a_reduction_is_refused():
+    model = made(loss=keras.losses.MeanSquaredError(reduction=None))
+    with pytest.raises(ValueError, match="Write reduction='sum_over_batch_size'"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_weights_that_cannot_reach_rows_are_refused():
+    model = made(loss=lambda y, p: keras.ops.mean(keras.ops.square(y - p)))
+    with pytest.raises(ValueError, match="returns one number for all rows"):
+        model.fit(X, Y, sample_weight=np.ones(8), verbose=0)
+
+
+def test_state_that_cannot_be_merged_is_refused_by_its_path():
+    class Flag(layers.Layer):
+        def build(self, shape):
+            self.seen = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="seen")
+
+        def call(self, x):
+            self.seen.assign(True)
+            return x
+
+    with pytest.raises(ValueError, match=r"assigns '.*flag.*/seen' of dtype bool"):
+        made(Flag()).fit(X, Y, verbose=0)
+
+
+def test_trainable_state_that_the_forward_pass_assigns_is_refused():
+    class Drift(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+        def call(self, x):
+            self.scale.assign(self.scale * 0.9)
+            return x * self.scale
+
+    with pytest.raises(ValueError, match=r"assigns '.*drift.*/scale', a trainable variable"):
+        made(Drift()).fit(X, Y, verbose=0)
+
+
+def test_state_outside_the_model_is_refused():
+    outside = keras.Variable(np.zeros((), "float32"), trainable=False, name="outside")
+
+    class Count(layers.Layer):
+        def call(self, x):
+            outside.assign_add(1.0)
+            return x
+
+    with pytest.raises(ValueError, match="assigns 'outside', a variable that the model does not track"):
+        made(Count()).fit(X, Y, verbose=0)
+
+
+def test_counters_must_agree():
+    class Counting(layers.Layer):
+        def __init__(self, by_rows, **kwargs):
+            super().__init__(**kwargs)
+            self.by_rows = by_rows
+
+        def build(self, shape):
+            self.count = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="count")
+
+        def call(self, x):
+            self.count.assign_add(keras.ops.cast(keras.ops.sum(x) if self.by_rows else 1, "int32"))
+            return x
+
+    agreeing = made(Counting(False))
+    agreeing.fit(X, Y, batch_size=4, verbose=0)
+    assert int(agreeing.layers[0].count.value) == 2
+    with pytest.raises(ValueError, match=r"different values in an integer variable of the model: '.*counting.*/count'"):
+        made(Counting(True), replicas=3).fit(X, Y, verbose=0)
+
+
+def test_a_metric_that_is_no_sum_is_refused_by_its_name():
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.value = self.add_variable((), "zeros", name="value")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_true)))
+
+        def result(self):
+            return keras.ops.convert_to_tensor(self.value)
+
+    with pytest.raises(
+        ValueError, match=r"'largest' \(Largest\) cannot be merged.*'.*value' 1.0, 1.0, 1.0, 1.0, the whole gives 1.0"
+    ):
+        made(metrics=[Largest()]).fit(X, Y, verbose=0)
+    made(metrics=[Largest()], replicas=1).fit(X, Y, verbose=0)
+
+
+def test_data_without_end_or_without_rows_is_refused():
+    class Endless(keras.utils.PyDataset):
+        def __getitem__(self, index):
+            return X, Y
+
+        num_batches = None
+
+    with pytest.raises(ValueError, match="The dataset has no end.*steps_per_epoch="):
+        made().fit(Endless(), shuffle=False, verbose=0)
+    made().fit(Endless(), steps_per_epoch=2, shuffle=False, verbose=0)
+    with pytest.raises(ValueError, match="The dataset is empty"):
+        made().fit(X[:0], Y[:0], verbose=0)
+
+
+def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
+    x = X.copy()
+    x[5, 1] = np.nan
+    seen = []
+    for devices in (1, 2):
+        keras.utils.set_random_seed(0)
+        with un.MirroredStrategy(devices=devices, replicas=4).scope():
+            model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        history = model.fit(x, Y, batch_size=4, verbose=0, shuffle=False)
+        seen.append((un.fingerprint(model), np.isnan(history.history["loss"][0])))
+    assert seen[0] == seen[1]
+    assert seen[0][1]

@@ -1,0 +1,42 @@
+"""The promise, in fresh processes: device counts do not change a bit. `make matrix` runs the full cross."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from families import FAMILIES
+from processes import train
+
+FULL = os.environ.get("UNISONO_MATRIX") == "full"
+ALL = list(FAMILIES)
+CROSS = {8: (2, 3, 4, 8), 6: (2, 4, 6), 12: (2, 4, 6)}
+"""For each R, the device counts that are compared with one device."""
+COVERING = {
+    (8, 2): ["conv", "several_outputs"],
+    (8, 3): ["attention", "gru"],
+    (8, 4): ["lstm"],
+    (8, 8): ALL,
+    (6, 2): ["lstm"],
+    (6, 4): ["conv", "gru"],
+    (6, 6): ["several_outputs"],
+    (12, 2): ["gru"],
+    (12, 4): ["attention"],
+    (12, 6): ["conv"],
+}
+"""What CI runs: every family, R and device count at least once."""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("replicas", CROSS)
+def test_device_counts_do_not_change_a_bit(replicas):
+    cases = {devices: ALL if FULL else COVERING[replicas, devices] for devices in CROSS[replicas]}
+    needed = [name for name in ALL if any(name in names for names in cases.values())]
+    one = train(1, replicas, needed)
+    for name in needed:
+        first, second = one[name]["epochs"]
+        assert first != second, "nothing was trained"
+    for devices, names in cases.items():
+        many = train(devices, replicas, names)
+        assert many == {name: one[name] for name in names}, f"{devices} devices"

@@ -1,0 +1,163 @@
+"""What the user holds: strategies, their scope, and their errors."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from unisono import keras_seam, strategy
+
+
+def small() -> keras.Model:
+    return keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+
+
+def test_replicas_default_to_the_devices():
+    assert un.MirroredStrategy().num_replicas_in_sync == len(jax.devices()) == 8
+    assert un.MirroredStrategy(devices=3).num_replicas_in_sync == 3
+    assert un.MirroredStrategy(devices=3, replicas=8).num_replicas_in_sync == 8
+    assert un.MirroredStrategy(devices=2, accumulate=3).num_replicas_in_sync == 6
+    assert un.OneDeviceStrategy().num_replicas_in_sync == 1
+    assert un.OneDeviceStrategy(replicas=8).num_replicas_in_sync == 8
+
+
+def test_devices_are_a_count_a_list_or_a_mesh():
+    chosen = jax.devices()[2:5]
+    assert un.MirroredStrategy(devices=2).devices == tuple(jax.devices()[:2])
+    assert un.MirroredStrategy(devices=chosen).devices == tuple(chosen)
+    assert un.MirroredStrategy(devices=jax.sharding.Mesh(np.array(chosen), ("data",))).devices == tuple(chosen)
+    assert un.OneDeviceStrategy(devices=[chosen[1]], replicas=4).devices == (chosen[1],)
+
+
+def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
+    assert len(un.MirroredStrategy(replicas=3).devices) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"replicas": 0}, "received replicas=0; it must be 1 or more"),
+        ({"devices": 0}, "received devices=0"),
+        ({"accumulate": -1}, "received accumulate=-1"),
+        ({"replicas": 4, "accumulate": 2}, "Write one of them"),
+        ({"devices": 4, "replicas": 2}, "received 4 devices and replicas=2.*Write devices=2, or replicas=4"),
+        ({"devices": "two"}, "must be a count, a list of JAX devices or a mesh"),
+        ({"devices": []}, "must be a count"),
+        (
+            {"devices": 9},
+            r"received devices=9, but JAX runs with 8 cpu devices[\s\S]*jax.config.update\(\"jax_num_cpu_devices\", 9\)",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_say_what_to_write(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        un.MirroredStrategy(**arguments)
+
+
+def test_a_device_cannot_be_named_twice():
+    with pytest.raises(ValueError, match="write accumulate=2"):
+        un.MirroredStrategy(devices=[jax.devices()[0]] * 2)
+
+
+def test_older_forms_are_answered():
+    with pytest.raises(TypeError, match=r"received \['GPU:0', 'GPU:1'\]. Write MirroredStrategy\(devices=2\)"):
+        un.MirroredStrategy(["GPU:0", "GPU:1"])
+    with pytest.raises(TypeError, match=r"needs no resolver.*Write TPUStrategy\(\)"):
+        un.TPUStrategy(object())
+    with pytest.raises(ValueError, match=r"found no TPU: JAX runs on cpu.*MirroredStrategy\(\)"):
+        un.TPUStrategy()
+    with pytest.raises(ValueError, match="synchronous"):
+        un.ParameterServerStrategy("cluster")
+    with pytest.raises(ValueError, match=r"Write MirroredStrategy\(devices=2\)"):
+        un.OneDeviceStrategy(devices=2)
+
+
+def test_the_current_strategy_is_that_of_the_scope():
+    outside = un.get_strategy()
+    assert (outside.num_replicas_in_sync, len(outside.devices)) == (1, 1)
+    one = un.OneDeviceStrategy(replicas=2)
+    with one.scope() as inside:
+        assert un.get_strategy() is one is inside
+        with one.scope():
+            assert un.get_strategy() is one
+        assert un.get_strategy() is one
+    assert un.get_strategy() is outside
+
+
+def test_scopes_cannot_be_mixed_and_errors_restore_what_was():
+    one, other = un.OneDeviceStrategy(replicas=2), un.OneDeviceStrategy(replicas=3)
+    with one.scope():
+        with (
+            pytest.raises(RuntimeError, match=r"scope of <OneDeviceStrategy: 2 replicas.*; the scope of <OneDeviceStrategy: 3"),
+            other.scope(),
+        ):
+            pass
+        with pytest.raises(RuntimeError, match="default strategy"), un.strategy.DefaultStrategy().scope():
+            pass
+        assert un.get_strategy() is one
+    with pytest.raises(KeyError), one.scope():
+        raise KeyError
+    assert un.get_strategy().num_replicas_in_sync == 1
+
+
+def test_outside_a_scope_every_class_is_the_stock_object():
+    names = [(keras.Model, n) for n in ("__init__", "compile", "fit", "make_train_function")]
+    before = [getattr(cls, n) for cls, n in names]
+    with un.OneDeviceStrategy(replicas=2).scope():
+        inside = small()
+    assert [getattr(cls, n) for cls, n in names] == before
+    assert type(inside) is keras.Sequential
+    assert not [name for name in vars(small()) if name in vars(inside) and name == "_unisono"]
+    assert "compile" not in vars(small())
+
+
+def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
+    one = un.OneDeviceStrategy(replicas=2)
+    with one.scope():
+        model = small()
+    model.compile("sgd", "mse")
+    assert un.training.belongs_to(model) is one
+    assert un.training.belongs_to(small()) is None
+
+
+def test_a_model_made_outside_is_refused_inside(rng):
+    plain, one, other = small(), un.OneDeviceStrategy(replicas=2), un.OneDeviceStrategy(replicas=3)
+    with pytest.raises(ValueError, match=r"was made outside strategy.scope\(\) and is used inside"), one.scope():
+        plain.compile("sgd", "mse")
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"was made outside"), one.scope():
+        plain.fit(np.zeros((4, 3)), np.zeros((4, 2)), verbose=0)
+    with one.scope():
+        ours = small()
+    with pytest.raises(ValueError, match="scope of another strategy"), other.scope():
+        ours.compile("sgd", "mse")
+
+
+def test_replicas_of_the_machine_are_announced_once(capsys):
+    x, y = np.ones((8, 3)), np.ones((8, 2))
+    for made, said in ((un.MirroredStrategy(), True), (un.MirroredStrategy(devices=2), False), (un.OneDeviceStrategy(), False)):
+        with made.scope():
+            model = small()
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+        model.compile("sgd", "mse")
+        model.fit(x, y, verbose=0)
+        assert (
+            capsys.readouterr().err.count("R = 8 from this machine; write replicas=8 to get these bits elsewhere") == 1
+        ) is said
+
+
+def test_another_keras_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.16.0")
+    with pytest.raises(ImportError, match="this is keras 3.16.0. Install keras==3.15.1"):
+        un.MirroredStrategy()
+
+
+def test_a_strategy_is_its_own_description():
+    assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"
+    assert keras_seam.CHECKED[-1] == "3.15.1"
+    assert strategy.get_strategy is un.get_strategy

@@ -1,0 +1,68 @@
+"""What must be settled before JAX starts, in fresh processes."""
+
+from __future__ import annotations
+
+import json
+
+from processes import python
+
+SHOW = """
+import json, os, warnings
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as said:
+    {before}
+    import unisono as un
+    strategy = un.{strategy}
+import jax
+print(json.dumps([len(jax.devices()), len(strategy.devices), strategy.num_replicas_in_sync, os.environ.get("PJRT_NPROC"),
+                  [str(w.message) for w in said if "threads" in str(w.message)]]))
+"""
+
+
+def show(strategy: str, before: str = "pass", **environment: str) -> list:
+    done = python("-c", SHOW.format(strategy=strategy, before=before), **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_count_makes_cpu_devices():
+    assert show("MirroredStrategy(devices=4)") == [4, 4, 4, "8", []]
+
+
+def test_a_later_strategy_may_use_some_of_them():
+    assert show("MirroredStrategy(devices=4); strategy = un.MirroredStrategy(devices=2, replicas=8)") == [4, 2, 8, "8", []]
+
+
+def test_the_thread_pool_is_a_function_of_the_replicas():
+    assert show("OneDeviceStrategy(replicas=12)") == [1, 1, 12, "16", []]
+    assert show("MirroredStrategy()") == [1, 1, 1, "8", []]
+
+
+def test_a_pool_that_is_too_late_is_said():
+    *_, said = show("OneDeviceStrategy(replicas=8)", before="import jax; jax.devices()", PJRT_NPROC="3")
+    assert len(said) == 1
+    assert "JAX runs with 3 CPU threads here, and runs of 8 replicas use 8" in said[0]
+    assert "PJRT_NPROC=8" in said[0]
+
+
+def test_devices_that_are_too_late_say_what_to_write():
+    done = python("-c", SHOW.format(strategy="MirroredStrategy(devices=4)", before="import jax; jax.devices()"))
+    assert done.returncode == 1
+    assert "received devices=4, but JAX runs with 1 cpu device." in done.stderr
+    assert 'jax.config.update("jax_num_cpu_devices", 4)' in done.stderr
+
+
+def test_importing_configures_nothing_and_starts_nothing():
+    script = (
+        "import os; before = dict(os.environ); import unisono; from unisono.xla import runtime; import jax; "
+        "print(runtime.has_started(), {k: v for k, v in os.environ.items() if before.get(k) != v}, jax.config.jax_num_cpu_devices)"
+    )
+    done = python("-c", script)
+    assert done.stdout.split() == ["False", "{}", "-1"], done.stderr
+
+
+def test_another_backend_is_refused():
+    done = python("-c", "import unisono", KERAS_BACKEND="numpy")
+    assert "Unisono runs on Keras' JAX backend, but Keras runs on 'numpy'" in done.stderr
+    done = python("-c", "import keras; import unisono", KERAS_BACKEND="numpy")
+    assert "Keras was imported before Unisono and runs on 'numpy'" in done.stderr

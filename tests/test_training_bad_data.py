@@ -1,0 +1,153 @@
+"""What is wrong with the data is said in our words, or has a defined result, and the model can go on."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from test_training_data import Batches, Endless, generator, make
+from trainings import assert_same_bits, fitting, labels, on, rows, run
+
+X, Y = rows(43, 5), labels(43, 3)
+
+
+def untrained(strategy):
+    return run(make, lambda model: model.build((None, 5)), strategy).model
+
+
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+def test_endless_data_without_steps_is_refused(call):
+    """The error says which argument bounds an epoch."""
+    with pytest.raises(ValueError, match=r"no end.*steps"):
+        getattr(untrained(on(3)), call)(Endless(X, Y), verbose=0, **({"shuffle": False} if call == "fit" else {}))
+
+
+def test_endless_validation_data_is_refused():
+    with pytest.raises(ValueError, match=r"no end.*validation_steps"):
+        run(make, fitting(X, Y, batch_size=10, validation_data=Endless(X, Y)), on(3))
+
+
+@pytest.mark.parametrize("data", [(X[:0], Y[:0]), (Batches(X[:0], Y[:0]),)])
+@pytest.mark.parametrize("call", ["fit", "evaluate"])
+def test_empty_data_is_refused(data, call):
+    """No batch at all is an error, not an epoch without a loss."""
+    with pytest.raises(ValueError, match="empty|no batch|no rows"):
+        getattr(untrained(on(3)), call)(*data, verbose=0)
+
+
+def test_wrong_feature_shape_is_refused_before_any_step():
+    """Keras' message about incompatible shapes comes first, and no weight has moved."""
+    model = untrained(on(3))
+    before = un.fingerprint(model)
+    with pytest.raises(ValueError, match="incompatible"):
+        fitting(rows(43, 4), Y, batch_size=10)(model)
+    assert un.fingerprint(model) == before
+
+
+def test_labels_that_do_not_fit_the_outputs_are_explained():
+    """The first line of the error is ours: which model, which shapes."""
+
+    def regressor():
+        model = keras.Sequential([layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ValueError, match=r"\(10, 2\)"):
+        run(regressor, fitting(X, rows(43, 2), batch_size=10), on(3))
+
+
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"43.*42|cardinality"):
+        run(make, fitting(X, Y[:42], batch_size=10), on(3))
+    with pytest.raises(ValueError, match=r"Batch 4 holds arrays of 3 and 2 rows|Batch 4 holds arrays of 2 and 3 rows"):
+        run(make, fitting(Batches(X, Y[:42])), on(3))
+
+
+def test_text_is_refused():
+    with pytest.raises(ValueError, match=r"no device can hold.*StringLookup"):
+        run(make, fitting(Batches(np.array([["a"] * 5] * 10), Y[:10], batch=5)), on(3))
+
+
+def test_an_input_of_fixed_batch_size_is_refused():
+    """No replica has as many rows as the Input says: the error names both numbers."""
+
+    def fixed():
+        inputs = keras.Input((5,), batch_size=16)
+        model = keras.Model(inputs, layers.Dense(3)(inputs))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with pytest.raises(ValueError, match=r"(?s)16.*\b2\b|\b2\b.*16"):
+        run(fixed, fitting(X[:32], Y[:32], batch_size=16), on(3))
+
+
+@pytest.mark.parametrize("option", [{"sample_weight": np.ones(43)}, {"validation_split": 0.2}])
+def test_options_for_arrays_are_refused_with_a_dataset(option):
+    with pytest.raises(ValueError, match="sample_weight|validation_split"):
+        run(make, fitting(Batches(X, Y), **option), on(3))
+
+
+@pytest.mark.parametrize("classes", [3, -1])
+def test_labels_out_of_range_are_the_same_everywhere(classes):
+    """Keras checks no range on JAX: the result is what plain Keras computes, with equal bits on every placement."""
+    y = Y.copy()
+    y[4] = classes
+    assert_same_bits(make, lambda model: fitting(X, y, batch_size=10)(model) and None)
+
+
+def test_not_a_number_in_the_inputs_is_the_same_everywhere():
+    """One NaN spoils the weights as in plain Keras, and never differently per placement."""
+    x = X.copy()
+    x[11, 2] = np.nan
+    train = lambda model: fitting(x, Y, batch_size=10)(model) and None
+    ours = assert_same_bits(make, train).model
+    plain = run(make, train).model
+    for a, b in zip(ours.weights, plain.weights, strict=True):
+        assert np.isnan(np.asarray(a.value)).tolist() == np.isnan(np.asarray(b.value)).tolist()
+
+
+def test_a_generator_that_ends_early():
+    """Keras' warning, and a model trained on what there was."""
+    with pytest.warns(UserWarning, match="ran out of data"):
+        early = run(make, fitting(generator(X, Y), epochs=2, steps_per_epoch=4), on(3))
+    assert un.fingerprint(early.model) == un.fingerprint(run(make, fitting(X, Y, batch_size=10), on(3)).model)
+
+
+class BrokenError(Exception):
+    pass
+
+
+def breaking(after, error):
+    """A generator that yields some batches and raises."""
+    for number, batch in enumerate(generator(X, Y)):
+        if number == after:
+            raise error
+        yield batch
+
+
+@pytest.mark.parametrize("error", [BrokenError("no disk"), KeyboardInterrupt()])
+def test_an_error_in_the_data_leaves_the_last_whole_step(error):
+    """The error arrives as it is; the model holds what two steps gave, and goes on."""
+    model = untrained(on(3))
+    with pytest.raises(type(error)):
+        fitting(breaking(2, error), steps_per_epoch=5)(model)
+    two_steps = run(make, fitting(X[:20], Y[:20], batch_size=10), on(3)).model
+    assert un.fingerprint(model) == un.fingerprint(two_steps)
+    fitting(X[20:], Y[20:], batch_size=10)(model)
+    fitting(X[20:], Y[20:], batch_size=10)(two_steps)
+    assert un.fingerprint(model) == un.fingerprint(two_steps)
+
+
+def test_interruption_by_a_callback_leaves_the_last_whole_step():
+    """Ctrl-C after the third batch: weights, optimizer and counters of three steps."""
+
+    def stop(batch, logs):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    model = untrained(on(3))
+    with pytest.raises(KeyboardInterrupt):
+        fitting(X, Y, batch_size=10, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)])(model)
+    assert un.fingerprint(model) == un.fingerprint(run(make, fitting(X[:30], Y[:30], batch_size=10), on(3)).model)
+    model.evaluate(X, Y, verbose=0)

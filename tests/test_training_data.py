@@ -1,0 +1,186 @@
+"""Every source of data gives the same training, each row once, in an order that is a rule."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+
+X, Y = rows(43, 5), labels(43, 3)
+
+
+def make():
+    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+class Batches(keras.utils.PyDataset):
+    """The rows in batches, the last one ragged."""
+
+    def __init__(self, *arrays, batch=10, **options):
+        super().__init__(**options)
+        self.arrays, self.batch = arrays, batch
+
+    def __len__(self):
+        return -(-len(self.arrays[0]) // self.batch)
+
+    def __getitem__(self, index):
+        rows_of_batch = slice(index * self.batch, (index + 1) * self.batch)
+        return tuple(array[rows_of_batch] for array in self.arrays)
+
+
+class Endless(Batches):
+    def __init__(self, *arrays, **options):
+        super().__init__(*arrays, **options)
+        self.whole = super().__len__()
+
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        assert index < 100, "read on and on"
+        return super().__getitem__(index % self.whole)
+
+
+def generator(*arrays, batch=10, times=1):
+    for _ in range(times):
+        for start in range(0, len(arrays[0]), batch):
+            yield tuple(array[start : start + batch] for array in arrays)
+
+
+ARRAYS = fitting(X, Y, batch_size=10, epochs=2)
+
+
+@pytest.fixture(scope="module")
+def of_arrays():
+    """What two epochs of arrays, unshuffled, give."""
+    return run(make, ARRAYS, on(3)).bits
+
+
+SOURCES = {
+    "PyDataset": lambda model: fitting(Batches(X, Y), epochs=2)(model),
+    "PyDataset with two workers": lambda model: fitting(Batches(X, Y, workers=2), epochs=2)(model),
+    "endless PyDataset": lambda model: fitting(Endless(X, Y), epochs=2, steps_per_epoch=5)(model),
+    "generator": lambda model: fitting(generator(X, Y, times=2), epochs=2, steps_per_epoch=5)(model),
+    "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(model),
+    "shards of an epoch": lambda model: [fitting(X, Y, batch_size=10)(model) for _ in range(2)][1],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_trains_what_arrays_train(source, of_arrays):
+    """The same rows in the same order: the same bits as from arrays."""
+    found = run(make, SOURCES[source], on(3))
+    assert found.bits[0] == of_arrays[0]
+    assert {name: values[-1] for name, values in found.bits[1].items()} == {n: v[-1] for n, v in of_arrays[1].items()}
+
+
+def test_torch_loader_trains_what_arrays_train(of_arrays):
+    """A torch DataLoader of the same rows gives the same bits."""
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=10)
+    assert run(make, fitting(loader, epochs=2), on(3)).bits == of_arrays
+
+
+def test_tf_data_trains_what_arrays_train(of_arrays):
+    """A tf.data pipeline of the same rows gives the same bits."""
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+    assert run(make, fitting(dataset, epochs=2), on(3)).bits == of_arrays
+
+
+def test_shuffled_arrays():
+    """A shuffled order is the same on every placement, another in every epoch, and not that of the arrays."""
+    shuffled = assert_same_bits(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=True), devices=(1, 3, 8))
+    assert shuffled.bits != run(make, ARRAYS, on(3)).bits
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
+    """The order of rows goes on where it was: the model's epochs are counted over its life."""
+    once = run(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle), on(3))
+    twice = run(make, lambda model: [fitting(X, Y, batch_size=10, shuffle=shuffle)(model) for _ in range(2)][0], on(3))
+    assert un.fingerprint(once.model) == un.fingerprint(twice.model)
+    assert twice.logs["loss"] == once.logs["loss"][:1]
+    again = run(make, lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle)(model))[1], on(3))
+    assert un.fingerprint(again.model) != un.fingerprint(once.model), "another seed is another order"
+
+
+def test_shuffled_batches_of_a_dataset():
+    """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
+    runs = [
+        run(make, fitting(Batches(X, Y, workers=workers), epochs=2, shuffle=True), on(devices))
+        for workers, devices in ((1, 1), (1, 3), (3, 3))
+    ]
+    assert runs[0].bits == runs[1].bits == runs[2].bits
+    assert runs[0].bits != run(make, ARRAYS, on(3)).bits
+
+
+def summing(batch_of_rows):
+    """A model whose weight, after an epoch, is minus the sum of the rows that it was trained on."""
+
+    def build():
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(1.0), Total())
+        return model
+
+    return run(build, batch_of_rows, on(3)).model
+
+
+class Total(keras.losses.Loss):
+    def __init__(self):
+        super().__init__(reduction="sum")
+
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
+@pytest.mark.parametrize(("count", "batch"), [(14, 8), (31, 10), (10, 12), (9, 2), (1, 32)])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_row_is_trained_on_once(count, batch, shuffle):
+    """The sum of all rows, exactly: none is left out, none padded, none used twice."""
+    x = 2.0 ** np.arange(count, dtype="float32")[:, None] if count < 20 else np.arange(count, dtype="float32")[:, None] + 1
+    steps = []
+    count_steps = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: steps.append(batch))
+    model = summing(fitting(x, np.zeros_like(x), batch_size=batch, shuffle=shuffle, callbacks=[count_steps]))
+    assert float(model.weights[0].value[0, 0]) == -x.sum()
+    assert steps == list(range(-(-count // batch)))
+
+
+def test_an_epoch_of_one_partial_batch():
+    """Ten rows in batches of twelve: every epoch is one step, and equals plain Keras."""
+    assert_equals_keras(make, fitting(X[:10], Y[:10], batch_size=12, epochs=3))
+
+
+def test_steps_per_epoch_go_on_through_the_data():
+    """Epochs of two steps take the batches one after another, as plain Keras does."""
+    assert_equals_keras(make, fitting(X, Y, batch_size=9, epochs=2, steps_per_epoch=2))
+
+
+def test_initial_epoch():
+    """Epochs 3 and 4 of four are two epochs."""
+    plain = assert_equals_keras(make, fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4))
+    assert len(plain.logs["loss"]) == 2
+
+
+VALIDATIONS = {
+    "arrays": {"validation_data": (X[:7], Y[:7])},
+    "weighted arrays": {"validation_data": (X[:7], Y[:7], np.abs(X[:7, 0]))},
+    "a part of the data": {"validation_split": 0.3},
+    "a dataset": {"validation_data": Batches(X[:17], Y[:17], batch=6)},
+    "a dataset, two steps of it": {"validation_data": Batches(X[:17], Y[:17], batch=6), "validation_steps": 2},
+    "every second epoch": {"validation_data": (X[:7], Y[:7]), "validation_freq": 2},
+    "named epochs": {"validation_data": (X[:7], Y[:7]), "validation_freq": [1, 3], "validation_batch_size": 3},
+}
+
+
+@pytest.mark.parametrize("how", VALIDATIONS)
+def test_validation(how):
+    """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
+    assert_equals_keras(make, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))

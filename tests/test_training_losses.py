@@ -1,0 +1,197 @@
+"""Every loss has the divisor that Keras gives it on the whole global batch, and regularizers count once."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, losses, ops
+
+from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+
+X, Y = rows(43, 5), rows(43, 3, seed=1)
+SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
+WEIGHTS = np.where(np.arange(43) % 5, np.abs(rows(43, seed=2)), 0).astype("float32")
+
+
+def regressor(loss, last="linear", **options):
+    def make():
+        model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3, last)])
+        model.compile(keras.optimizers.SGD(0.1), loss() if isinstance(loss, type) else loss, **options)
+        return model
+
+    return make
+
+
+def scalar_loss(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred))
+
+
+class OwnLoss(losses.Loss):
+    def call(self, y_true, y_pred):
+        return ops.sum(ops.power(ops.abs(y_true - y_pred), 1.5), axis=-1)
+
+
+class OwnCall(losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.mean(ops.abs(y_true - y_pred))
+
+
+LOSSES = {
+    "a function by name": ("mae", Y, "linear"),
+    "Huber": (losses.Huber, Y, "linear"),
+    "cosine similarity": (losses.CosineSimilarity, Y, "linear"),
+    "focal": (losses.BinaryFocalCrossentropy, (Y > 0).astype("float32"), "sigmoid"),
+    "smoothed labels": (losses.CategoricalCrossentropy(label_smoothing=0.1), SHARES, "softmax"),
+    "Kullback-Leibler": (losses.KLDivergence, SHARES, "softmax"),
+    "ignored class": (losses.SparseCategoricalCrossentropy(ignore_class=1), labels(43, 3), "softmax"),
+    "one number for a batch": (scalar_loss, Y, "linear"),
+    "a loss class": (OwnLoss, Y, "linear"),
+    "a loss class with its own __call__": (OwnCall, Y, "linear"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_equals_keras(name):
+    """Ragged batches of this loss, some replicas without rows, equal plain Keras."""
+    loss, y, last = LOSSES[name]
+    assert_equals_keras(regressor(loss, last), fitting(X, y, batch_size=10))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_reductions_of_weighted_rows(reduction):
+    """Each reduction divides by what Keras divides by on the whole batch, zero weights included."""
+    make = regressor(losses.MeanSquaredError(reduction=reduction), weighted_metrics=["mae"])
+    assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=10))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_reductions_under_a_mask_and_weights_of_positions(reduction):
+    """Masked positions count in no divisor; a replica whose rows are all masked adds nothing."""
+    words = np.arange(43 * 4).reshape(43, 4) % 11 + 1
+    words[np.arange(4) >= np.arange(43)[:, None] % 5] = 0  # rows of 0, 1, .. 4 words
+
+    def make():
+        model = keras.Sequential([layers.Embedding(12, 4, mask_zero=True), layers.Dense(3)])
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.1), loss, weighted_metrics=["accuracy"])
+        return model
+
+    weights = np.abs(rows(43, 4, seed=2))
+    assert_equals_keras(make, fitting(words, labels(43, 3, 4), sample_weight=weights, batch_size=10))
+
+
+def test_reduction_none_is_refused():
+    """fit needs one number; the error says what to write."""
+    with pytest.raises(ValueError, match=r"has reduction='none'.*Write reduction='sum_over_batch_size'"):
+        run(regressor(losses.MeanSquaredError(reduction="none")), fitting(X, Y, batch_size=10), on(3))
+
+
+def test_weights_on_a_loss_of_one_number_are_refused():
+    """Sample weights cannot reach the rows behind one number."""
+    with pytest.raises(ValueError, match="sample or class weights cannot reach the rows"):
+        run(regressor(scalar_loss), fitting(X, Y, sample_weight=WEIGHTS, batch_size=10), on(3))
+
+
+def test_class_weights():
+    """Class weights are sample weights looked up by label."""
+
+    def make():
+        model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    assert_equals_keras(make, fitting(X, labels(43, 3), class_weight={0: 0.5, 1: 2.0, 2: 0.0}, batch_size=10))
+
+
+def test_a_batch_whose_weights_are_all_zero():
+    """Nothing is divided by zero: the weights stay, the loss is zero."""
+    make = regressor(losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    assert_equals_keras(make, fitting(X, Y, sample_weight=np.where(np.arange(43) < 20, 0, WEIGHTS), batch_size=10))
+
+
+@pytest.mark.parametrize("loss", [losses.Dice, losses.Tversky, losses.Circle])
+def test_losses_that_look_at_the_whole_batch(loss):
+    """They see their replica's rows: equal bits on every placement."""
+    y = labels(43, 3) if loss is losses.Circle else (Y > 0).astype("float32")
+    assert_same_bits(regressor(loss, "sigmoid"), fitting(X, y, batch_size=20))
+
+
+def test_regularizers_count_once():
+    """The only gradient is a regularizer's, 2 from 1.0: a step of rate 1 lands on -1.0, whatever R."""
+
+    class Scale(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(1,), initializer="ones", regularizer=keras.regularizers.L2(1.0))
+
+        def call(self, x):
+            return x * self.scale
+
+    def make():
+        model = keras.Sequential([keras.Input((5,)), Scale()])
+        model.compile(keras.optimizers.SGD(1.0))
+        return model
+
+    for strategy in (None, on(1, 1), on(1), on(3), on(4, 6)):
+        found = run(make, fitting(X[:10], batch_size=10), strategy)
+        assert np.asarray(found.model.trainable_variables[0].value).tolist() == [-1.0]
+        assert found.logs["loss"] == [1.0]
+
+
+def test_l1_l2_and_bias_regularizers():
+    """Regularizers of all kinds of weights, reused layers included, equal plain Keras."""
+
+    def make():
+        inputs, shared = keras.Input((5,)), layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L1L2(0.02, 0.01), bias_regularizer="l2")
+        model = keras.Model(inputs, layers.Dense(3, kernel_regularizer="l1")(shared(shared(inputs))))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_equals_keras(make, fitting(X, Y, batch_size=10))
+
+
+class MeanActivity(layers.Layer):
+    """Adds two losses: a mean over its rows, and one that no row enters."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        self.add_loss(0.3 * ops.mean(ops.square(x * self.scale)))
+        self.add_loss(0.1 * ops.sum(ops.square(self.scale)))
+        return x * self.scale
+
+
+def test_add_loss_in_a_reused_layer():
+    """Means over a replica's rows are weighted by rows, and add up to plain Keras' loss."""
+
+    def make():
+        inputs, activity = keras.Input((5,)), MeanActivity()
+        model = keras.Model(inputs, layers.Dense(3)(activity(activity(inputs))))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_equals_keras(make, fitting(X, Y, batch_size=10, validation_data=(X[:7], Y[:7])))
+
+
+def test_a_model_without_targets():
+    """fit, evaluate and predict of a model whose only loss is add_loss."""
+
+    def make():
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4), MeanActivity()])
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    plain = assert_equals_keras(make, fitting(X, batch_size=10)).model
+    ours = run(make, fitting(X, batch_size=10), on(3)).model
+    np.testing.assert_allclose(ours.evaluate(X, batch_size=10, verbose=0), plain.evaluate(X, batch_size=10, verbose=0), rtol=1e-5)
+    np.testing.assert_allclose(ours.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_activity_regularizers():
+    """A regularizer of a layer's output, which Keras adds up over the rows of the batch, equals plain Keras."""
+
+    def make():
+        model = keras.Sequential([layers.Dense(7, "tanh", activity_regularizer=keras.regularizers.L2(0.01)), layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_equals_keras(make, fitting(X, Y, batch_size=10))

@@ -1,0 +1,174 @@
+"""Metrics of an epoch are those of its real rows, each counted once, whatever the replicas and batches."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, metrics, ops
+
+from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+
+X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
+WEIGHT = np.abs(rows(43, seed=5))
+BINARY_METRICS = [
+    metrics.BinaryAccuracy, metrics.BinaryCrossentropy, metrics.Precision, metrics.Recall, metrics.AUC,
+    metrics.TruePositives, metrics.FalseNegatives, metrics.MeanSquaredError, metrics.RootMeanSquaredError,
+    partial(metrics.SensitivityAtSpecificity, 0.5), partial(metrics.SpecificityAtSensitivity, 0.5),
+    partial(metrics.PrecisionAtRecall, 0.5), partial(metrics.AUC, curve="PR"), metrics.Hinge,
+    partial(metrics.F1Score, threshold=0.5), partial(metrics.BinaryIoU, threshold=0.5), metrics.R2Score,
+]  # fmt: skip
+CLASS_METRICS = [
+    "accuracy", "sparse_categorical_crossentropy", partial(metrics.SparseTopKCategoricalAccuracy, 2),
+    partial(metrics.MeanIoU, 3, sparse_y_pred=False),
+]  # fmt: skip
+
+
+def binary(last=1, **options):
+    """A function that makes and compiles a classifier with fresh metrics, numbered: Keras numbers them on and on."""
+
+    def fresh(number, metric):
+        return metric if isinstance(metric, str) or metric is whole_batch else metric(name=f"metric_{number}")
+
+    def make():
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(7, "tanh"), layers.Dense(last, "sigmoid" if last == 1 else "softmax")])
+        loss = "binary_crossentropy" if last == 1 else "sparse_categorical_crossentropy"
+        made = {name: [fresh(*numbered) for numbered in enumerate(of)] for name, of in options.items()}
+        model.compile(keras.optimizers.SGD(0.1), loss, **made)
+        return model
+
+    return make
+
+
+def whole_batch(y_true, y_pred):
+    """One number for all rows."""
+    return ops.mean(ops.abs(y_true - y_pred))
+
+
+of_keras_iou = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight as `float`")
+
+
+@of_keras_iou
+@pytest.mark.parametrize("which", ["metrics", "weighted_metrics"])
+def test_metrics_of_two_classes(which):
+    """Seventeen metrics over ragged weighted batches, in training and validation, equal plain Keras'."""
+    held_out = (X[:13], BINARY[:13], WEIGHT[:13])
+    fit = fitting(X, BINARY, sample_weight=WEIGHT, batch_size=10, validation_data=held_out)
+    assert_equals_keras(binary(**{which: BINARY_METRICS}), fit)
+
+
+@of_keras_iou
+def test_metrics_of_several_classes():
+    """Metrics by name and by object, over ragged batches."""
+    assert_equals_keras(binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=10, epochs=2))
+
+
+def test_a_metric_of_one_number_for_a_batch():
+    """It is weighted by rows: in a batch of even shards the mean of all rows, on every placement the same bits."""
+    ours = assert_same_bits(binary(metrics=[whole_batch]), fitting(X[:40], BINARY[:40], batch_size=20), devices=(1, 3, 8))
+    rows_ = run(binary(metrics=["mae"]), fitting(X[:40], BINARY[:40], batch_size=20), on(3))
+    np.testing.assert_allclose(ours.logs["whole_batch"], rows_.logs["mae"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [43, 41, 8, 3])
+def test_evaluation_metrics_of_any_number_of_rows(count):
+    """Batches with fewer rows than replicas put nothing into a metric but their rows."""
+    model = run(binary(metrics=["mae", metrics.BinaryAccuracy, metrics.AUC]), lambda model: model, on(3)).model
+    logs = model.evaluate(X[:count], BINARY[:count], batch_size=10, verbose=0, return_dict=True)
+    y_pred = model.predict(X[:count], verbose=0)
+    np.testing.assert_allclose(logs["mae"], np.abs(y_pred - BINARY[:count]).mean(), rtol=1e-5)
+    np.testing.assert_allclose(logs["metric_1"], ((y_pred > 0.5) == BINARY[:count]).mean(), rtol=1e-6)
+    np.testing.assert_allclose(logs["loss"], keras.losses.BinaryCrossentropy()(BINARY[:count], y_pred), rtol=1e-5)
+
+
+def test_accuracies_with_and_without_state():
+    """A metric object and a function in one compile: both one, then, on wrong labels, both zero."""
+
+    def make():
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse", metrics=[metrics.BinaryAccuracy(name="object"), keras.metrics.binary_accuracy])
+        return model
+
+    model, x = run(make, lambda model: model, on(3)).model, (np.arange(11) % 2).astype("float32")[:, None]
+    for y, expected in ((x, 1.0), (1 - x, 0.0)):
+        logs = model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
+        assert (logs["object"], logs["binary_accuracy"]) == (expected, expected)
+
+
+class Watched(layers.Layer):
+    """Follows the mean of what passes through it, in a metric that Keras' models do not look for."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = metrics.Mean(name="seen")
+
+    def call(self, x):
+        self.seen.update_state(ops.mean(x, axis=-1))
+        return x
+
+
+def test_a_metric_that_a_layer_keeps_is_refused():
+    """Keras tracks the metrics of models alone: in place of its obscure error, one that names the metric."""
+    with pytest.raises(ValueError, match="seen"):
+        run(watched, fitting(X, BINARY, batch_size=10), on(3))
+
+
+def watched():
+    model = keras.Sequential([layers.Dense(4, "tanh"), Watched(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+class Keeps(metrics.Metric):
+    """A metric whose state is no sum over rows."""
+
+    def __init__(self, keep, name):
+        super().__init__(name=name)
+        self.keep, self.kept = keep, self.add_weight(shape=(), initializer="zeros", name="kept")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.kept.assign(self.keep(self.kept.value, y_pred))
+
+    def result(self):
+        return self.kept.value
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda old, y_pred: ops.maximum(old, ops.max(y_pred)), lambda old, y_pred: ops.mean(y_pred)],
+    ids=["a maximum", "the last batch"],
+)
+def test_a_metric_that_is_no_sum_is_refused(keep):
+    """Replicas' maxima cannot be added: the error names the metric."""
+    with pytest.raises(ValueError, match="metric_0"):
+        run(binary(metrics=[partial(Keeps, keep)]), fitting(X, BINARY, batch_size=10), on(3))
+
+
+class Counts(metrics.Metric):
+    """A metric of a user's that is a sum over rows, kept as an integer."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.count = self.add_weight(shape=(), initializer="zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(ops.cast(ops.sum(ops.cast(y_true > 0, "int32")), "int32"))
+
+    def result(self):
+        return self.count.value
+
+
+def test_a_metric_of_integers():
+    """An integer sum over the rows is exact: every row of both epochs once."""
+    ours = assert_same_bits(binary(metrics=[Counts]), fitting(X, BINARY, batch_size=10, epochs=2))
+    assert ours.logs["metric_0"] == [int(BINARY.sum())] * 2
+
+
+def test_metrics_start_anew_in_every_epoch_and_evaluation():
+    """Nothing of training reaches an evaluation, nor of one epoch the next."""
+    make = binary(metrics=["mae", metrics.TruePositives])
+    model = run(make, fitting(X, BINARY, batch_size=10, epochs=2), on(3)).model
+    first = model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0)
+    assert model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0) == first
+    history = fitting(X, BINARY, batch_size=10)(model).history
+    assert 0 <= history["metric_1"][0] <= BINARY.sum()

@@ -1,0 +1,214 @@
+"""Models of every kind: made in a scope, saved, copied, opened without Unisono, and Keras untouched outside."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from trainings import assert_equals_keras, fitting, labels, on, rows, run
+
+X, Y = rows(43, 5), labels(43, 3)
+
+
+def compiled(model):
+    model.compile(keras.optimizers.Adam(0.02), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+def sequential():
+    return compiled(keras.Sequential([keras.Input((5,)), layers.Dense(6, "tanh"), layers.Dense(3)]))
+
+
+def unbuilt():
+    return compiled(keras.Sequential([layers.Dense(6, "tanh"), layers.Dense(3)]))
+
+
+def functional():
+    inputs = keras.Input((5,))
+    hidden = layers.Dense(6, "tanh")(inputs)
+    return compiled(keras.Model(inputs, layers.Dense(3)(hidden)))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.hidden, self.last = layers.Dense(6, "tanh"), layers.Dense(3)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+
+def subclassed():
+    return compiled(Subclassed())
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((5,)), layers.Dense(6, "tanh")])
+    return compiled(keras.Sequential([keras.Input((5,)), inner, layers.Dense(3)]))
+
+
+KINDS = [sequential, unbuilt, functional, subclassed, nested]
+FIT = fitting(X, Y, batch_size=10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_equals_keras(kind):
+    """Sequential, built or not, functional, subclassed, and a model in a model."""
+    assert_equals_keras(kind, FIT, tolerance=1e-5)
+
+
+def test_kinds_of_one_architecture_have_one_fingerprint():
+    """How the same layers were put together decides no bit."""
+    prints = {un.fingerprint(run(kind, FIT, on(3)).model) for kind in KINDS}
+    assert len(prints) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_models_open_without_a_strategy_and_in_one(kind, tmp_path):
+    """.keras and weights files: the bits of model and optimizer, and then the next epoch, to the bit."""
+    model = run(kind, FIT, on(3)).model
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    plain = keras.saving.load_model(tmp_path / "model.keras")
+    assert un.fingerprint(plain) == un.fingerprint(model)
+    np.testing.assert_allclose(plain.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
+    with on(1).scope():
+        ours = keras.saving.load_model(tmp_path / "model.keras")
+    assert un.fingerprint(ours) == un.fingerprint(model)
+    fresh = run(kind, lambda m: m.predict(X[:3], verbose=0), on(3)).model
+    fresh.optimizer.build(fresh.trainable_variables)
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    assert un.fingerprint(fresh) == un.fingerprint(model)
+    for going_on in (model, ours):
+        FIT(going_on)
+    assert un.fingerprint(ours) == un.fingerprint(model)
+
+
+def test_a_plain_model_is_opened_and_trained_in_a_scope(tmp_path):
+    """Trained and saved outside, opened inside: it goes on as plain Keras would, up to rounding."""
+    model = run(sequential, FIT).model
+    model.save(tmp_path / "model.keras")
+    with on(3).scope():
+        ours = keras.saving.load_model(tmp_path / "model.keras")
+    FIT(ours), FIT(model)
+    for a, b in zip(ours.weights, model.weights, strict=True):
+        np.testing.assert_allclose(a.value, b.value, rtol=1e-3, atol=1e-5)
+
+
+def test_what_is_saved_opens_where_unisono_is_not(tmp_path):
+    """In a process that cannot import Unisono: the model, its weights, and a step of training."""
+    model = run(sequential, FIT, on(3)).model
+    model.save(tmp_path / "model.keras")
+    program = f"""
+import sys
+sys.modules["unisono"] = None
+import json, keras, numpy as np
+model = keras.saving.load_model({str(tmp_path / "model.keras")!r})
+outputs = model.predict(np.ones((2, 5), "float32"), verbose=0).tolist()
+model.fit(np.ones((2, 5)), np.zeros(2), verbose=0)
+print(json.dumps(outputs))
+"""
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout.splitlines()[-1])
+    np.testing.assert_allclose(found, model.predict(np.ones((2, 5), "float32"), verbose=0), rtol=1e-5, atol=1e-6)
+
+
+COPIES = {
+    "clone_model": lambda model: keras.models.clone_model(model),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_made_outside_the_scope_are_plain_models(way):
+    """A copy trains as plain Keras trains it, and the model that it was made of stays as it was."""
+    model = run(sequential, FIT, on(3)).model
+    before = un.fingerprint(model)
+    found = COPIES[way](model)
+    if way != "clone_model":
+        assert un.fingerprint(found) == before
+    found.set_weights([np.asarray(w.value) for w in model.weights])
+    compiled(found)
+    FIT(found)
+    plain = compiled(keras.models.clone_model(model))
+    plain.set_weights([np.asarray(w.value) for w in model.weights])
+    FIT(plain)
+    assert un.fingerprint(found) == un.fingerprint(plain), "the copy runs Keras' own step"
+    assert un.fingerprint(model) == before
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_made_inside_the_scope_belong_to_the_strategy(way):
+    """A copy made in a scope trains like the model that it was made of."""
+    strategy = on(3)
+    model = run(sequential, FIT, strategy).model
+    with strategy.scope():
+        found = COPIES[way](model)
+    found.set_weights([np.asarray(w.value) for w in model.weights])
+    for one in (model, found):
+        compiled(one)
+        FIT(one)
+    assert un.fingerprint(found) == un.fingerprint(model)
+
+
+def test_a_model_is_compiled_again_and_again():
+    """compile() outside the scope keeps the strategy, and a second optimizer starts anew, as in plain Keras."""
+
+    def fit(model):
+        FIT(model)
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return FIT(model)
+
+    def probabilities():
+        return compiled(keras.Sequential([keras.Input((5,)), layers.Dense(6, "tanh"), layers.Dense(3, "softmax")]))
+
+    assert_equals_keras(probabilities, fit, tolerance=1e-5)
+
+
+def public_callables():
+    for name in dir(keras.Model):
+        yield f"Model.{name}", getattr(keras.Model, name)
+    for module in (keras, keras.layers, keras.losses, keras.metrics, keras.optimizers, keras.callbacks, keras.utils):
+        for name in dir(module):
+            thing = getattr(module, name)
+            yield f"{module.__name__}.{name}", thing
+            if isinstance(thing, type):
+                for attribute, value in vars(thing).items():
+                    yield f"{module.__name__}.{name}.{attribute}", value
+
+
+def test_keras_is_the_stock_object_outside_a_scope():
+    """Every public class, function and method is the same object before, between and after scopes and fits."""
+    before = dict(public_callables())
+    model = run(sequential, FIT, on(3)).model
+    model.predict(X, verbose=0)
+    with pytest.raises(ZeroDivisionError), on(1).scope():
+        _ = 1 / 0
+    after = dict(public_callables())
+    changed = [name for name, thing in before.items() if callable(thing) and name in after and not same(after[name], thing)]
+    assert changed == []
+    assert before.keys() == after.keys()
+
+
+def same(one, other):
+    return one is other or getattr(one, "__func__", one) is getattr(other, "__func__", None) or one == other
+
+
+def test_a_model_made_outside_is_plain():
+    """Next to models of a scope, one made outside runs Keras' own train function and has nothing of ours."""
+    run(sequential, FIT, on(3))
+    plain = sequential()
+    assert plain.fit.__func__ is keras.Model.fit
+    assert plain.make_train_function.__func__ is keras.Model.make_train_function
+    assert not [name for name in vars(plain) if "unisono" in name]

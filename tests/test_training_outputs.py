@@ -1,0 +1,153 @@
+"""Nested inputs and outputs, several losses with weights, and losses and metrics that the model computes itself."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from trainings import assert_equals_keras, fitting, labels, on, rows, run
+
+ONE, TWO = rows(43, 3), rows(43, 4, seed=3)
+Y, CLASS = rows(43, 2, seed=4), labels(43, 3)
+WEIGHT = np.abs(rows(43, seed=5))
+CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
+
+
+def two_headed(outputs=dict, inputs=dict, **options):
+    """A function that makes a model of two inputs and two outputs, in these containers."""
+
+    def make():
+        one, two = keras.Input((3,), name="one"), keras.Input((4,), name="two")
+        hidden = layers.Dense(5, "tanh")(layers.Concatenate()([one, two]))
+        heads = {"value": layers.Dense(2, name="value")(hidden), "kind": layers.Dense(3, name="kind")(hidden)}
+        model = keras.Model(packed(inputs, one, two), packed(outputs, *heads.values(), names=("value", "kind")))
+        model.compile(keras.optimizers.SGD(0.1), **options)
+        return model
+
+    return make
+
+
+def packed(container, first, second, names=("one", "two")):
+    return dict(zip(names, (first, second), strict=True)) if container is dict else container((first, second))
+
+
+@pytest.mark.parametrize("container", [dict, list, tuple])
+def test_containers_of_inputs_and_outputs(container):
+    """Dicts, lists and tuples of inputs and outputs: total loss and the loss of each output equal plain Keras."""
+    loss = packed(list if container is tuple else container, "mse", CROSSENTROPY(from_logits=True), ("value", "kind"))
+    x, y = packed(container, ONE, TWO), packed(container, Y, CLASS, ("value", "kind"))
+    plain = assert_equals_keras(two_headed(container, container, loss=loss), fitting(x, y, batch_size=10))
+    assert sorted(plain.logs) == ["kind_loss", "loss", "value_loss"]
+
+
+def test_loss_weights_metrics_and_sample_weights_of_each_output():
+    """Weights of losses and of the rows of each output, and metrics of each output, with validation."""
+    make = two_headed(
+        loss={"value": "mse", "kind": CROSSENTROPY(from_logits=True)},
+        loss_weights={"value": 0.3, "kind": 1.7},
+        metrics={"value": ["mae"], "kind": ["accuracy"]},
+        weighted_metrics={"kind": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True)]},
+    )
+    x, y, weight = {"one": ONE, "two": TWO}, {"value": Y, "kind": CLASS}, {"value": WEIGHT, "kind": WEIGHT[::-1].copy()}
+    held_out = ({"one": ONE[:13], "two": TWO[:13]}, {"value": Y[:13], "kind": CLASS[:13]})
+    assert_equals_keras(make, fitting(x, y, sample_weight=weight, batch_size=10, validation_data=held_out))
+
+
+def test_an_output_without_a_loss():
+    """An output that has no loss takes no part."""
+    make = two_headed(loss={"value": "mse", "kind": None})
+    assert_equals_keras(make, fitting({"one": ONE, "two": TWO}, {"value": Y, "kind": CLASS}, batch_size=10))
+
+
+class Nested(keras.Model):
+    """A subclassed model that takes a dict of a tuple and an array, and returns a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.value, self.kind = layers.Dense(5, "tanh"), layers.Dense(2), layers.Dense(3)
+
+    def call(self, inputs):
+        hidden = self.dense(ops.concatenate([*inputs["pair"], inputs["two"]], axis=-1))
+        return self.value(hidden), self.kind(hidden)
+
+
+def test_nested_inputs_of_a_subclassed_model():
+    """Structures that no functional model has, each array cut alike."""
+
+    def make():
+        model = Nested()
+        model.compile(keras.optimizers.SGD(0.1), loss=["mse", CROSSENTROPY(from_logits=True)])
+        return model
+
+    x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
+    assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=10))
+
+
+class OwnLoss(Nested):
+    """Computes its loss itself, from everything that Keras hands it."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        assert training in (True, False)
+        rows_ = ops.sum(ops.square(y[0] - y_pred[0]), axis=-1) + 0.1 * ops.sum(ops.abs(x["two"]), axis=-1)
+        return ops.mean(rows_ * (1.0 if sample_weight is None else sample_weight[0]))
+
+
+class MoreLoss(Nested):
+    """Adds a mean over the rows to the loss of compile()."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return loss + 0.2 * ops.mean(ops.square(y_pred[1]))
+
+
+@pytest.mark.parametrize("kind", [OwnLoss, MoreLoss])
+def test_overridden_compute_loss(kind):
+    """A model's own loss, a mean over rows, is weighted by rows; Keras' part in it keeps its divisors."""
+
+    def make():
+        model = kind()
+        model.compile(keras.optimizers.SGD(0.1), loss=["mse", CROSSENTROPY(from_logits=True)])
+        return model
+
+    x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
+    assert_equals_keras(make, fitting(x, (Y, CLASS), sample_weight=(WEIGHT, WEIGHT), batch_size=10))
+
+
+class OwnMetrics(Nested):
+    """Follows a metric of its own, and logs a number that is no metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.spread = keras.metrics.Mean(name="spread")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.spread.update_state(ops.mean(ops.abs(y_pred[0]), axis=-1))
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return logs | {"size": ops.mean(ops.square(y_pred[1]))}
+
+
+def test_overridden_compute_metrics():
+    """What it updates counts every row once, and a mean that it returns is weighted by rows."""
+
+    def make():
+        model = OwnMetrics()
+        model.compile(keras.optimizers.SGD(0.1), loss=["mse", CROSSENTROPY(from_logits=True)], metrics=[["mae"], ["accuracy"]])
+        return model
+
+    x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
+    plain = assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=10))
+    assert {"spread", "size"} <= set(plain.logs)
+
+
+@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
+def test_overridden_steps_are_refused(method):
+    """A step of the user's own sees one replica's rows: refused before the first batch, with what to override instead."""
+    kind = type("Own", (Nested,), {method: lambda self, *args: None})
+
+    def make():
+        model = kind()
+        model.compile("sgd", loss=["mse", CROSSENTROPY(from_logits=True)])
+        return model
+
+    with pytest.raises(ValueError, match=rf"Own\.{method} is overridden"):
+        run(make, fitting({"pair": (ONE, ONE), "two": TWO}, (Y, CLASS), batch_size=10), on(3))
