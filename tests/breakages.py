@@ -33,7 +33,7 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
     """Every replica weighs the same, however many rows it has."""
-    patch.setattr(step, "share", lambda parts, replica: np.float32(1 / len(parts.rows)))
+    patch.setattr(step, "share", lambda parts, replica: 1 / len(parts.rows))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:

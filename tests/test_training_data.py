@@ -67,7 +67,9 @@ SOURCES = {
     "PyDataset with two workers": lambda model: fitting(Batches(X, Y, workers=2), epochs=2)(model),
     "endless PyDataset": lambda model: fitting(Endless(X, Y), epochs=2, steps_per_epoch=5)(model),
     "generator": lambda model: fitting(generator(X, Y, times=2), epochs=2, steps_per_epoch=5)(model),
-    "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(model),
+    "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(
+        model
+    ),
     "shards of an epoch": lambda model: [fitting(X, Y, batch_size=10)(model) for _ in range(2)][1],
 }
 
@@ -108,7 +110,11 @@ def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     twice = run(make, lambda model: [fitting(X, Y, batch_size=10, shuffle=shuffle)(model) for _ in range(2)][0], on(3))
     assert un.fingerprint(once.model) == un.fingerprint(twice.model)
     assert twice.logs["loss"] == once.logs["loss"][:1]
-    again = run(make, lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle)(model))[1], on(3))
+    again = run(
+        make,
+        lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle)(model))[1],
+        on(3),
+    )
     assert un.fingerprint(again.model) != un.fingerprint(once.model), "another seed is another order"
 
 

@@ -43,7 +43,8 @@ FAMILIES = {
 def test_five_steps_of_every_layer_family(family):
     """Weights, loss and accuracy after five steps, the last of three rows, equal those of plain Keras."""
     x, stack = FAMILIES[family]
-    assert_equals_keras(classifier(*stack), fitting(x, labels(43, CLASSES), batch_size=10))
+    devices = (3,) if family in ("LSTM", "GRU") else (1, 3)  # they compile long
+    assert_equals_keras(classifier(*stack), fitting(x, labels(43, CLASSES), batch_size=10), devices=devices)
 
 
 @pytest.mark.parametrize("family", ["dense", "masked embedding"])
@@ -64,7 +65,7 @@ def test_five_steps_of_a_transformer_block():
         model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    assert_equals_keras(make, fitting(WORDS, labels(43, CLASSES, 5), batch_size=10))
+    assert_equals_keras(make, fitting(WORDS, labels(43, CLASSES, 5), batch_size=10), devices=(3,))
 
 
 def test_embedding_and_time_distributed_dense():
@@ -80,7 +81,7 @@ def test_adam_after_five_steps():
 
 
 def test_two_fits_of_a_regularized_net_on_many_rows():
-    """9984 rows in batches of 64, fitted twice: history, metrics and predictions of plain Keras, equal bits on five placements."""
+    """9984 rows in batches of 64, fitted twice: history, metrics and predictions of plain Keras, equal bits on three placements."""
     x, target = rows(9984, 4), rows(9984, 2, seed=5)
 
     def make():
@@ -93,13 +94,11 @@ def test_two_fits_of_a_regularized_net_on_many_rows():
         return fitting(x, target, batch_size=64)(model)
 
     plain = run(make, fit)
-    ours = assert_same_bits(make, fit, devices=(1, 2, 3, 4, 8))
+    ours = assert_same_bits(make, fit, devices=(1, 3, 8))
     for name, values in plain.logs.items():
         np.testing.assert_allclose(ours.logs[name], values, rtol=1e-5)
     np.testing.assert_allclose(ours.model.predict(x, verbose=0), plain.model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        ours.model.evaluate(x, target, verbose=0), plain.model.evaluate(x, target, verbose=0), rtol=1e-5
-    )
+    np.testing.assert_allclose(ours.model.evaluate(x, target, verbose=0), plain.model.evaluate(x, target, verbose=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [4, 6, 32, 1])

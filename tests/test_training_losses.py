@@ -53,7 +53,7 @@ LOSSES = {
 def test_loss_equals_keras(name):
     """Ragged batches of this loss, some replicas without rows, equal plain Keras."""
     loss, y, last = LOSSES[name]
-    assert_equals_keras(regressor(loss, last), fitting(X, y, batch_size=10))
+    assert_equals_keras(regressor(loss, last), fitting(X, y, batch_size=10), devices=(3,))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"])
@@ -140,7 +140,10 @@ def test_l1_l2_and_bias_regularizers():
     """Regularizers of all kinds of weights, reused layers included, equal plain Keras."""
 
     def make():
-        inputs, shared = keras.Input((5,)), layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L1L2(0.02, 0.01), bias_regularizer="l2")
+        inputs, shared = (
+            keras.Input((5,)),
+            layers.Dense(5, "tanh", kernel_regularizer=keras.regularizers.L1L2(0.02, 0.01), bias_regularizer="l2"),
+        )
         model = keras.Model(inputs, layers.Dense(3, kernel_regularizer="l1")(shared(shared(inputs))))
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model

@@ -118,7 +118,9 @@ model.fit(np.ones((2, 5)), np.zeros(2), verbose=0)
 print(json.dumps(outputs))
 """
     environment = os.environ | {"KERAS_BACKEND": "jax"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
     found = json.loads(done.stdout.splitlines()[-1])
     np.testing.assert_allclose(found, model.predict(np.ones((2, 5), "float32"), verbose=0), rtol=1e-5, atol=1e-6)
 

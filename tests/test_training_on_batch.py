@@ -26,7 +26,9 @@ def trained(strategy, **options):
     logs = []
 
     def fit(model):
-        logs.extend(model.train_on_batch(X[b], Y[b], **{k: v[b] for k, v in options.items()}, return_dict=True) for b in batches())
+        logs.extend(
+            model.train_on_batch(X[b], Y[b], **{k: v[b] for k, v in options.items()}, return_dict=True) for b in batches()
+        )
 
     return run(make, fit, strategy).model, [{name: float(value) for name, value in of.items()} for of in logs]
 
@@ -49,7 +51,9 @@ def test_class_weights_on_a_batch():
     """Weights by label, as in plain Keras."""
     found = []
     for strategy in (None, on(3)):
-        model = run(make, lambda model: model.train_on_batch(X[:11], Y[:11], class_weight={0: 1.0, 1: 0.2, 2: 3.0}), strategy).model
+        model = run(
+            make, lambda model: model.train_on_batch(X[:11], Y[:11], class_weight={0: 1.0, 1: 0.2, 2: 3.0}), strategy
+        ).model
         found.append(model)
     assert distance(found[1], found[0]) <= 1e-6
 

@@ -44,7 +44,9 @@ def test_the_moving_mean_is_that_of_all_rows(momentum):
 
 def test_the_moving_variance_is_the_mean_of_the_replicas():
     """One batch of ten rows: (momentum) old + (1 - momentum) times the replicas' variances, weighted by rows."""
-    layer = run(classifier(lambda: layers.BatchNormalization(momentum=0.8)), fitting(X[:10], Y[:10], batch_size=10), on(3, 4)).model.layers[0]
+    layer = run(
+        classifier(lambda: layers.BatchNormalization(momentum=0.8)), fitting(X[:10], Y[:10], batch_size=10), on(3, 4)
+    ).model.layers[0]
     parts = np.split(X[:10], [3, 6, 8])
     expected = 0.8 + 0.2 * sum(len(part) / 10 * part.var(axis=0) for part in parts)
     np.testing.assert_allclose(layer.moving_variance.value, expected, rtol=1e-5)

@@ -24,7 +24,9 @@ class Run:
     @property
     def bits(self) -> tuple[str, dict[str, list[str]]]:
         """The fingerprint of the model, and the logs to their last digit, in a form in which nan equals nan."""
-        return un.fingerprint(self.model), {name: [repr(float(v)) for v in values] for name, values in sorted(self.logs.items())}
+        return un.fingerprint(self.model), {
+            name: [repr(np.asarray(v, "float64").tolist()) for v in values] for name, values in sorted(self.logs.items())
+        }
 
 
 def run(make: Callable[[], Any], fit: Callable[[Any], Any], strategy: Any = None) -> Run:
@@ -46,7 +48,9 @@ def on(devices: int, replicas: int = 8) -> Any:
     return un.MirroredStrategy(devices=devices, replicas=replicas)
 
 
-def assert_same_bits(make: Callable[[], Any], fit: Callable[[Any], Any], devices: Sequence[int] = (1, 3), replicas: int = 8) -> Run:
+def assert_same_bits(
+    make: Callable[[], Any], fit: Callable[[Any], Any], devices: Sequence[int] = (1, 3), replicas: int = 8
+) -> Run:
     """Weights, state, optimizer and history are equal to the bit on all these numbers of devices."""
     first, *others = [run(make, fit, on(count, replicas)) for count in devices]
     for other in others:

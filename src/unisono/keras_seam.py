@@ -125,8 +125,8 @@ def overrides(model: Any, method: str) -> bool:
 
 def hold_state(model: Any, names: tuple[str, ...], state: State) -> None:
     """Makes `state` what the model goes back to when a callback looks or the loop ends, however it ends."""
-    model._jax_state = dict(zip(names, state, strict=True))
-    model._jax_state_synced = False
+    set_on(model, "_jax_state", dict(zip(names, state, strict=True)))
+    set_on(model, "_jax_state_synced", False)
 
 
 def take_state(model: Any, purge: bool, **groups: bool) -> State:

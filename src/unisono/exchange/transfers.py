@@ -22,8 +22,10 @@ class Transfers:
 
     def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
         lead = self.placement.lead
-        spans = [span for of_device in nodes for span in of_device]
-        values = jax.device_put([value for of_device in nodes for value in of_device.values()], lead)
-        here = dict(zip(spans, values, strict=True))
+        here = dict(nodes[0])
+        away = [item for of_device in nodes[1:] for item in of_device.items()]
+        if away:
+            copies = jax.device_put([value for _, value in away], lead)
+            here |= zip((span for span, _ in away), copies, strict=True)
         everyone = range(self.placement.replicas)
         return [tree.total(everyone, here.__contains__, here.__getitem__, lambda left, right: add(lead, left, right))]

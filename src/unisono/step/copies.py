@@ -1,10 +1,13 @@
-"""State that every device holds, sent from the lead when it has changed."""
+"""What every device holds: state, sent from the lead when it has changed, and numbers, sent once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import numpy as np
+
+MOST_NUMBERS = 4096
 
 
 class Copies:
@@ -30,3 +33,18 @@ class Copies:
         """Keeps new arrays that some devices have computed for themselves, the lead (0) among them; the lead's."""
         self._source, self._held = list(held[0]), dict(held)
         return held[0]
+
+
+class Numbers:
+    """Small constants of steps, kept on the devices: one transfer for each value, not one a step."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, jax.Array] = {}
+
+    def on(self, device: jax.Device, dtype: type[np.generic], value: float | tuple[float, ...]) -> jax.Array:
+        key = device, dtype, value
+        if key not in self._kept:
+            if len(self._kept) >= MOST_NUMBERS:  # batches of ever new sizes
+                self._kept.clear()
+            self._kept[key] = jax.device_put(np.array(value, dtype), device)
+        return self._kept[key]

@@ -16,12 +16,11 @@ from unisono.exchange.base import Exchange
 from unisono.placement import Placement
 from unisono.replica.program import ReplicaFunctions, scaling_variables
 from unisono.step import finish
-from unisono.step.copies import Copies
+from unisono.step.copies import Copies, Numbers
 from unisono.step.replicas import Sum
 from unisono.xla.programs import Program
 
 Logs = dict[str, Any]
-REPLICA = [np.int32(number) for number in range(1024)]
 
 
 class Step:
@@ -35,7 +34,8 @@ class Step:
         self.exchange = exchange
         self.functions = ReplicaFunctions(model)
         self.sum = Sum(placement, exchange)
-        self.divisors = Divisors(self.functions, placement, exchange, self.training)
+        self.numbers = Numbers()
+        self.divisors = Divisors(self.functions, placement, exchange, self.training, self.numbers)
         self.groups = tuple(Copies(placement.devices) for _ in self.state_names)
         self._finish: Program | None = None
 
@@ -61,11 +61,12 @@ class Step:
             how = finish.finish_training if self.training else finish.finish_evaluation
             assigned = self.functions.findings[self.training].assigned
             self._finish = Program(partial(how, self.model, assigned))
-        rows, present = np.float32(parts.total_rows), np.int32(len(parts.rows))
-        results = {
-            home: self._finish(self.placement.devices[home], None, tuple(self.on(home, state)), total, rows, present)
-            for home, total in totals.items()
-        }
+        results = {}
+        for home, total in totals.items():
+            device = self.placement.devices[home]
+            rows = self.numbers.on(device, np.float32, parts.total_rows)
+            present = self.numbers.on(device, np.int32, len(parts.rows))
+            results[home] = self._finish(device, None, tuple(self.on(home, state)), total, rows, present)
         new = tuple(
             copies.computed({home: result[0][position] for home, result in results.items()})
             for position, copies in enumerate(self.groups)
@@ -109,9 +110,10 @@ class TrainStep(Step):
             if replica >= len(parts.rows):
                 return None
             weights, others = inputs[device]
+            where = self.placement.devices[device]
             return self._replica(
-                self.placement.devices[device], parts.keys[replica], weights, others, self._scale.on(device, scale),
-                parts.shards[replica], REPLICA[replica], share(parts, replica), divisors[device],
+                where, parts.keys[replica], weights, others, self._scale.on(device, scale), parts.shards[replica],
+                *numbers_of(self.numbers, where, parts, replica), divisors[device],
             )  # fmt: skip
 
         return run
@@ -136,24 +138,33 @@ class EvaluateStep(Step):
             if replica >= len(parts.rows):
                 return None
             weights, others = inputs[device]
+            where = self.placement.devices[device]
             return self._replica(
-                self.placement.devices[device], parts.keys[replica], weights, others, parts.shards[replica],
-                REPLICA[replica], share(parts, replica), divisors[device],
+                where, parts.keys[replica], weights, others, parts.shards[replica],
+                *numbers_of(self.numbers, where, parts, replica), divisors[device],
             )  # fmt: skip
 
         return run
 
 
-def share(parts: Divided, replica: int) -> np.float32:
+def share(parts: Divided, replica: int) -> float:
     """The replica's share of the rows of the global batch."""
-    return np.float32(parts.rows[replica] / parts.total_rows)
+    return parts.rows[replica] / parts.total_rows
+
+
+def numbers_of(numbers: Numbers, device: jax.Device, parts: Divided, replica: int) -> tuple[jax.Array, jax.Array]:
+    """(the replica's number, its share of the rows) as its program takes them."""
+    return numbers.on(device, np.int32, replica), numbers.on(device, np.float32, share(parts, replica))
 
 
 class Divisors:
     """The divisor of each loss term, counted over the whole global batch before the backward pass."""
 
-    def __init__(self, functions: ReplicaFunctions, placement: Placement, exchange: Exchange, training: bool) -> None:
+    def __init__(
+        self, functions: ReplicaFunctions, placement: Placement, exchange: Exchange, training: bool, numbers: Numbers
+    ) -> None:
         self._functions = functions
+        self._numbers = numbers
         self._placement = placement
         self._training = training
         self._by_shape: dict[Any, list[Any]] = {}
@@ -169,8 +180,8 @@ class Divisors:
             if len(totals) == len(self._placement.devices):
                 return list(totals.values())
             return [self._copies.on(index, [totals[0]])[0] for index in range(len(self._placement.devices))]
-        sums = [sum(column) for column in zip(*of_replicas, strict=True)]
-        return [np.array(sums, np.float32)] * len(self._placement.devices)
+        sums = tuple(sum(column) for column in zip(*of_replicas, strict=True))
+        return [self._numbers.on(device, np.float32, sums) for device in self._placement.devices]
 
     def _of_shape(self, state: list[list[Any]], parts: Divided, replica: int) -> list[Any]:
         """The divisors on rows of this shape, where the shape decides them; "counted" stands for the others."""
@@ -183,7 +194,7 @@ class Divisors:
                     0.0 if divisor is None else divisor if isinstance(divisor, float) else "counted" for divisor in found
                 ]
 
-            jax.eval_shape(look, *state, parts.shards[replica], REPLICA[replica], share(parts, replica))
+            jax.eval_shape(look, *state, parts.shards[replica], np.int32(replica), np.float32(share(parts, replica)))
         return self._by_shape[key]
 
     def _counted(self, *args: Any) -> Any:
@@ -193,8 +204,9 @@ class Divisors:
     def _run(self, inputs: list[Any], parts: Divided, device: int, replica: int) -> Any | None:
         if replica >= len(parts.rows):
             return None
-        args = (*inputs[device], parts.shards[replica], REPLICA[replica], share(parts, replica))
-        return self._count(self._placement.devices[device], parts.keys[replica], *args)
+        where = self._placement.devices[device]
+        args = (*inputs[device], parts.shards[replica], *numbers_of(self._numbers, where, parts, replica))
+        return self._count(where, parts.keys[replica], *args)
 
 
 class PredictStep:
@@ -205,14 +217,16 @@ class PredictStep:
         self._replica = Program(ReplicaFunctions(model).predict)
         self._groups = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
+        self._numbers = Numbers()
 
     def __call__(self, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, tuple[list[Any], ...]]:
         parts, outputs = divided(batch, self.placement), []
         for replica in range(len(parts.rows)):
             device = self.placement.device_of[replica]
             weights, others = (copies.on(device, group) for copies, group in zip(self._groups, state, strict=True))
-            args = (weights, others, parts.shards[replica], REPLICA[replica])
-            outputs.append(self._replica(self.placement.devices[device], parts.keys[replica], *args))
+            where = self.placement.devices[device]
+            args = (weights, others, parts.shards[replica], self._numbers.on(where, np.int32, replica))
+            outputs.append(self._replica(where, parts.keys[replica], *args))
             if self.placement.replicas > 1:
                 check_rows(outputs[-1], parts.rows[replica])
         outputs = jax.device_put(outputs, self.placement.lead)

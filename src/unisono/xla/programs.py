@@ -6,6 +6,7 @@ long as for one. So a program is compiled for the first device that asks, and it
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -24,7 +25,7 @@ class Program:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._portable: dict[Hashable, Portable] = {}
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
     def __call__(self, device: jax.Device, key: Hashable, *args: Any) -> Any:
@@ -34,24 +35,33 @@ class Program:
         return loaded(*args)
 
     def _load(self, device: jax.Device, key: Hashable, args: tuple[Any, ...]) -> jax.stages.Compiled:
-        if key in self._compiled:
-            return copied(self._compiled[key], device)
+        if key in self._portable:
+            return self._portable[key].on(device)
         with jax.default_device(device):
             compiled = jax.jit(self._function).lower(*args).compile()
-        self._compiled[key] = compiled
+        self._portable[key] = Portable(compiled)
         return compiled
 
 
-def copied(compiled: jax.stages.Compiled, device: jax.Device) -> jax.stages.Compiled:
-    """The machine code of `compiled`, loaded on another device."""
-    payload, in_tree, out_tree = serialize_executable.serialize(compiled)
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
+class Portable:
+    """Machine code that can be loaded on other devices than the one that it was compiled for."""
 
-    class Unpickler(serialize_executable._JaxPjrtUnpickler):
-        def persistent_load(self, pid: Any) -> Any:
-            if pid[0] == "exec":
-                return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
-            return device if pid[0] == "device" else super().persistent_load(pid)
+    def __init__(self, compiled: jax.stages.Compiled) -> None:
+        self._compiled = compiled
 
-    unloaded, args_info, no_kwargs = Unpickler(io.BytesIO(payload), device.client, [device]).load()
-    return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)
+    @functools.cached_property
+    def _serialized(self) -> tuple[bytes, Any, Any]:
+        return serialize_executable.serialize(self._compiled)
+
+    def on(self, device: jax.Device) -> jax.stages.Compiled:
+        payload, in_tree, out_tree = self._serialized
+        options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
+
+        class Unpickler(serialize_executable._JaxPjrtUnpickler):
+            def persistent_load(self, pid: Any) -> Any:
+                if pid[0] == "exec":
+                    return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
+                return device if pid[0] == "device" else super().persistent_load(pid)
+
+        unloaded, args_info, no_kwargs = Unpickler(io.BytesIO(payload), device.client, [device]).load()
+        return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)

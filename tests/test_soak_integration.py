@@ -1,0 +1,50 @@
+"""Long runs: nothing starves, nothing drifts, nothing depends on the process. `make soak` runs them in full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from processes import HERE, python, train
+
+FULL = os.environ.get("UNISONO_SOAK") == "full"
+STEPS = 20_000 if FULL else 500
+PROCESSES = 20 if FULL else 3
+
+
+@contextlib.contextmanager
+def both_cores_loaded() -> Iterator[None]:
+    """Two processes that do nothing but take time."""
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def long_run(devices: int) -> list[str]:
+    done = python(str(HERE / "train_long.py"), str(devices), str(STEPS), timeout=3600 if FULL else 300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
+@pytest.mark.soak
+def test_eight_devices_on_loaded_cores_do_not_starve_each_other():
+    """Collectives between CPU devices of one process deadlock after some thousand steps; copies cannot."""
+    with both_cores_loaded():
+        steps, fingerprint = long_run(8)
+    assert int(steps) == STEPS
+    assert [steps, fingerprint] == long_run(1)
+
+
+@pytest.mark.soak
+def test_the_same_training_in_many_processes_has_one_fingerprint():
+    """Every process compiles afresh: no compilation cache."""
+    results = [train(2, 8, ["conv"], epochs=1) for _ in range(PROCESSES)]
+    assert len({str(result) for result in results}) == 1
