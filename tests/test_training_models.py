@@ -63,7 +63,7 @@ FIT = fitting(X, Y, batch_size=10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_equals_keras(kind):
     """Sequential, built or not, functional, subclassed, and a model in a model."""
-    assert_equals_keras(kind, FIT, tolerance=1e-5)
+    assert_equals_keras(kind, FIT, devices=(3,), tolerance=1e-5)
 
 
 def test_kinds_of_one_architecture_have_one_fingerprint():

@@ -43,9 +43,10 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_five_steps_of_an_optimizer(name):
-    """Weights after five steps, and its slots to the bit on every placement, as on whole batches in plain Keras."""
+    """Weights after five steps are those of whole batches in plain Keras; slots and weights are equal to the bit."""
     optimizer, tolerance = OPTIMIZERS[name]
-    assert_equals_keras(regressor(optimizer), fitting(X, Y, batch_size=10), tolerance=tolerance)
+    devices = (1, 3) if name in ("momentum", "global_clipnorm", "moving average", "Adam") else (3,)
+    assert_equals_keras(regressor(optimizer), fitting(X, Y, batch_size=10), devices=devices, tolerance=tolerance)
 
 
 def test_one_replica_of_adam():
@@ -59,7 +60,7 @@ def test_one_replica_of_adam():
         np.testing.assert_allclose(a.value, b.value, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("clipping", "first", "second"), [({"clipnorm": 2.0}, 3.0, -1.0), ({"clipvalue": 2.0}, 3.0, -1.0)])
+@pytest.mark.parametrize(("clipping", "first", "second"), [({"clipnorm": 2.0}, 2.5, -1.0), ({"clipvalue": 2.0}, 2.5, -1.0)])
 def test_clipping_comes_after_the_sum(clipping, first, second):
     """Large gradients of opposite signs cancel in the sum: they are not clipped one by one."""
 
@@ -80,7 +81,7 @@ def test_clipping_comes_after_the_sum(clipping, first, second):
         model.compile(optimizers.SGD(1.0, **clipping), Sum(reduction="sum"))
         return model
 
-    x = np.array([[100.0, 9.0], [-102.0, 1.0]], "float32")  # sums: -2, not to be clipped; 10, clipped to 2
+    x = np.array([[100.0, 9.0], [-101.5, 1.0]], "float32")  # sums: -1.5, not to be clipped; 10, clipped to 2
     for strategy in (None, on(1, 1), on(2, 2), on(1, 2), on(3)):
         model = run(make, fitting(x, np.zeros((2, 1)), batch_size=2), strategy).model
         assert [float(w.value) for w in model.trainable_variables] == [first, second]

@@ -182,9 +182,12 @@ class RecordingScope(keras.StatelessScope):
 
 
 def loss_terms(model: Any) -> list[Any]:
-    """The losses of compile(), one for each output that has one, as (path, loss, weight, name)."""
+    """The losses of compile(), one for each output that has one, as (path, loss, weight, name).
+
+    None where a `compute_loss` of the model's own never asks for them: Keras builds them when they are first called.
+    """
     whole = model._compile_loss
-    return [] if whole is None else list(whole._flat_losses)
+    return list(whole._flat_losses) if whole is not None and whole.built else []
 
 
 def term_trackers(model: Any) -> list[Any]:
@@ -197,7 +200,7 @@ def term_trackers(model: Any) -> list[Any]:
 def other_losses(model: Any, losses: list[Callable[..., Any]]) -> Iterator[None]:
     """Puts `losses` in the places of the model's own, inside Keras' matching of structures, and stops their trackers."""
     whole = model._compile_loss
-    if whole is None:
+    if whole is None or not whole.built:
         yield
         return
     twin = object.__new__(type(whole))  # not copy.copy: Keras' objects copy themselves by saving
