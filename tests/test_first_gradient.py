@@ -8,10 +8,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from families import ROWS, Extra, crossentropy, padded
 from keras import layers
 
 import unisono as un
+from families import ROWS, Extra, crossentropy, padded
 
 RATE = 1.0
 

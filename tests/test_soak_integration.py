@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from processes import HERE, python, train
 
 FULL = os.environ.get("UNISONO_SOAK") == "full"
