@@ -13,7 +13,7 @@ from unisono import tree
 from unisono.data import division, order
 from unisono.exchange import transfers
 from unisono.replica import randomness
-from unisono.step import step
+from unisono.step import replicas
 
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
     """Every replica weighs the same, however many rows it has."""
-    patch.setattr(step, "share", lambda parts, replica: 1 / len(parts.rows))
+    patch.setattr(replicas, "share", lambda parts, replica: 1 / len(parts.rows))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def is_whole(thing: Any) -> bool:
 
 
 def present(variable: Any) -> Any:
-    if variable._value is None:
+    if not keras_seam.holds_value(variable):
         raise ValueError(
             f"The variable {variable.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "
             f"outside of them. Write fingerprint(model), which finds it."

@@ -60,6 +60,7 @@ unpack = data_adapter_utils.unpack_x_y_sample_weight
 
 State = tuple[list[Any], ...]
 STATE_NAMES = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+WITHOUT_OPTIMIZER = tuple(name for name in STATE_NAMES if name != "optimizer_variables")
 
 
 def check_version() -> None:
@@ -164,6 +165,11 @@ def current_values(model: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
     variables = variables_of(model)
     return {name: list(held[name]) if held.get(name) else [v.value for v in variables[name]] for name in names}
+
+
+def holds_value(variable: Any) -> bool:
+    """False while a loop of Keras holds the variable's value outside of it."""
+    return variable._value is not None
 
 
 class RecordingScope(keras.StatelessScope):

@@ -18,7 +18,8 @@ from unisono.data.adapter import GlobalBatches
 from unisono.data.division import divided
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
-from unisono.step.step import EvaluateStep, PredictStep, TrainStep, joined
+from unisono.step.predict import PredictStep, joined
+from unisono.step.step import Step
 
 ATTRIBUTE = "_unisono"
 
@@ -61,13 +62,14 @@ class Bond:
         if self.model.train_function is None or force:
             refusals.check_model(self.model, self.strategy)
             self.strategy.announce()
-            step = TrainStep(self.model, self.strategy.placement, self.strategy.exchange)
+            step = Step(self.model, self.strategy.placement, self.strategy.exchange, training=True)
             self.model.train_function = self._several(step, trained_on=self.order.trained_on)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force:
             refusals.check_model(self.model, self.strategy)
-            self.model.test_function = self._several(EvaluateStep(self.model, self.strategy.placement, self.strategy.exchange))
+            step = Step(self.model, self.strategy.placement, self.strategy.exchange, training=False)
+            self.model.test_function = self._several(step)
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force:

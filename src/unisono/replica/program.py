@@ -50,7 +50,7 @@ class ReplicaFunctions:
         gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
         return Contribution(gradients, moving, counters, seeds, added, loss, terms, logs)
 
-    def evaluate(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
+    def evaluate(self, weights: Any, others: Any, _: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
         means = self._means(batch)
         with means.watch():
             loss, aux = self._forward(weights, others, batch, replica, share, totals, training=False)
@@ -82,7 +82,7 @@ class ReplicaFunctions:
         def added(part: range) -> list[Any]:
             some = jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch)
             totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
-            return self.evaluate(weights, others, some, jnp.int32(0), jnp.float32(1), totals).metrics
+            return self.evaluate(weights, others, [], some, jnp.int32(0), jnp.float32(1), totals).metrics
 
         self.weighted_by_share = metrics.weighted_by_share(self.model, added, rows)
 

@@ -1,0 +1,84 @@
+"""What is public is documented, and the examples in the documentation run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pathlib
+import pkgutil
+
+import pytest
+
+import unisono as un
+
+SOURCE = pathlib.Path(un.__file__).parent
+PUBLIC = [
+    name for name, value in vars(un).items() if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
+]
+MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
+
+FLOORS = [
+    {"placement", "xla", "keras_seam"},
+    {"replica", "tree", "exchange", "data", "fingerprint"},
+    {"step"},
+    {"strategy", "training", "refusals", "errors"},
+    {"cli"},
+]
+"""The house: lower floors know nothing of upper ones."""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_documented(name):
+    assert inspect.getdoc(getattr(un, name))
+
+
+def test_the_public_names_are_these():
+    """Adding one is a decision."""
+    assert sorted(PUBLIC) == [
+        "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "Strategy", "TPUStrategy", "fingerprint", "get_strategy",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_examples_in_the_documentation_run(module):
+    found = doctest.testmod(importlib.import_module(module))
+    assert found.failed == 0
+
+
+def test_lower_floors_know_nothing_of_upper_ones():
+    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        for imported in imports_of(path):
+            if floor_of[imported] > floor_of[room]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {imported}")
+    assert not wrong
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """The rooms of the house that a file imports from."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "unisono":
+            names = [f"unisono.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("unisono.")}
+    return rooms
+
+
+def test_only_the_seam_touches_what_is_private_in_keras():
+    touching = [
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if path.name != "keras_seam.py" and ("keras.src" in path.read_text() or "from keras." in path.read_text())
+    ]
+    assert not touching
