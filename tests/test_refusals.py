@@ -190,6 +190,16 @@ def test_a_metric_that_is_no_sum_is_refused_by_its_name():
     made(metrics=[Largest()], replicas=1).fit(X, Y, verbose=0)
 
 
+def test_a_distribution_of_keras_is_refused():
+    model = made()
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+    try:
+        with pytest.raises(ValueError, match=r"distribution of its own \(DataParallel\).*set_distribution\(None\)"):
+            model.fit(X, Y, verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)
+
+
 def test_data_without_end_or_without_rows_is_refused():
     class Endless(keras.utils.PyDataset):
         def __getitem__(self, index):

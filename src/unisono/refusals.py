@@ -38,6 +38,11 @@ def check_compiled(model: Any, strategy: Any) -> None:
 
 def check_model(model: Any, strategy: Any) -> None:
     """Before the first step: what can still have been changed since compile()."""
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            f"Keras has a distribution of its own ({type(keras.distribution.distribution()).__name__}), and would place the batches "
+            f"that {type(strategy).__name__} divides. Write keras.distribution.set_distribution(None), or train outside the scope."
+        )
     if model.compiled:
         check_compiled(model, strategy)
     for method, way in (("train_step", "compute_loss"), ("test_step", "compute_loss"), ("predict_step", "call")):
