@@ -6,17 +6,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The newest and the oldest Keras that the engine was checked with.
+KERAS := keras==3.15.1
+OLDEST_KERAS := keras==3.15.0
+
 # As environment variables, and not as options, they also hold for the environment in which pip builds this package;
 # older versions of pip read the first there, newer ones the second.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test lint format matrix soak clean
+.PHONY: help demo test compat lint format matrix soak clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
 	@echo "make test     all tests, with short forms of matrix and soak"
+	@echo "make compat   some tests with the oldest Keras, and with torch and TensorFlow as sources of data"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, optimizers and placements"
@@ -28,6 +33,10 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/dev.stamp
 	$(PYTEST) $(ARGS)
+
+# torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
+compat: $(VENV)-compat/made
+	$(VENV)-compat/bin/python -m pytest tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py tests/test_training_bad_data.py $(ARGS)
 
 matrix: $(VENV)/dev.stamp
 	UNISONO_MATRIX=full $(PYTEST) -m matrix $(ARGS)
@@ -46,15 +55,20 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-compat
 
 # A stamp is an extra of pyproject.toml that .venv has.
 $(VENV)/%.stamp: pyproject.toml constraints.txt $(VENV)/made
 	@echo "Installing unisono[$*] into $(VENV); this takes a minute or two the first time."
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet $(KERAS) --editable '.[$*]'
 	@touch $@
 
 $(VENV)/made:
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"Unisono needs Python 3.11 or newer; $(PYTHON) is {v}. Write make PYTHON=python3.11")'
 	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)-compat/made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(VENV)-compat
+	$(VENV)-compat/bin/python -m pip install --quiet $(OLDEST_KERAS) torch tensorflow-cpu --editable '.[dev]'
 	@touch $@

@@ -23,6 +23,14 @@ def test_endless_data_without_steps_is_refused(call):
         getattr(untrained(on(3)), call)(Endless(X, Y), verbose=0, **({"shuffle": False} if call == "fit" else {}))
 
 
+def test_endless_tf_data_without_steps_is_refused():
+    tf = pytest.importorskip("tensorflow")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).repeat()
+    with pytest.raises(ValueError, match="no end"):
+        untrained(on(3)).fit(dataset, shuffle=False, verbose=0)
+    run(make, fitting(dataset, steps_per_epoch=3), on(3))
+
+
 def test_endless_validation_data_is_refused():
     with pytest.raises(ValueError, match=r"no end.*validation_steps"):
         run(make, fitting(X, Y, batch_size=10, validation_data=Endless(X, Y)), on(3))
