@@ -40,10 +40,14 @@ def test_keras_sees_the_shape_of_the_whole():
 
 def test_what_is_sent_is_a_copy():
     """A generator may write its next batch into the same array."""
-    array = np.zeros((64, 64), "float32")
-    (shards,) = divide((array,), placement(2, 1))
-    array[:] = 1
-    assert all(float(part.sum()) == 0 for part in shards.parts)
+    memory = np.zeros(64 * 64 * 4 + 64, "uint8")
+    start = -memory.ctypes.data % 64  # where a CPU device would read in place
+    for offset in (0, 16):
+        array = memory[start + offset :][: 64 * 64 * 4 - 64].view("float32").reshape(-1, 16)
+        array[:] = 0
+        (shards,) = divide((array,), placement(2, 1))
+        array[:] = 1
+        assert all(float(part.sum()) == 0 for part in shards.parts)
 
 
 @pytest.mark.parametrize(

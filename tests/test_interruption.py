@@ -124,6 +124,18 @@ def test_an_interrupted_evaluation_leaves_the_weights(method, data):
     assert un.fingerprint(made) == before
 
 
+def test_an_error_of_one_batch_does_not_bring_old_weights_back(data):
+    made = model()
+    made.train_on_batch(data[0][:6], data[1][:6])
+    made.set_weights([np.ones_like(w) for w in made.get_weights()])
+    ones = un.fingerprint(made)
+    with pytest.raises(ValueError, match="input"):
+        made.train_on_batch(data[0][:6, :3], data[1][:6])
+    with pytest.raises(ValueError, match="empty"):
+        made.evaluate(data[0][:0], data[1][:0], verbose=0)
+    assert un.fingerprint(made) == ones
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_ctrl_c_at_any_moment_keeps_a_whole_step(number, data, whole_steps):
     """A real signal, wherever the program is; fit ends with the weights of some whole step, and can go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import jax.numpy as jnp
@@ -49,6 +50,33 @@ def test_replicas_draw_different_masks():
     four = masks(un.OneDeviceStrategy(replicas=4))[0]
     one = masks(un.OneDeviceStrategy(), rows=4)[0]
     assert not np.allclose(four, one)
+
+
+class AlwaysDropout(layers.Dropout):
+    """Monte Carlo dropout: it draws in prediction too."""
+
+    def call(self, x, training=False):
+        return super().call(x, training=True)
+
+
+def test_prediction_draws_what_plain_keras_draws_and_goes_on():
+    """Batches and calls draw anew; one replica draws as plain Keras, several the same on every placement."""
+    seen = {}
+    for name, strategy in {
+        "plain": None,
+        "one": un.OneDeviceStrategy(),
+        "four on one": un.OneDeviceStrategy(replicas=4),
+        "four on three": un.MirroredStrategy(devices=3, replicas=4),
+    }.items():
+        keras.utils.set_random_seed(0)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = keras.Sequential([layers.Input((6,)), AlwaysDropout(0.5)])
+        calls = [model.predict(np.ones((14, 6), "float32"), 7, 0, None, []) for _ in range(2)]
+        assert not np.array_equal(calls[0], calls[1])
+        assert not np.array_equal(calls[0][:7], calls[0][7:])
+        seen[name] = un.fingerprint(calls, *model.variables)
+    assert seen["plain"] == seen["one"]
+    assert seen["four on one"] == seen["four on three"] != seen["one"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)), min_size=2, max_size=4, unique=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import keras
 import numpy as np
@@ -33,6 +35,10 @@ def test_devices_are_a_count_a_list_or_a_mesh():
     assert un.OneDeviceStrategy(devices=[chosen[1]], replicas=4).devices == (chosen[1],)
 
 
+def test_numbers_of_numpy_are_numbers():
+    assert un.MirroredStrategy(devices=np.int64(2), replicas=np.int32(4)).num_replicas_in_sync == 4
+
+
 def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
     assert len(un.MirroredStrategy(replicas=3).devices) == 3
 
@@ -45,6 +51,10 @@ def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
         ({"accumulate": -1}, "received accumulate=-1"),
         ({"replicas": 4, "accumulate": 2}, "Write one of them"),
         ({"devices": 4, "replicas": 2}, "received 4 devices and replicas=2.*Write devices=2, or replicas=4"),
+        ({"replicas": 2.5}, "replicas must be a whole number; received replicas=2.5"),
+        ({"replicas": "8"}, "received replicas='8'; it must be a whole number"),
+        ({"devices": True}, "devices must be a whole number"),
+        ({"deterministic": False}, "nothing to switch off"),
         ({"devices": "two"}, "must be a count, a list of JAX devices or a mesh"),
         ({"devices": []}, "must be a count"),
         (
@@ -66,8 +76,13 @@ def test_a_device_cannot_be_named_twice():
 def test_older_forms_are_answered():
     with pytest.raises(TypeError, match=r"received \['GPU:0', 'GPU:1'\]. Write MirroredStrategy\(devices=2\)"):
         un.MirroredStrategy(["GPU:0", "GPU:1"])
-    with pytest.raises(TypeError, match=r"needs no resolver.*Write TPUStrategy\(\)"):
-        un.TPUStrategy(object())
+    with pytest.raises(TypeError, match=r"received cross_device_ops='nccl'. Write MirroredStrategy\(devices=2\)"):
+        un.MirroredStrategy(cross_device_ops="nccl")
+    with pytest.raises(TypeError, match=r"received '/gpu:0'. Write OneDeviceStrategy\(\), or OneDeviceStrategy\(devices=jax"):
+        un.OneDeviceStrategy("/gpu:0")
+    for form in ({"args": [3]}, {"tpu_cluster_resolver": 3}):
+        with pytest.raises(TypeError, match=r"Write TPUStrategy\(\): it needs no resolver"):
+            un.TPUStrategy(*form.pop("args", ()), **form)
     with pytest.raises(ValueError, match=r"found no TPU: JAX runs on cpu.*MirroredStrategy\(\)"):
         un.TPUStrategy()
     with pytest.raises(ValueError, match="synchronous"):
@@ -122,6 +137,28 @@ def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     model.compile("sgd", "mse")
     assert un.training.belongs_to(model) is one
     assert un.training.belongs_to(small()) is None
+
+
+def test_a_scope_is_its_own_threads():
+    """Threads come and go in scopes of their own, and a model belongs to the scope of the thread that makes it."""
+    one, other = un.OneDeviceStrategy(replicas=2), un.OneDeviceStrategy(replicas=3)
+    entered, left, owners = threading.Event(), threading.Event(), {}
+
+    def first():
+        with one.scope():
+            entered.set()
+            left.wait(10)
+            owners["late"] = un.training.belongs_to(small())
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    owners["outside"] = un.training.belongs_to(small())
+    with other.scope():
+        owners["other"] = un.training.belongs_to(small())
+    left.set()
+    thread.join(10)
+    assert owners == {"outside": None, "other": other, "late": one}
 
 
 def test_a_model_made_outside_is_refused_inside(rng):

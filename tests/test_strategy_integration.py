@@ -45,11 +45,33 @@ def test_a_pool_that_is_too_late_is_said():
     assert "PJRT_NPROC=8" in said[0]
 
 
+def test_a_pool_of_the_parent_process_does_not_bind_its_children():
+    assert show("OneDeviceStrategy(replicas=12)", PJRT_NPROC="8", UNISONO_PJRT_NPROC="8") == [1, 1, 12, "16", []]
+
+
+def test_devices_that_the_user_has_asked_xla_for_stay():
+    assert show("MirroredStrategy()", XLA_FLAGS="--xla_force_host_platform_device_count=3") == [3, 3, 3, "8", []]
+
+
 def test_devices_that_are_too_late_say_what_to_write():
     done = python("-c", SHOW.format(strategy="MirroredStrategy(devices=4)", before="import jax; jax.devices()"))
     assert done.returncode == 1
     assert "received devices=4, but JAX runs with 1 cpu device." in done.stderr
     assert 'jax.config.update("jax_num_cpu_devices", 4)' in done.stderr
+
+
+def test_the_compilation_cache_of_jax_does_not_get_in_the_way(tmp_path):
+    """Machine code that comes from JAX's cache on disk cannot be loaded on other devices; a second run must not find it."""
+    script = (
+        "import unisono as un; s = un.MirroredStrategy(devices=2, replicas=4); import keras, numpy as np; "
+        "keras.utils.set_random_seed(0); scope = s.scope(); scope.__enter__(); "
+        "m = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)]); scope.__exit__(None, None, None); "
+        "m.compile('sgd', 'mse'); m.fit(np.ones((8, 3)), np.ones((8, 2)), verbose=0); print(un.fingerprint(m))"
+    )
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    runs = [python("-c", script, **cache) for _ in range(2)]
+    assert all(run.returncode == 0 for run in runs), runs[1].stderr[-2000:]
+    assert runs[0].stdout == runs[1].stdout
 
 
 def test_importing_configures_nothing_and_starts_nothing():

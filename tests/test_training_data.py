@@ -90,6 +90,12 @@ def test_torch_loader_trains_what_arrays_train(of_arrays):
     assert run(make, fitting(loader, epochs=2), on(3)).bits == of_arrays
 
 
+def test_sparse_matrices_train_what_arrays_train(of_arrays):
+    """Rows of a scipy matrix are the rows of the array."""
+    sparse = pytest.importorskip("scipy.sparse")
+    assert run(make, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
+
+
 def test_tf_data_trains_what_arrays_train(of_arrays):
     """A tf.data pipeline of the same rows gives the same bits."""
     tf = pytest.importorskip("tensorflow")

@@ -15,17 +15,27 @@ class StepError(ValueError):
 
 @contextlib.contextmanager
 def explained(model: Any, batch: Any) -> Iterator[None]:
-    """Puts the model and the shapes in front of an error of JAX. Errors of Keras and of the user's code that say what they
-    received pass as they are."""
+    """Puts the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are."""
     try:
         yield
-    except (TypeError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+    except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+        if not raised_by_jax(error):
+            raise
         shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=lambda leaf: hasattr(leaf, "shape"))
         what = f"a batch of shapes {shapes}" if batch is not None else "the first batch"
         raise StepError(
-            f"A step of the model {model.name!r} could not run on {what}. Check that the shapes and dtypes fit the model and its "
-            f"loss, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
+            f"A step of the model {model.name!r} could not run on {what}. Check that the shapes and dtypes fit the model, its loss "
+            f"and its metrics, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
         ) from error
+
+
+def raised_by_jax(error: BaseException) -> bool:
+    """Whether the error comes out of JAX: by its kind, or by the innermost frame that it left."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    module = "" if frames is None else frames.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, (jax.errors.JAXTypeError, jax.errors.JaxRuntimeError)) or module.partition(".")[0] == "jax"
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses othe
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,21 @@ PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
 get_keras_mask = backend.get_keras_mask
 unpack = data_adapter_utils.unpack_x_y_sample_weight
 
+METHODS = {
+    "compile": "compile",
+    "make_train_function": "make_train_function",
+    "make_test_function": "make_test_function",
+    "make_predict_function": "make_predict_function",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "train_on_batch": "train_on_batch",
+    "test_on_batch": "test_on_batch",
+    "predict_on_batch": "predict_on_batch",
+    "build_by": "_symbolic_build",
+    "take_state": "_get_jax_state",
+}
+"""What is set on a model of a scope: our names for methods of Keras' JAX trainer."""
+
 State = tuple[list[Any], ...]
 STATE_NAMES = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 WITHOUT_OPTIMIZER = tuple(name for name in STATE_NAMES if name != "optimizer_variables")
@@ -74,28 +90,46 @@ def check_version() -> None:
 # --- models of a scope ------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def watched_models(made: Callable[[Any], None], used: Callable[[Any], None]) -> Iterator[None]:
-    """Calls `made(model)` for each model made inside, and `used(model)` before one is compiled or trained inside."""
-    init, compile_, make = JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function
+class Watch:
+    """While it is entered, by however many threads: calls `made(model)` for each model made, and `used(model)` before one is
+    compiled or trained. Keras' classes are the stock objects before and after."""
 
-    def __init__(self: Any) -> None:
-        init(self)
-        made(self)
+    def __init__(self, made: Callable[[Any], None], used: Callable[[Any], None]) -> None:
+        self._made = made
+        self._used = used
+        self._entered = 0
+        self._lock = threading.Lock()
+        self._stock: tuple[Any, ...] = ()
 
-    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        used(self)
-        return compile_(self, *args, **kwargs)
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1:
+                self._patch()
 
-    def make_train_function(self: Any, force: bool = False) -> None:
-        used(self)
-        return make(self, force)
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = self._stock
 
-    JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = __init__, compile, make_train_function
-    try:
-        yield
-    finally:
-        JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = init, compile_, make
+    def _patch(self) -> None:
+        made, used = self._made, self._used
+        self._stock = init, compile_, make = JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function
+
+        def __init__(self: Any) -> None:
+            init(self)
+            made(self)
+
+        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            used(self)
+            return compile_(self, *args, **kwargs)
+
+        def make_train_function(self: Any, force: bool = False) -> None:
+            used(self)
+            return make(self, force)
+
+        JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = __init__, compile, make_train_function
 
 
 def set_on(model: Any, name: str, value: Any) -> None:
@@ -104,8 +138,14 @@ def set_on(model: Any, name: str, value: Any) -> None:
 
 
 def of_class(model: Any, name: str) -> Callable[..., Any]:
-    """The method of the model's class behind one that was set on the model."""
-    return getattr(type(model), name).__get__(model)
+    """The method of the model's class, by our name, behind one that was set on the model."""
+    return getattr(type(model), METHODS[name]).__get__(model)
+
+
+def drop_state(model: Any) -> None:
+    """The end of a loop, however it ended: the variables hold the state again, and nothing else does."""
+    model.jax_state_sync()
+    set_on(model, "_jax_state", None)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -264,6 +304,11 @@ def wrapped_method(instance: Any, name: str, wrap: Callable[[Callable[..., Any]]
             object.__delattr__(instance, name)
         else:
             object.__setattr__(instance, name, before)
+
+
+def wrapped_function(metric: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+    """For the block, the function that a MeanMetricWrapper takes the mean of is wrapped."""
+    return wrapped_method(metric, "_fn", wrap)
 
 
 # --- data adapters ----------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def check_compiled(model: Any, strategy: Any) -> None:
         slow = [layer.name for layer in keras_seam.layers_of(model) if not layer.supports_jit]
         why = f"the layers {slow} do not support compilation" if slow else "jit_compile=False was given to compile()"
         raise ValueError(
-            f"The steps of a strategy are always compiled, but {why}. To debug, fit the same model outside strategy.scope(), or "
-            f"use jax.disable_jit() there."
+            f"The steps of a strategy are always compiled, but {why}. Move layers that cannot be compiled into the data pipeline; "
+            f"to debug, fit the same model outside strategy.scope()."
         )
     if replicas > 1:
         for layer in keras_seam.layers_of(model):
@@ -45,12 +45,27 @@ def check_model(model: Any, strategy: Any) -> None:
         )
     if model.compiled:
         check_compiled(model, strategy)
+    doubles = [v.path for v in model.variables if v.dtype == "float64"]
+    if doubles:
+        raise ValueError(
+            f"The model has variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
+            f"model with float32."
+        )
     for method, way in (("train_step", "compute_loss"), ("test_step", "compute_loss"), ("predict_step", "call")):
         if keras_seam.overrides(model, method):
             raise ValueError(
                 f"{type(model).__name__}.{method} is overridden: it sees one replica's rows and would apply gradients for them "
                 f"alone. Override {way} instead, which the strategy runs for every replica and adds up."
             )
+
+
+def check_still_trainable(model: Any, training: bool) -> None:
+    """Layers were frozen, or freed, since the step was made. Evaluation and prediction follow; the optimizer cannot."""
+    if training:
+        raise ValueError(
+            f"The variables of the model {model.name!r} are other ones than when it was compiled: layers were frozen, freed or "
+            f"added. Write model.compile(...) again, so that the optimizer has the variables that are trained now."
+        )
 
 
 def check_layer(layer: Any, replicas: int) -> None:

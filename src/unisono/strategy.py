@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +17,28 @@ from unisono.xla import runtime
 
 Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
-_current: list[Strategy] = []
+
+class Scopes(threading.local):
+    """The strategies whose scopes this thread is in, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Strategy] = []
+
+
+_scopes = Scopes()
+_watch = keras_seam.Watch(made=lambda model: made_in_scope(model), used=lambda model: used_in_scope(model))
+
+
+def made_in_scope(model: Any) -> None:
+    """A model made in a scope of this thread belongs to its strategy."""
+    if _scopes.open:
+        training.Bond(model, _scopes.open[-1])
+
+
+def used_in_scope(model: Any) -> None:
+    """A model that is compiled or trained in a scope of this thread must have been made in that strategy's."""
+    if _scopes.open:
+        refusals.check_made_here(model, _scopes.open[-1], training.belongs_to(model))
 
 
 class Strategy:
@@ -26,7 +49,7 @@ class Strategy:
             never more than replicas.
         replicas: R, the number of parts into which every global batch is cut. By default the number of devices.
         accumulate: R as a multiple of the devices: each runs this many replicas one after another.
-        deterministic: Whether results must be the same to the bit.
+        deterministic: True, the only value so far: results are the same to the bit.
 
     Example:
         >>> strategy = MirroredStrategy(replicas=8)
@@ -36,6 +59,8 @@ class Strategy:
 
     _uses_all_devices = True
     """Whether the number of devices, where it is not given, is the machine's."""
+    _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
+    """What to write in place of older forms."""
 
     def __init__(
         self,
@@ -44,12 +69,19 @@ class Strategy:
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
+        **older: Any,
     ) -> None:
         keras_seam.check_version()
-        self._check(positional, devices, replicas, accumulate)
+        self._check_form(positional, older)
+        devices, replicas, accumulate = (
+            whole_number(name, value)
+            for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
+        )
+        self._check(devices, replicas, accumulate, deterministic)
         count = devices if isinstance(devices, int) else None
         if not runtime.has_started():
-            runtime.make_cpu_devices(count or 1)
+            if count:
+                runtime.make_cpu_devices(count)
             runtime.choose_pool(replicas or (count or 1) * (accumulate or 1))
         found = self._find(devices)
         of_machine = devices is None and replicas is None and self._uses_all_devices
@@ -76,17 +108,17 @@ class Strategy:
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
         """Models made inside belong to this strategy, wherever they are compiled and fitted."""
-        if _current and _current[-1] is not self:
+        if _scopes.open and _scopes.open[-1] is not self:
             raise RuntimeError(
-                f"This is the scope of {_current[-1]!r}; the scope of {self!r} cannot begin inside it. Leave the first scope "
+                f"This is the scope of {_scopes.open[-1]!r}; the scope of {self!r} cannot begin inside it. Leave the first scope "
                 f"before you enter another."
             )
-        with contextlib.ExitStack() as stack:
-            if not _current:
-                stack.enter_context(keras_seam.watched_models(self._made, self.check_use))
-            _current.append(self)
-            stack.callback(_current.pop)
-            yield self
+        with _watch:
+            _scopes.open.append(self)
+            try:
+                yield self
+            finally:
+                _scopes.open.pop()
 
     def announce(self) -> None:
         """Says once, at the first fit, that R came from the machine."""
@@ -95,20 +127,26 @@ class Strategy:
             r = self.num_replicas_in_sync
             print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
 
-    def _made(self, model: Any) -> None:
-        training.Bond(model, self)
-
     def check_use(self, model: Any) -> None:
-        """A model that is compiled or trained inside a scope must have been made in this strategy's."""
-        if _current:
-            refusals.check_made_here(model, _current[-1], training.belongs_to(model))
+        """Before training: the scope around this line, if there is one, must be the model's."""
+        used_in_scope(model)
 
-    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
+    def _check_form(self, positional: tuple[Any, ...], older: dict[str, Any]) -> None:
+        """The arguments of older programs, which had other forms."""
         name = type(self).__name__
-        if positional:
+        received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
+        if received:
             raise TypeError(
-                f"{name} takes its arguments by name, and received {', '.join(map(repr, positional))}. Write "
-                f"{name}(devices=2), or {name}(devices=jax.devices()[:2]) to choose them."
+                f"{name} takes devices=, replicas=, accumulate= and deterministic=, by name, and received {', '.join(received)}. "
+                f"Write {self._example}."
+            )
+
+    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+        name = type(self).__name__
+        if not deterministic:
+            raise ValueError(
+                f"{name} received deterministic={deterministic!r}, but there is nothing to switch off: results are the same to the "
+                f"bit, and that is not what makes them slow. Leave the argument out."
             )
         if replicas is not None and accumulate is not None:
             raise ValueError(
@@ -116,6 +154,8 @@ class Strategy:
                 f"accumulate times the number of devices. Write one of them."
             )
         for argument, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate)):
+            if argument != "devices" and not isinstance(value, int | None):
+                raise ValueError(f"{name} received {argument}={value!r}; it must be a whole number.")
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} received {argument}={value}; it must be 1 or more.")
         count = devices if isinstance(devices, int) or devices is None else len(listed(devices))
@@ -148,6 +188,13 @@ class Strategy:
         return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {len(self.devices)} {kind} devices>"
 
 
+def whole_number(name: str, value: Any) -> Any:
+    """Numbers of NumPy and others as Python's; what is no number passes."""
+    if isinstance(value, (bool, float)):
+        raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
 def listed(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
     found = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
     odd = [d for d in found if not isinstance(d, jax.Device)]
@@ -169,9 +216,10 @@ class OneDeviceStrategy(Strategy):
     """All replicas on one device, one after another: what others call gradient accumulation."""
 
     _uses_all_devices = False
+    _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
 
-    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
-        super()._check(positional, devices, replicas, accumulate)
+    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+        super()._check(devices, replicas, accumulate, deterministic)
         count = devices if isinstance(devices, int) else 1 if devices is None else len(listed(devices))
         if count != 1:
             raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
@@ -183,13 +231,7 @@ class OneDeviceStrategy(Strategy):
 class TPUStrategy(Strategy):
     """Replicas on TPU devices: the same engine."""
 
-    def _check(self, positional: tuple[Any, ...], devices: Devices, replicas: int | None, accumulate: int | None) -> None:
-        if positional:
-            raise TypeError(
-                f"TPUStrategy needs no resolver, and received {positional[0]!r}: JAX finds the TPUs of this machine by itself. "
-                f"Write TPUStrategy()."
-            )
-        super()._check(positional, devices, replicas, accumulate)
+    _example = "TPUStrategy(): it needs no resolver, since JAX finds the TPUs of this machine by itself"
 
     def _find(self, devices: Devices) -> list[jax.Device]:
         found = super()._find(devices)
@@ -229,8 +271,8 @@ class DefaultStrategy(Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        if _current:
-            raise RuntimeError(f"This is the scope of {_current[-1]!r}; the default strategy cannot begin inside it.")
+        if _scopes.open:
+            raise RuntimeError(f"This is the scope of {_scopes.open[-1]!r}; the default strategy cannot begin inside it.")
         yield self
 
 
@@ -244,8 +286,8 @@ def get_strategy() -> Strategy:
         >>> get_strategy().num_replicas_in_sync
         1
     """
-    if _current:
-        return _current[-1]
+    if _scopes.open:
+        return _scopes.open[-1]
     if not _default:
         _default.append(DefaultStrategy())
     return _default[0]

@@ -7,6 +7,7 @@ the model, on this one object, together with what gives the loops our data adapt
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,11 +39,8 @@ class Bond:
         self.strategy = strategy
         self._order: Order | None = None
         keras_seam.set_on(model, ATTRIBUTE, self)
-        for name in (
-            "compile", "make_train_function", "make_test_function", "make_predict_function",
-            "evaluate", "predict", "_symbolic_build", "_get_jax_state",
-        ):  # fmt: skip
-            keras_seam.set_on(model, name, in_place_of(getattr(type(model), name), getattr(self, name.strip("_"))))
+        for ours, theirs in keras_seam.METHODS.items():
+            keras_seam.set_on(model, theirs, in_place_of(getattr(type(model), theirs), getattr(self, ours)))
 
     @property
     def order(self) -> Order:
@@ -60,41 +58,45 @@ class Bond:
     def make_train_function(self, force: bool = False) -> None:
         self.strategy.check_use(self.model)
         if self.model.train_function is None or force:
-            refusals.check_model(self.model, self.strategy)
             self.strategy.announce()
-            step = Step(self.model, self.strategy.placement, self.strategy.exchange, training=True)
-            self.model.train_function = self._several(step, trained_on=self.order.trained_on)
+            self.model.train_function = self._several(lambda: self._step(training=True), trained_on=self.order.trained_on)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force:
-            refusals.check_model(self.model, self.strategy)
-            step = Step(self.model, self.strategy.placement, self.strategy.exchange, training=False)
-            self.model.test_function = self._several(step)
+            self.model.test_function = self._several(lambda: self._step(training=False))
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force:
-            refusals.check_model(self.model, self.strategy)
-            step = PredictStep(self.model, self.strategy.placement)
-
-            def predict(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-                outputs = [self._guarded(step, state, next(iterator))[0]]
-                outputs += [self._guarded(step, state, batch)[0] for batch in some(iterator, self.model.steps_per_execution - 1)]
-                return (outputs[0] if len(outputs) == 1 else joined(outputs)), state
-
-            self.model.predict_function = predict
+            self.model.predict_function = self._several(self._predict_step, together=joined)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring(keras_seam.of_class(self.model, "evaluate"), *args, **kwargs)
+        return self._restoring("evaluate", *args, **kwargs)
 
-    def predict(self, x: Any, batch_size: int | None = None, verbose: Any = "auto", steps: int | None = None, **more: Any) -> Any:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+        **more: Any,
+    ) -> Any:
         source = keras_seam.adapter_of(x, batch_size, steps)
         refusals.check_source(source, steps)
         if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
             source = GlobalBatches(source, self.strategy.placement, self.order)
-        method = keras_seam.of_class(self.model, "predict")
-        return self._restoring(method, source, batch_size=batch_size, verbose=verbose, steps=steps, **more)
+        return self._restoring("predict", source, batch_size, verbose, steps, callbacks, **more)
 
-    def symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._restoring("train_on_batch", *args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._restoring("test_on_batch", *args, **kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        return self._restoring("predict_on_batch", *args, **kwargs)
+
+    def build_by(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
             refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
             keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, self.strategy.placement, self.order))
@@ -103,7 +105,7 @@ class Bond:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
         with explained(self.model, data_batch):
-            keras_seam.of_class(self.model, "_symbolic_build")(iterator=iterator, data_batch=data_batch)
+            keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
 
     def _rows_of_a_replica(self, batch: Any, fixed: int) -> Any:
         """What one replica sees of a batch, in shapes, where the model's inputs fix its rows."""
@@ -111,36 +113,58 @@ class Bond:
         refusals.check_static_rows(fixed, parts.total_rows, self.strategy.num_replicas_in_sync, parts.rows)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parts.shards[0])
 
-    def get_jax_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
+    def take_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
         return keras_seam.take_state(self.model, purge_model_variables, **groups)
 
-    def _several(self, step: Any, trained_on: Callable[[int], None] | None = None) -> Callable[..., Any]:
-        """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
+    # The steps.
+
+    def _step(self, training: bool) -> Step:
+        refusals.check_model(self.model, self.strategy)
+        return Step(self.model, self.strategy.placement, self.strategy.exchange, training)
+
+    def _predict_step(self) -> PredictStep:
+        refusals.check_model(self.model, self.strategy)
+        return PredictStep(self.model, self.strategy.placement, self.strategy.exchange)
+
+    def _several(
+        self,
+        make: Callable[[], Step | PredictStep],
+        trained_on: Callable[[int], None] | None = None,
+        together: Callable[[list[Any]], Any] = lambda logs: logs[-1],
+    ) -> Callable[..., Any]:
+        """What Keras calls for each execution: one step, or as many as `steps_per_execution` says. `together` makes one of
+        what several steps return."""
+        current, sizes = make(), None
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
-            logs, state = self._guarded(step, state, next(iterator), trained_on)
-            for batch in some(iterator, self.model.steps_per_execution - 1):
-                logs, state = self._guarded(step, state, batch, trained_on)
-            return logs, state
+            nonlocal current, sizes
+            if sizes not in (None, tuple(map(len, state))):
+                refusals.check_still_trainable(self.model, trained_on is not None)
+                current = make()
+            sizes, logs = tuple(map(len, state)), []
+            for batch in itertools.chain([next(iterator)], some(iterator, self.model.steps_per_execution - 1)):
+                with explained(self.model, batch):
+                    log, state = current(state, batch)
+                logs.append(log)
+                keras_seam.hold_state(self.model, current.state_names, state)
+                position = position_of(batch)
+                if trained_on is not None and position is not None:
+                    trained_on(position[0])
+            return together(logs), state
 
+        function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
-    def _guarded(self, step: Any, state: Any, batch: Any, trained_on: Callable[[int], None] | None = None) -> tuple[Any, Any]:
-        with explained(self.model, batch):
-            logs, state = step(state, batch)
-        if hasattr(step, "state_names"):
-            keras_seam.hold_state(self.model, step.state_names, state)
-        position = position_of(batch)
-        if trained_on is not None and position is not None:
-            trained_on(position[0])
-        return logs, state
-
-    def _restoring(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Whatever stops the loop, the model has its weights afterwards."""
+    def _restoring(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Whatever stops the loop, the model has its weights afterwards, and the devices let go of their copies."""
+        self.model.jax_state_sync()  # a callback of fit may have called us
         try:
-            return method(*args, **kwargs)
+            return keras_seam.of_class(self.model, name)(*args, **kwargs)
         finally:
-            self.model.jax_state_sync()
+            keras_seam.drop_state(self.model)
+            for function in (self.model.test_function, self.model.predict_function):
+                if function is not None:
+                    function.forget()
 
 
 def some(iterator: Iterator[Any], count: int) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import sparse
 
 from unisono.placement import Placement, split_evenly
 
@@ -38,14 +39,15 @@ class Shards:
 
 def divide(batch: Any, placement: Placement, position: Position | None = None) -> Any:
     """The batch with `Shards` in place of its arrays; batches that are divided already pass through."""
-    leaves, structure = jax.tree.flatten(batch, is_leaf=lambda leaf: isinstance(leaf, Shards))
+    leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
     if leaves and all(isinstance(leaf, Shards) for leaf in leaves):
         return batch
     arrays = [as_array(leaf) for leaf in leaves]
     shards = split_evenly(rows_of(arrays, position), placement.replicas)
     owners = [(rows, placement.devices[device]) for rows, device in zip(shards, placement.device_of, strict=True) if rows]
-    cut = [[array[rows.start : rows.stop] for rows, _ in owners] for array in arrays]
-    sent = jax.device_put(cut, [[device for _, device in owners]] * len(arrays), may_alias=False)
+    # Copies: a CPU device reads a NumPy array where it lies, and its owner may write the next batch there meanwhile.
+    cut = [[np.array(array[rows.start : rows.stop]) for rows, _ in owners] for array in arrays]
+    sent = jax.device_put(cut, [[device for _, device in owners]] * len(arrays))
     missing = (None,) * (placement.replicas - len(owners))
     return jax.tree.unflatten(
         structure,
@@ -56,8 +58,13 @@ def divide(batch: Any, placement: Placement, position: Position | None = None) -
     )
 
 
+def is_whole(leaf: Any) -> bool:
+    """What is one array of a batch, though JAX would look inside."""
+    return isinstance(leaf, (Shards, sparse.JAXSparse))
+
+
 def as_array(leaf: Any) -> np.ndarray:
-    array = np.asarray(leaf)
+    array = np.asarray(leaf.todense() if isinstance(leaf, sparse.JAXSparse) else leaf)
     if array.dtype.kind not in "biufcV":
         raise ValueError(
             f"A batch holds values of type {type(leaf).__name__} and dtype {array.dtype}, which no device can hold. Turn them "

@@ -8,19 +8,25 @@ import jax
 import jax.numpy as jnp
 
 
+class Assigned(NamedTuple):
+    """What a replica's forward pass assigned."""
+
+    moving: list[jax.Array]
+    """By how much floating-point state changed, times the rows. One replica alone has the new state here."""
+    counters: list[tuple[jax.Array, jax.Array]]
+    """How much each integer state grew: in the first replica alone, and in this one."""
+    seeds: list[jax.Array]
+    """How far each random state moved on, in the first replica alone."""
+
+
 class Contribution(NamedTuple):
     """One replica's part of a training or evaluation step; parts are added, in the order of the tree."""
 
     gradients: list[jax.Array]
     """Of the trainable variables; empty in evaluation."""
-    moving: list[jax.Array]
-    """Floating-point state that the replica assigned, times its share of the rows."""
-    counters: list[tuple[jax.Array, jax.Array]]
-    """How much each integer state grew: in the first replica alone, and in this one."""
-    seeds: list[jax.Array]
-    """How far each random state moved on, in the first replica alone."""
+    assigned: Assigned
     metrics: list[jax.Array]
-    """What the rows add to the metrics' variables."""
+    """What the rows add to the metrics' variables. One replica alone has the new state here."""
     loss: jax.Array
     terms: jax.Array
     """The part of each loss term of compile(), without its weight."""

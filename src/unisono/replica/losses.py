@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 from unisono import keras_seam
+from unisono.replica.rows import by_rows
 
 
 def numerator_and_divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, share: Any) -> tuple[Any, Any]:
@@ -27,14 +28,15 @@ def numerator_and_divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: An
             f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
         )
     in_mask = keras_seam.get_keras_mask(y_pred)
-    values = loss.call(*(keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)))
-    if len(values.shape) == 0:
+    of = [keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)]
+    values = loss.call(*of)
+    if not by_rows(loss.call, *of):
         if sample_weight is not None:
             raise ValueError(
-                f"The loss {loss.name!r} returns one number for all rows, so sample or class weights cannot reach the rows. "
-                f"Return one value for each row, or fit without weights."
+                f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
+                f"weights cannot reach the rows. Return one value for each row, or fit without weights."
             )
-        return values * share, None
+        return keras_seam.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype) * share, None
     masks = [mask for mask in (in_mask, keras_seam.get_keras_mask(values)) if mask is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     numerator = keras_seam.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 
 from unisono import keras_seam
 from unisono.placement import split_evenly
+from unisono.replica.rows import by_rows
 
 CLOSE = 1e-3
 """Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
@@ -23,9 +24,8 @@ CLOSE = 1e-3
 class BatchLevelMeans:
     """Finds, while a replica is traced, the means that are fed with one number for all of its rows."""
 
-    def __init__(self, model: Any, rows: int) -> None:
+    def __init__(self, model: Any) -> None:
         self._metrics = [m for m in keras_seam.leaf_metrics(model) if isinstance(m, keras.metrics.Mean)]
-        self._rows = rows
         self._found: list[Any] = []
 
     @contextlib.contextmanager
@@ -33,7 +33,7 @@ class BatchLevelMeans:
         with contextlib.ExitStack() as stack:
             for metric in self._metrics:
                 if isinstance(metric, keras.metrics.MeanMetricWrapper):
-                    stack.enter_context(keras_seam.wrapped_method(metric, "_fn", self._values_of(metric)))
+                    stack.enter_context(keras_seam.wrapped_function(metric, self._values_of(metric)))
                 elif type(metric) is keras.metrics.Mean:
                     stack.enter_context(keras_seam.wrapped_method(metric, "update_state", self._update_of(metric)))
             yield
@@ -41,17 +41,12 @@ class BatchLevelMeans:
     def variables(self) -> set[int]:
         return {id(variable) for metric in self._found for variable in metric.variables}
 
-    def _note(self, metric: Any, values: Any) -> None:
-        shape = tuple(getattr(values, "shape", ()))
-        if not shape or shape[0] != self._rows:
-            self._found.append(metric)
-
     def _values_of(self, metric: Any) -> Callable[[Any], Any]:
         def wrap(function: Any) -> Any:
             def noted(*args: Any, **kwargs: Any) -> Any:
-                values = function(*args, **kwargs)
-                self._note(metric, values)
-                return values
+                if not by_rows(lambda *args: function(*args, **kwargs), *args):
+                    self._found.append(metric)
+                return function(*args, **kwargs)
 
             return noted
 
@@ -60,8 +55,8 @@ class BatchLevelMeans:
     def _update_of(self, metric: Any) -> Callable[[Any], Any]:
         def wrap(update_state: Any) -> Any:
             def noted(values: Any, sample_weight: Any = None) -> Any:
-                if sample_weight is None:
-                    self._note(metric, values)
+                if sample_weight is None and not getattr(values, "shape", ()):
+                    self._found.append(metric)
                 return update_state(values, sample_weight=sample_weight)
 
             return noted
@@ -82,12 +77,13 @@ def own_metrics(model: Any) -> list[Any]:
     return [m for m in keras_seam.leaf_metrics(model) if not type(m).__module__.startswith("keras.")]
 
 
-def weighted_by_share(model: Any, added: Callable[[range], list[Any]], rows: int) -> set[int]:
-    """Looks once whether the metrics of the user's own add up: whether the parts of some rows give what the whole gives.
+def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any]], rows: int) -> set[int]:
+    """Looks once whether the metrics of the user's own are sums: whether the parts of some rows, each from the reset state
+    and all one after another, give what the whole gives.
 
     Args:
         model: The model with the metrics.
-        added: What some rows, out of the first `rows`, add to each variable of the metrics.
+        updated: `updated(state, rows)` is the metrics' state after some rows out of the first `rows`.
         rows: How many rows there are to look at.
 
     Returns:
@@ -97,24 +93,33 @@ def weighted_by_share(model: Any, added: Callable[[range], list[Any]], rows: int
         ValueError: For a metric that is neither.
     """
     position = {id(v): index for index, v in enumerate(model.metrics_variables)}
-    cut = split_evenly(rows, min(rows, 4))
-    whole, *parts = ([np.asarray(value, "float64") for value in added(part)] for part in (range(rows), *cut))
+    cut, reset = split_evenly(rows, min(rows, 4)), reset_values(model)
+    shares = [len(part) / rows for part in cut]
+
+    def added(state: list[Any]) -> list[np.ndarray]:
+        return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(state, reset, strict=True)]
+
+    whole, parts, in_turn = added(updated(reset, range(rows))), [added(updated(reset, part)) for part in cut], reset
+    for part in cut:
+        in_turn = updated(in_turn, part)
+    in_turn = added(in_turn)
     found: set[int] = set()
     for metric in own_metrics(model):
         mine = [position[id(v)] for v in metric.variables]
-        if all(close(sum(part[i] for part in parts), whole[i]) for i in mine):
+        sums = [sum(part[i] for part in parts) for i in mine]
+        goes_on = all(close(in_turn[i], total) for i, total in zip(mine, sums, strict=True))
+        if goes_on and all(close(whole[i], total) for i, total in zip(mine, sums, strict=True)):
             continue
-        shares = [len(part) / rows for part in cut]
         means = all(close(sum(s * part[i] for s, part in zip(shares, parts, strict=True)), whole[i]) for i in mine)
-        if means and isinstance(metric, keras.metrics.Mean):
+        if goes_on and means and isinstance(metric, keras.metrics.Mean):
             found |= {id(v) for v in metric.variables}
             continue
-        worst = next(i for i in mine if not close(sum(part[i] for part in parts), whole[i]))
+        worst = next(i for i, total in zip(mine, sums, strict=True) if not (close(whole[i], total) and close(in_turn[i], total)))
         raise ValueError(
-            f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: the parts of a batch give its "
-            f"variable {model.metrics_variables[worst].path!r} {', '.join(str(part[worst]) for part in parts)}, the whole gives "
-            f"{whole[worst]}. Its state must be made of sums over rows, as keras.metrics.Mean keeps a total and a count. Rewrite "
-            f"its update_state with assign_add of sums, or write replicas=1."
+            f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
+            f"{', '.join(str(part[worst]) for part in parts)} to its variable {model.metrics_variables[worst].path!r}, one after "
+            f"another {in_turn[worst]}, and the whole batch {whole[worst]}. Its state must be made of sums over rows, as "
+            f"keras.metrics.Mean keeps a total and a count. Rewrite its update_state with assign_add of sums, or write replicas=1."
         )
     return found
 

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras import ops
 
 from unisono import keras_seam
 from unisono.replica import losses, metrics, randomness
-from unisono.replica.contribution import Contribution
+from unisono.replica.contribution import Assigned, Contribution
 
 
 @dataclasses.dataclass
@@ -30,44 +31,52 @@ class Findings:
 class ReplicaFunctions:
     """The pure functions of a compiled, built model that a replica runs."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, alone: bool) -> None:
         self.model = model
-        self.findings = {True: Findings(), False: Findings()}
+        self.alone = alone
+        """Whether there is one replica: its state is then the model's, as in plain Keras, and nothing is merged."""
+        self.findings = {name: Findings() for name in ("train", "evaluate", "predict")}
         self.weighted_by_share: set[int] = set()
         """The ids of the variables of metrics that are means of batches; found by `look_at_metrics`."""
 
-    def train(self, weights: Any, others: Any, scale: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
-        means = self._means(batch)
+    def train(
+        self, weights: Any, others: Any, tracked: Any, scale: Any, batch: Any, replica: Any, share: Any, totals: Any
+    ) -> Contribution:
+        means = metrics.BatchLevelMeans(self.model)
 
         def scaled_loss(weights: Any) -> Any:
             with means.watch():
-                loss, aux = self._forward(weights, others, batch, replica, share, totals, training=True)
+                loss, aux = self._forward("train", weights, others, tracked, batch, replica, share, totals)
             return self._scaled(loss, scale), (loss, *aux)
 
         gradients, (loss, terms, y_pred, others_after, started) = jax.grad(scaled_loss, has_aux=True)(weights)
         added, logs = self._metrics(means, started, y_pred, batch, share)
-        moving, counters, seeds = self._assigned(others, others_after, replica, share, training=True)
         gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
-        return Contribution(gradients, moving, counters, seeds, added, loss, terms, logs)
+        return Contribution(gradients, self._assigned("train", others, others_after, batch, replica), added, loss, terms, logs)
 
-    def evaluate(self, weights: Any, others: Any, _: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Contribution:
-        means = self._means(batch)
+    def evaluate(
+        self, weights: Any, others: Any, tracked: Any, _: Any, batch: Any, replica: Any, share: Any, totals: Any
+    ) -> Contribution:
+        means = metrics.BatchLevelMeans(self.model)
         with means.watch():
-            loss, aux = self._forward(weights, others, batch, replica, share, totals, training=False)
+            loss, aux = self._forward("evaluate", weights, others, tracked, batch, replica, share, totals)
         terms, y_pred, others_after, started = aux
         added, logs = self._metrics(means, started, y_pred, batch, share)
-        moving, counters, seeds = self._assigned(others, others_after, replica, share, training=False)
-        return Contribution([], moving, counters, seeds, added, loss, terms, logs)
+        return Contribution([], self._assigned("evaluate", others, others_after, batch, replica), added, loss, terms, logs)
 
-    def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> Any:
+    def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
+        """(outputs, what the forward pass assigned)."""
         x = keras_seam.unpack(batch)[0]
-        with self._scope(weights, others, replica):
-            return keras_seam.call_model(self.model, x, training=False)
+        with self._scope(weights, others, None, replica) as scope:
+            outputs = keras_seam.call_model(self.model, x, training=False)
+            after = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
+        self._note_assigned(scope, "predict")
+        return outputs, self._assigned("predict", others, after, batch, replica)
 
     def divisors(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, training: bool) -> list[Any]:
         """The divisor of each loss term on these rows: a Python number, a traced number, or None."""
         terms = self._terms(share, None)
-        with self._scope(weights, others, replica):
+        with self._scope(weights, others, None, replica):
             x, y, sample_weight = keras_seam.unpack(batch)
             y_pred = keras_seam.call_model(self.model, x, training)
             losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
@@ -75,16 +84,19 @@ class ReplicaFunctions:
 
     def look_at_metrics(self, weights: Any, others: Any, batch: Any) -> None:
         """Finds out how metrics of the user's own are merged, on a few rows of the host, before anything is compiled."""
-        rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
-        if rows < 2 or not metrics.own_metrics(self.model):
+        if self.alone or not metrics.own_metrics(self.model):
             return
+        rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
+        if rows == 1:  # parts are needed; one row several times will do
+            rows, batch = 4, jax.tree.map(lambda a: np.repeat(a, 4, axis=0), batch)
+        one = ReplicaFunctions(self.model, alone=True)
+        totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
 
-        def added(part: range) -> list[Any]:
+        def updated(state: list[Any], part: range) -> list[Any]:
             some = jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch)
-            totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
-            return self.evaluate(weights, others, [], some, jnp.int32(0), jnp.float32(1), totals).metrics
+            return one.evaluate(weights, others, state, [], some, jnp.int32(0), jnp.float32(1), totals).metrics
 
-        self.weighted_by_share = metrics.weighted_by_share(self.model, added, rows)
+        self.weighted_by_share = metrics.weighted_by_share(self.model, updated, rows)
 
     def _terms(self, share: Any, totals: Any) -> list[losses.Term]:
         as_mean = keras_seam.overrides(self.model, "compute_loss")
@@ -93,8 +105,10 @@ class ReplicaFunctions:
             for index, term in enumerate(keras_seam.loss_terms(self.model))
         ]
 
-    def _scope(self, weights: Any, others: Any, replica: Any, **options: Any) -> keras_seam.RecordingScope:
+    def _scope(self, weights: Any, others: Any, tracked: Any, replica: Any) -> keras_seam.RecordingScope:
+        """`tracked` is the metrics' state, from which one replica alone goes on; others start from the reset state."""
         model = self.model
+        start = tracked if self.alone and tracked is not None else metrics.reset_values(model)
         others = [
             randomness.for_replica(value, replica) if randomness.is_seed(variable) else value
             for variable, value in zip(model.non_trainable_variables, others, strict=True)
@@ -102,23 +116,25 @@ class ReplicaFunctions:
         mapping = [
             *zip(model.trainable_variables, weights, strict=True),
             *zip(model.non_trainable_variables, others, strict=True),
-            *zip(model.metrics_variables, metrics.reset_values(model), strict=True),
+            *zip(model.metrics_variables, start, strict=True),
         ]
-        return keras_seam.RecordingScope(state_mapping=mapping, collect_losses=True, **options)
+        return keras_seam.RecordingScope(state_mapping=mapping, collect_losses=True)
 
-    def _forward(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, totals: Any, training: bool) -> Any:
-        model, terms = self.model, self._terms(share, totals)
+    def _forward(
+        self, mode: str, weights: Any, others: Any, tracked: Any, batch: Any, replica: Any, share: Any, totals: Any
+    ) -> Any:
+        model, terms, training = self.model, self._terms(share, totals), mode == "train"
         x, y, sample_weight = keras_seam.unpack(batch)
-        with self._scope(weights, others, replica) as scope:
+        with self._scope(weights, others, tracked, replica) as scope:
             y_pred = keras_seam.call_model(model, x, training)
             loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share)
-            self._note_assigned(scope, training)
+            self._note_assigned(scope, mode)
             others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
             metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
         values = jnp.stack([term.value for term in terms]) if terms else jnp.zeros(0)
         return ops.cast(loss, "float32"), (values, y_pred, others_after, metrics_after)
 
-    def _note_assigned(self, scope: keras_seam.RecordingScope, training: bool) -> None:
+    def _note_assigned(self, scope: keras_seam.RecordingScope, mode: str) -> None:
         model = self.model
         position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
         known = position.keys() | {id(v) for v in model.metrics_variables}
@@ -129,41 +145,39 @@ class ReplicaFunctions:
                     f"The forward pass assigns {variable.path!r}, {kind}: replicas cannot agree on its value. Trainable "
                     f"state changes through gradients alone; other state must be an attribute of a layer of the model."
                 )
-        self.findings[training].assigned = sorted(position[i] for i in scope.assigned if i in position)
+        self.findings[mode].assigned = sorted(position[i] for i in scope.assigned if i in position)
 
     def _scaled(self, loss: Any, scale: Any) -> Any:
         optimizer = self.model.optimizer
         with keras.StatelessScope(state_mapping=list(zip(scaling_variables(optimizer), scale, strict=True))):
             return optimizer.scale_loss(loss)
 
-    def _assigned(self, before: Any, after: Any, replica: Any, share: Any, training: bool) -> tuple[list[Any], ...]:
-        """The parts of the state that the forward pass assigned: (moving, counters, seeds)."""
-        first = replica == 0
+    def _assigned(self, mode: str, before: Any, after: Any, batch: Any, replica: Any) -> Assigned:
+        """The parts of the state that the forward pass assigned."""
+        first, rows = replica == 0, jax.tree.leaves(batch)[0].shape[0]
         moving, counters, seeds = [], [], []
-        for index in self.findings[training].assigned:
-            variable, new = self.model.non_trainable_variables[index], after[index]
+        for index in self.findings[mode].assigned:
+            variable, old, new = self.model.non_trainable_variables[index], before[index], after[index]
             if randomness.is_seed(variable):
-                grown = new - randomness.for_replica(before[index], replica)
+                grown = new - randomness.for_replica(old, replica)
                 seeds.append(jnp.where(first, grown, jnp.zeros_like(grown)))
             elif jnp.issubdtype(new.dtype, jnp.floating):
-                moving.append(new.astype(jnp.float32) * share)
+                moving.append(new if self.alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
             elif jnp.issubdtype(new.dtype, jnp.integer):
-                grown = new - before[index]
+                grown = new - old
                 counters.append((jnp.where(first, grown, jnp.zeros_like(grown)), grown))
             else:
                 raise ValueError(
                     f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
                     f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
                 )
-        return moving, counters, seeds
-
-    def _means(self, batch: Any) -> metrics.BatchLevelMeans:
-        return metrics.BatchLevelMeans(self.model, rows=jax.tree.leaves(batch)[0].shape[0])
+        return Assigned(moving, counters, seeds)
 
     def _metrics(
         self, means: metrics.BatchLevelMeans, start: Any, y_pred: Any, batch: Any, share: Any
     ) -> tuple[list[Any], dict[str, Any]]:
-        """(what the rows add to the metrics' variables, what `compute_metrics` returns beside them)."""
+        """(what the rows add to the metrics' variables, what `compute_metrics` returns beside them). One replica alone has
+        the metrics' new state in place of what is added."""
         model, variables = self.model, self.model.metrics_variables
         x, y, sample_weight = keras_seam.unpack(batch)
         reset = metrics.reset_values(model)
@@ -171,12 +185,14 @@ class ReplicaFunctions:
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
             own = set(model.get_metrics_result())
             after = [scope.get_current_value(v) for v in variables]
+        extra = {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
+        if self.alone:
+            return after, extra
         batch_level = means.variables() | self.weighted_by_share
         added = [
             (new - old) * share if id(variable) in batch_level else new - old
             for variable, new, old in zip(variables, after, reset, strict=True)
         ]
-        extra = {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
         return added, extra
 
 

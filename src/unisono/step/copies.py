@@ -29,6 +29,10 @@ class Copies:
             self._held[index] = jax.device_put(self._source, self._devices[index])
         return self._held[index]
 
+    def forget(self) -> None:
+        """Lets go of all of them."""
+        self._source, self._held = [], {}
+
     def computed(self, held: dict[int, list[Any]]) -> list[Any]:
         """Keeps new arrays that some devices have computed for themselves, the lead (0) among them; the lead's."""
         self._source, self._held = list(held[0]), dict(held)

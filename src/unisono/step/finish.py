@@ -9,37 +9,41 @@ import keras
 
 from unisono import keras_seam
 from unisono.replica import randomness
-from unisono.replica.contribution import Contribution
+from unisono.replica.contribution import Assigned, Contribution
+from unisono.replica.program import ReplicaFunctions
 
 
-def finish_training(model: Any, assigned: list[int], state: Any, total: Contribution, rows: Any, present: Any) -> Any:
+def finish_training(functions: ReplicaFunctions, state: Any, total: Contribution, rows: Any, present: Any) -> Any:
     """(new state, logs, whether the replicas' counters disagree) from the state before and the total."""
     weights, others, slots, metrics = state
     gradients = [g.astype(w.dtype) for g, w in zip(total.gradients, weights, strict=True)]
     if weights:
-        weights, slots = model.optimizer.stateless_apply(slots, gradients, weights)
-    others, disagree = merged(model, assigned, others, total, present)
-    metrics, logs = tracked(model, weights, metrics, total, rows)
+        weights, slots = functions.model.optimizer.stateless_apply(slots, gradients, weights)
+    others, disagree = merged(functions, "train", others, total.assigned, rows, present)
+    metrics, logs = tracked(functions, weights, metrics, total, rows)
     return (weights, others, slots, metrics), logs, disagree
 
 
-def finish_evaluation(model: Any, assigned: list[int], state: Any, total: Contribution, rows: Any, present: Any) -> Any:
+def finish_evaluation(functions: ReplicaFunctions, state: Any, total: Contribution, rows: Any, present: Any) -> Any:
     weights, others, metrics = state
-    others, disagree = merged(model, assigned, others, total, present)
-    metrics, logs = tracked(model, weights, metrics, total, rows)
+    others, disagree = merged(functions, "evaluate", others, total.assigned, rows, present)
+    metrics, logs = tracked(functions, weights, metrics, total, rows)
     return (weights, others, metrics), logs, disagree
 
 
-def merged(model: Any, assigned: list[int], before: list[Any], total: Contribution, present: Any) -> tuple[list[Any], Any]:
+def merged(
+    functions: ReplicaFunctions, mode: str, before: list[Any], total: Assigned, rows: Any, present: Any
+) -> tuple[list[Any], list[Any]]:
     """The non-trainable state that the replicas leave, and for each counter whether they disagree on it."""
     after, disagree = list(before), []
     moving, counters, seeds = iter(total.moving), iter(total.counters), iter(total.seeds)
-    for index in assigned:
+    for index in functions.findings[mode].assigned:
         old = before[index]
-        if randomness.is_seed(model.non_trainable_variables[index]):
+        if randomness.is_seed(functions.model.non_trainable_variables[index]):
             after[index] = old + next(seeds)
         elif jnp.issubdtype(old.dtype, jnp.floating):
-            after[index] = next(moving).astype(old.dtype)
+            change = next(moving)
+            after[index] = change if functions.alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
             first, every = next(counters)
             after[index] = old + first
@@ -47,10 +51,25 @@ def merged(model: Any, assigned: list[int], before: list[Any], total: Contributi
     return after, disagree
 
 
-def tracked(model: Any, weights: list[Any], before: list[Any], total: Contribution, rows: Any) -> tuple[list[Any], Any]:
+def check_counters(functions: ReplicaFunctions, mode: str, disagree: list[Any]) -> None:
+    """Integer state that replicas left different values in has no value that is theirs."""
+    if not any(map(bool, disagree)):
+        return
+    variables = [functions.model.non_trainable_variables[index] for index in functions.findings[mode].assigned]
+    counters = [v for v in variables if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v)]
+    paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
+    raise ValueError(
+        f"The replicas of one step left different values in an integer variable of the model: {', '.join(paths)}. An integer that "
+        f"the forward pass assigns must not depend on the rows."
+    )
+
+
+def tracked(
+    functions: ReplicaFunctions, weights: list[Any], before: list[Any], total: Contribution, rows: Any
+) -> tuple[list[Any], dict[str, Any]]:
     """The metrics' state with what the replicas added and the global loss, and the logs that it gives."""
-    variables = model.metrics_variables
-    values = [old + added for old, added in zip(before, total.metrics, strict=True)]
+    model, variables = functions.model, functions.model.metrics_variables
+    values = [new if functions.alone else old + new for old, new in zip(before, total.metrics, strict=True)]
     mapping = [*zip(variables, values, strict=True), *zip(model.trainable_variables, weights, strict=True)]
     with keras.StatelessScope(state_mapping=mapping) as scope:
         keras_seam.loss_tracker(model).update_state(total.loss, sample_weight=rows)

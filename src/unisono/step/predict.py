@@ -1,42 +1,76 @@
-"""The step behind predict: the outputs of every row, in order."""
+"""The step behind predict: the outputs of every row, in order, and the state that the forward pass leaves."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.data.division import divided
+from unisono.data.division import Divided, divided
+from unisono.exchange.base import Exchange
 from unisono.placement import Placement
+from unisono.replica.contribution import Assigned
 from unisono.replica.program import ReplicaFunctions
 from unisono.step.copies import Copies, Numbers
+from unisono.step.finish import check_counters, merged
+from unisono.step.replicas import INPUTS, Sum
 from unisono.xla.programs import Program
 
 
 class PredictStep:
-    """(weights, other state) and a global batch in; outputs, on the lead device, and the same state out."""
+    """(weights, other state) and a global batch in; outputs, on the lead device, and the state after it out."""
 
-    def __init__(self, model: Any, placement: Placement) -> None:
+    state_names = INPUTS
+
+    def __init__(self, model: Any, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
         self._numbers = Numbers()
-        self._replica = Program(ReplicaFunctions(model).predict)
-        self._groups = Copies(placement.devices), Copies(placement.devices)
+        self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
+        self._replica = Program(self._functions.predict)
+        self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
+        self._sum = Sum(placement, exchange)
+        self._merge = Program(partial(merged, self._functions, "predict"))
 
     def __call__(self, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, tuple[list[Any], ...]]:
-        parts, outputs = divided(batch, self._placement), []
-        for replica, shard in enumerate(parts.shards):
-            index = self._placement.device_of[replica]
-            device = self._placement.devices[index]
-            weights, others = (copies.on(index, group) for copies, group in zip(self._groups, state, strict=True))
-            number = self._numbers.on(device, np.int32, replica)
-            outputs.append(self._replica(device, parts.keys[replica], weights, others, shard, number))
-            if self._placement.replicas > 1:
-                check_rows(outputs[-1], parts.rows[replica])
-        outputs = jax.device_put(outputs, self._placement.lead)
-        return self._join(self._placement.lead, tuple(parts.keys), outputs), state
+        parts = divided(batch, self._placement)
+        results = [self._run(state, parts, replica) for replica in range(len(parts.rows))]
+        lead = self._placement.lead
+        outputs = jax.device_put([outputs for outputs, _ in results], lead)
+        others = self._state_after(state[1], parts, [assigned for _, assigned in results])
+        return self._join(lead, tuple(parts.keys), outputs), (state[0], others)
+
+    def _run(self, state: tuple[list[Any], ...], parts: Divided, replica: int) -> tuple[Any, Assigned]:
+        index = self._placement.device_of[replica]
+        device = self._placement.devices[index]
+        number = self._numbers.on(device, np.int32, replica)
+        inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), parts.shards[replica]
+        outputs, assigned = self._replica(device, parts.keys[replica], *inputs, number)
+        if self._placement.replicas > 1:
+            check_rows(outputs, parts.rows[replica])
+        return outputs, assigned
+
+    def _state_after(self, others: list[Any], parts: Divided, assigned: list[Assigned]) -> list[Any]:
+        """Most models assign nothing when they predict."""
+        if not self._functions.findings["predict"].assigned:
+            return others
+        totals = self._sum(lambda _, replica: assigned[replica] if replica < len(assigned) else None)
+        results = {}
+        for home, total in totals.items():
+            device = self._placement.devices[home]
+            rows = self._numbers.on(device, np.float32, parts.total_rows)
+            present = self._numbers.on(device, np.int32, len(parts.rows))
+            results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
+        check_counters(self._functions, "predict", results[0][1])
+        return self._others.computed({home: after for home, (after, _) in results.items()})
+
+    def forget(self) -> None:
+        """Lets go of the copies on the devices; the next step sends them again."""
+        self._weights.forget()
+        self._others.forget()
 
 
 def joined(outputs: list[Any]) -> Any:

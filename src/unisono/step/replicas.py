@@ -17,6 +17,9 @@ from unisono.replica.contribution import add
 from unisono.step.copies import Numbers
 from unisono.xla.programs import Program
 
+INPUTS = ("trainable_variables", "non_trainable_variables")
+"""The groups of the state that every replica reads."""
+
 
 class Sum:
     """The total of one kind of contribution over all replicas."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from unisono import keras_seam
 from unisono.data.division import Divided, divided
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement
-from unisono.replica import randomness
 from unisono.replica.contribution import Contribution
 from unisono.replica.program import ReplicaFunctions, scaling_variables
 from unisono.step import finish
 from unisono.step.copies import Copies, Numbers
 from unisono.step.divisors import Divisors
-from unisono.step.replicas import Sum, numbers_of
+from unisono.step.replicas import INPUTS, Sum, numbers_of
 from unisono.xla.programs import Program
 
 State = tuple[list[Any], ...]
@@ -36,7 +34,8 @@ class Step:
         self.state_names = keras_seam.STATE_NAMES if training else keras_seam.WITHOUT_OPTIMIZER
         self._model = model
         self._placement = placement
-        self._functions = ReplicaFunctions(model)
+        self._mode = "train" if training else "evaluate"
+        self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
         self._numbers = Numbers()
         self._divisors = Divisors(self._functions, placement, exchange, self._numbers, training)
         self._groups = {name: Copies(placement.devices) for name in self.state_names}
@@ -48,24 +47,31 @@ class Step:
     def __call__(self, state: State, batch: Any) -> tuple[dict[str, Any], State]:
         parts = divided(batch, self._placement)
         groups = dict(zip(self.state_names, state, strict=True))
-        if self._finish is None and self._placement.replicas > 1:
+        if self._finish is None:
             self._functions.look_at_metrics(state[0], state[1], parts.on_host())
         inputs = [
-            [self._groups[name].on(index, groups[name]) for name in ("trainable_variables", "non_trainable_variables")]
-            for index in range(len(self._placement.devices))
+            [self._groups[name].on(index, groups[name]) for name in INPUTS] for index in range(len(self._placement.devices))
         ]
-        totals = self._sum(partial(self._run, inputs, self._scales(groups), self._divisors(inputs, parts), parts))
+        tracked = self._groups["metrics_variables"].on(0, groups["metrics_variables"]) if self._functions.alone else []
+        totals = self._sum(partial(self._run, inputs, tracked, self._scales(groups), self._divisors(inputs, parts), parts))
         return self._finished(groups, parts, totals)
 
     def _run(
-        self, inputs: list[Any], scales: list[Any], divisors: list[Any], parts: Divided, device: int, replica: int
+        self,
+        inputs: list[Any],
+        tracked: list[Any],
+        scales: list[Any],
+        divisors: list[Any],
+        parts: Divided,
+        device: int,
+        replica: int,
     ) -> Contribution | None:
         """One replica on its device; None where it has no rows."""
         if replica >= len(parts.rows):
             return None
         where = self._placement.devices[device]
         numbers = numbers_of(self._numbers, where, parts, replica)
-        args = (*inputs[device], scales[device], parts.shards[replica], *numbers, divisors[device])
+        args = (*inputs[device], tracked, scales[device], parts.shards[replica], *numbers, divisors[device])
         return self._replica(where, parts.keys[replica], *args)
 
     def _scales(self, groups: dict[str, list[Any]]) -> list[list[Any]]:
@@ -79,10 +85,9 @@ class Step:
         return [self._scale.on(index, scale) for index in range(len(self._placement.devices))]
 
     def _finished(self, groups: dict[str, list[Any]], parts: Divided, totals: dict[int, Any]) -> tuple[dict[str, Any], State]:
-        assigned = self._functions.findings[self.training].assigned
         if self._finish is None:
             how = finish.finish_training if self.training else finish.finish_evaluation
-            self._finish = Program(partial(how, self._model, assigned))
+            self._finish = Program(partial(how, self._functions))
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]
@@ -95,18 +100,10 @@ class Step:
             for position, copies in enumerate(self._groups.values())
         )
         _, logs, disagree = results[0]
-        check_counters(self._model, assigned, disagree)
+        finish.check_counters(self._functions, self._mode, disagree)
         return logs, new
 
-
-def check_counters(model: Any, assigned: list[int], disagree: list[Any]) -> None:
-    """Integer state that replicas left different values in has no value that is theirs."""
-    if not any(map(bool, disagree)):
-        return
-    variables = [model.non_trainable_variables[index] for index in assigned]
-    counters = [v for v in variables if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v)]
-    paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
-    raise ValueError(
-        f"The replicas of one step left different values in an integer variable of the model: {', '.join(paths)}. An integer that "
-        f"the forward pass assigns must not depend on the rows."
-    )
+    def forget(self) -> None:
+        """Lets go of the copies on the devices; the next step sends them again."""
+        for copies in self._groups.values():
+            copies.forget()

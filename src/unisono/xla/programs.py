@@ -6,15 +6,19 @@ long as for one. So a program is compiled for the first device that asks, and it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
-from collections.abc import Callable, Hashable
+import pickle
+import warnings
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import compiler  # checked with jax 0.10.2: CPU executables carry their devices, hence new options
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 
 class Program:
@@ -36,11 +40,41 @@ class Program:
 
     def _load(self, device: jax.Device, key: Hashable, args: tuple[Any, ...]) -> jax.stages.Compiled:
         if key in self._portable:
-            return self._portable[key].on(device)
-        with jax.default_device(device):
-            compiled = jax.jit(self._function).lower(*args).compile()
+            try:
+                return self._portable[key].on(device)
+            except (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError) as error:
+                warnings.warn(
+                    f"A program cannot be loaded on {device} as it was compiled, and is compiled again for it: its results there "
+                    f"may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
+                    f"model does this; to debug with the same bits, run all replicas on one device: OneDeviceStrategy(replicas=R). "
+                    f"({type(error).__name__}: {error})",
+                    stacklevel=2,
+                )
+                return self._compile(device, args)
+        compiled = self._compile(device, args)
         self._portable[key] = Portable(compiled)
         return compiled
+
+    def _compile(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        with jax.default_device(device), without_cache():
+            return jax.jit(self._function).lower(*args).compile()
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Machine code that comes out of JAX's compilation cache on disk cannot be loaded on other devices, and may have been made
+    by another machine: programs are compiled here."""
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+        yield
+        return
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    compilation_cache.reset_cache()  # JAX asks once whether there is one
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()
 
 
 class Portable:

@@ -13,6 +13,8 @@ import jax
 from jax._src import xla_bridge  # checked with jax 0.10.2: the only way to ask without starting JAX
 
 SMALLEST_POOL = 8
+OURS = "UNISONO_PJRT_NPROC"
+"""The environment variable that remembers which PJRT_NPROC a strategy has set."""
 
 
 def has_started() -> bool:
@@ -22,6 +24,8 @@ def has_started() -> bool:
 
 def make_cpu_devices(count: int) -> None:
     """Has JAX, not yet started, make at least `count` CPU devices; harmless where it finds a GPU or TPU."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return  # the user has said how many
     if cpu_devices_asked_for() < count:
         jax.config.update("jax_num_cpu_devices", count)
 
@@ -45,7 +49,9 @@ def pool_now() -> int:
 
 def choose_pool(replicas: int) -> None:
     """Gives JAX, not yet started, the thread pool of a run of R replicas; what the user has set stays."""
-    os.environ.setdefault("PJRT_NPROC", str(pool_for(replicas)))
+    inherited = os.environ.get(OURS)  # a strategy of the process that started this one set it
+    if os.environ.get("PJRT_NPROC") in (None, inherited):
+        os.environ["PJRT_NPROC"] = os.environ[OURS] = str(pool_for(replicas))
 
 
 def check_pool(replicas: int) -> None:
@@ -55,6 +61,6 @@ def check_pool(replicas: int) -> None:
         warnings.warn(
             f"JAX runs with {have} CPU threads here, and runs of {replicas} replicas use {wanted}: results may differ in "
             f"their last bits from the same run elsewhere. Make the strategy before anything starts JAX (an optimizer "
-            f"does), or start Python with PJRT_NPROC={wanted}.",
+            f"does), and start Python with PJRT_NPROC={wanted} or without it.",
             stacklevel=3,
         )

@@ -1,0 +1,115 @@
+"""State and metrics that replicas change: merged exactly, or refused by name."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+
+
+def made(*more, replicas=2, **compile_):
+    keras.utils.set_random_seed(0)
+    with un.OneDeviceStrategy(replicas=replicas).scope():
+        model = keras.Sequential([layers.Input((3,)), *more, layers.Dense(2)])
+    model.compile(**({"optimizer": "sgd", "loss": "mse"} | compile_))
+    return model
+
+
+class Counting(layers.Layer):
+    """Adds something to its state in every forward pass."""
+
+    def __init__(self, dtype, amount, **kwargs):
+        super().__init__(**kwargs)
+        self.of, self.amount = dtype, amount
+
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), dtype=self.of, initializer="zeros", trainable=False, name="count")
+
+    def call(self, x):
+        self.count.assign_add(ops.cast(self.amount(x), self.of))
+        return x
+
+
+class Keeps(keras.metrics.Metric):
+    """Keeps one number, made of the old one and the batch."""
+
+    def __init__(self, update, name):
+        super().__init__(name=name)
+        self.update = update
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(self.update(self.value, y_true))
+
+    def result(self):
+        return ops.convert_to_tensor(self.value)
+
+
+NO_SUMS = {
+    "largest": lambda old, y: ops.maximum(old, ops.max(y)),
+    "last": lambda old, y: ops.sum(y),
+    "decaying": lambda old, y: 0.5 * old + ops.sum(y),
+}
+
+
+def test_integer_counters_must_agree():
+    agreeing = made(Counting("int32", lambda x: 1))
+    agreeing.fit(X, Y, batch_size=4, verbose=0)
+    assert int(agreeing.layers[0].count.value) == 2
+    with pytest.raises(ValueError, match=r"different values in an integer variable of the model: '.*counting.*/count'"):
+        made(Counting("int32", ops.sum), replicas=3).fit(X, Y, verbose=0)
+
+
+def test_floating_counters_count_exactly():
+    """The mean of equal changes is that change, however the rows lie."""
+    model = made(Counting("float32", lambda x: 1.0), replicas=8)
+    model.fit(np.ones((70, 3)), np.ones((70, 2)), batch_size=7, epochs=5, verbose=0)
+    assert float(model.layers[0].count.value) == 50.0
+
+
+@pytest.mark.parametrize("name", NO_SUMS)
+@pytest.mark.parametrize("batch_size", [8, 1])
+def test_a_metric_that_is_no_sum_is_refused_by_its_name(name, batch_size):
+    """Some look like sums from the reset state, and some on one row."""
+    model = made(metrics=[Keeps(NO_SUMS[name], name)])
+    with pytest.raises(
+        ValueError, match=f"'{name}' \\(Keeps\\) cannot be merged over replicas: parts of a batch add .*'{name}/value'"
+    ):
+        model.fit(X, Y, batch_size=batch_size, verbose=0)
+
+
+def test_a_metric_of_sums_is_merged():
+    model = made(metrics=[Keeps(lambda old, y: old + ops.sum(y), "total")], replicas=3)
+    assert model.fit(X, Y, batch_size=5, verbose=0).history["total"] == [16.0]
+
+
+@pytest.mark.parametrize("name", NO_SUMS)
+def test_one_replica_keeps_metrics_of_any_kind(name):
+    """Nothing is merged: the state goes on as in plain Keras."""
+    y = np.arange(16, dtype="float32").reshape(8, 2)[::-1].copy()
+    ours = made(metrics=[Keeps(NO_SUMS[name], name)], replicas=1)
+    plain = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    plain.compile("sgd", "mse", metrics=[Keeps(NO_SUMS[name], name)])
+    histories = [model.fit(X, y, batch_size=3, shuffle=False, verbose=0).history for model in (ours, plain)]
+    assert histories[0][name] == histories[1][name]
+
+
+def test_a_loss_or_metric_over_the_batch_is_weighted_by_rows():
+    """Values of another first axis than rows are means of the batch, also where a shard has as many rows as they are long."""
+
+    def over_rows(y, p):
+        return ops.mean(ops.square(y - p), axis=0)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((12, 3)).astype("float32"), rng.standard_normal((12, 2)).astype("float32")
+    seen = []
+    for replicas in (1, 5, 8):
+        model = made(replicas=replicas, loss=over_rows, metrics=[over_rows])
+        history = model.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
+        seen.append([history["loss"][0], history["over_rows"][0]])
+    np.testing.assert_allclose(seen[1:], [seen[0]] * 2, rtol=1e-5)
