@@ -56,8 +56,8 @@ def test_one_replica_of_adam():
     ).model
     ours = run(regressor(optimizers.Adam), fitting(X, Y, batch_size=10), on(8)).model
     assert [v.shape for v in ours.optimizer.variables] == [v.shape for v in plain.optimizer.variables]
-    for a, b in zip(ours.optimizer.variables, plain.optimizer.variables, strict=True):
-        np.testing.assert_allclose(a.value, b.value, rtol=1e-3, atol=1e-6)
+    ours, theirs = (np.concatenate([np.ravel(v.value) for v in model.optimizer.variables]) for model in (ours, plain))
+    assert np.linalg.norm(ours - theirs) <= ADAM_TOLERANCE * np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize(("clipping", "first", "second"), [({"clipnorm": 2.0}, 2.5, -1.0), ({"clipvalue": 2.0}, 2.5, -1.0)])
