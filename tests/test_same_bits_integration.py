@@ -25,7 +25,8 @@ COVERING = {
     (12, 4): ["attention"],
     (12, 6): ["conv"],
 }
-"""What CI runs: every family, R and device count at least once."""
+"""What CI runs: every family, R and device count at least once, and every precision."""
+PRECISIONS = {"mixed_bfloat16": ["conv", "attention"], "mixed_float16": ["gru", "several_outputs"]}
 
 
 @pytest.mark.matrix
@@ -40,3 +41,14 @@ def test_device_counts_do_not_change_a_bit(replicas):
     for devices, names in cases.items():
         many = train(devices, replicas, names)
         assert many == {name: one[name] for name in names}, f"{devices} devices"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("policy", PRECISIONS)
+def test_device_counts_do_not_change_a_bit_in_half_precision(policy):
+    names = ALL if FULL else PRECISIONS[policy]
+    one = train(1, 8, names, policy=policy)
+    in_full = train(1, 8, names[:1])
+    assert one[names[0]]["epochs"] != in_full[names[0]]["epochs"], "the policy changed nothing"
+    for devices in CROSS[8] if FULL else (3,):
+        assert train(devices, 8, names, policy=policy) == one, f"{devices} devices"

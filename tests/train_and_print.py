@@ -15,6 +15,7 @@ strategy = un.MirroredStrategy(devices=spec["devices"], replicas=spec["replicas"
 
 import families
 
+keras.config.set_dtype_policy(spec.get("policy", "float32"))
 results = {}
 for name in spec["families"]:
     keras.utils.set_random_seed(0)
