@@ -13,7 +13,7 @@ from unisono import tree
 from unisono.data import division, order
 from unisono.exchange import transfers
 from unisono.replica import randomness
-from unisono.step import replicas
+from unisono.step import divisors, finish
 
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,19 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
-    """Every replica weighs the same, however many rows it has."""
-    patch.setattr(replicas, "share", lambda parts, replica: 1 / len(parts.rows))
+    """Losses divided as if every replica had the rows of the first."""
+    of_shape = divisors.Divisors._of_shape
+    patch.setattr(divisors.Divisors, "_of_shape", lambda self, state, parts, replica: of_shape(self, state, parts, 0))
+
+
+def statistics(patch: pytest.MonkeyPatch) -> None:
+    """Moving statistics weighted as if every batch were whole."""
+    merged = finish.merged
+    patch.setattr(
+        finish,
+        "merged",
+        lambda functions, mode, before, total, rows, present: merged(functions, mode, before, total, 12.0, present),
+    )
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
@@ -49,7 +60,7 @@ def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    f.__name__: f for f in (tree_order, key_rule, row_order, weighting, rows_of_replicas)
+    f.__name__: f for f in (tree_order, key_rule, row_order, weighting, statistics, rows_of_replicas)
 }
 
 
