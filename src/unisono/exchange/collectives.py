@@ -48,9 +48,9 @@ class Collectives:
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
         if key not in self._programs:
             self._programs[key] = jax.jit(partial(self._summed, schedule))
-        sums = self._programs[key](arrays)
-        if self.placement.lead.platform == "cpu":
-            jax.block_until_ready(sums)  # collectives of CPU devices starve each other with two steps in flight
+        one_at_a_time = jax.block_until_ready if self.placement.lead.platform == "cpu" else lambda arrays: arrays
+        # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
+        sums = one_at_a_time(self._programs[key](one_at_a_time(arrays)))
         by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self.placement.devices]
         return [
             self._unpack(device, key, flat, jax.tree.map(lambda s: np.empty((0, *s.shape), s.dtype), shapes))
