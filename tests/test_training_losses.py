@@ -1,5 +1,7 @@
 """Every loss has the divisor that Keras gives it on the whole global batch, and regularizers count once."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -173,6 +175,38 @@ def test_add_loss_in_a_reused_layer():
         return model
 
     assert_equals_keras(make, fitting(X, Y, batch_size=10, validation_data=(X[:7], Y[:7])))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_loss_of_an_earlier_trace_takes_no_loss_away(first):
+    """Keras' layers know their losses by id(). Here two layers add the same object in turns, one trace the one, the next the
+    other: what Python does when it hands out an address again."""
+    seven, turns = ops.convert_to_tensor(7.0), itertools.cycle([first, not first])
+    turn = None
+
+    class Adds(layers.Layer):
+        def __init__(self, begins):
+            super().__init__()
+            self.begins = begins
+
+        def call(self, x):
+            nonlocal turn
+            if self.begins:
+                turn = next(turns)
+            if turn is self.begins:
+                self.add_loss(seven)
+            return x
+
+    with on(1, replicas=2).scope():
+        model = keras.Sequential([layers.Input((5,)), Adds(True), layers.Dense(3), Adds(False)])
+    model.compile("sgd", "mse", metrics=["mse"])
+    logs = [
+        model.fit(X, Y, batch_size=batch_size, verbose=0, validation_data=(X, Y), shuffle=False).history
+        for batch_size in (43, 10, 9)
+    ]
+    for log in logs:
+        assert np.isclose(log["loss"][0] - log["mse"][0], 7)
+        assert np.isclose(log["val_loss"][0] - log["val_mse"][0], 7)
 
 
 def test_a_model_without_targets():

@@ -272,7 +272,12 @@ def computed_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, t
 
 
 def call_model(model: Any, x: Any, training: bool) -> Any:
-    """The forward pass as Keras' training step calls it, inside a scope that holds the state."""
+    """The forward pass as Keras' training step calls it, inside a scope that holds the state.
+
+    Layers know the losses that they added by `id()`. Those of an earlier trace may be the ids of this one's losses by now, and
+    a layer that is called then takes another's loss out of the scope (in plain Keras too): they are forgotten first.
+    """
+    model._clear_losses()
     kwargs = {"training": training} if model._call_has_training_arg else {}
     if model.dtype_policy.quantization_mode is not None:
         return model.quantized_call(x, **kwargs)
