@@ -1,0 +1,18 @@
+"""Programs in the forms that XLA runs fast, in loops too, after differentiation.
+
+What each rule brings is measured by `benchmarks/rewrites.py`. What is left as it is, and why:
+
+- Convolutions that the fast kernel takes as they are (most forward passes), and those of no or more than three dimensions.
+- Groups beyond 64 of more than four pairs of features: brought to the fast layout, but left to XLA's kernel as they are.
+- Inputs with zeros between their elements (strided gradients, transposed convolutions) that also have a stride or a dilated
+  kernel, or more than 16 phases: brought to the fast layout, zeros and all. No Keras layer makes them.
+- Gradients of maxima over more than 49 elements, and poolings over more than 64: unrolled they are as slow as they were.
+- Poolings of dilated windows and of integers, arrays of float64 and empty ones: no layer of a training step makes them.
+- Programs inside other equations than those of `program.NESTED`, such as `shard_map` and `custom_linear_solve`.
+- On GPU all but the gradients of maxima over windows that do not overlap; on TPU everything. Their compilers choose layouts
+  inside loops as well.
+"""
+
+from unisono.xla.rewrite.program import rewritten
+
+__all__ = ["rewritten"]

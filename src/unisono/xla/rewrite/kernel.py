@@ -1,0 +1,81 @@
+"""One convolution as XLA:CPU runs it fast, and with the same bits for every pool of threads: see `contraction`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+from jax import lax
+
+from unisono.xla.rewrite.arrays import padded
+from unisono.xla.rewrite.contraction import is_cut
+from unisono.xla.rewrite.window import Window
+
+LEAST_FEATURES = 17
+"""YNNPACK takes a convolution in which the input or the result has so many features."""
+
+WIDE = 32
+"""Features that a result is filled up to for it; 17 would do, but are slower."""
+
+Shape = tuple[int, ...]
+
+
+class Precision(NamedTuple):
+    """What a convolution asks of its arithmetic; `result` is its "preferred" type."""
+
+    precision: Any
+    result: Any
+
+
+def channels_last(space: int) -> lax.ConvDimensionNumbers:
+    """The fast layout: x as (rows, *space, features), w as (*space, in, out), the result as (rows, *space, features)."""
+    places, last = tuple(range(1, space + 1)), space + 1
+    return lax.ConvDimensionNumbers((0, last, *places), (last, last - 1, *range(space)), (0, last, *places))
+
+
+def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int = 1) -> Any:
+    """The convolution of arrays that lie in the fast layout."""
+    if len(window.strides) == 1:  # YNNPACK takes two dimensions
+        y = convolved(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.with_first(), precision, groups)
+        return lax.squeeze(y, [1])
+    outs = w.shape[-1]
+    if groups == 1 and is_left_to_eigen(x.shape, w.shape, window):
+        if is_padded_much(x.shape, w.shape, window):
+            x, window = already_padded(x, window)
+        if is_narrow(w.shape):
+            w = padded(w, 0, [(0, 0, 0)] * (w.ndim - 1) + [(0, WIDE - outs, 0)])
+    y = lax.conv_general_dilated(
+        x,
+        w,
+        **window.params,
+        dimension_numbers=channels_last(len(window.strides)),
+        feature_group_count=groups,
+        precision=precision.precision,
+        preferred_element_type=precision.result,
+    )
+    return lax.slice_in_dim(y, 0, outs, axis=y.ndim - 1)
+
+
+def is_left_to_eigen(x: Shape, w: Shape, window: Window) -> bool:
+    """Whether YNNPACK does not take a convolution in two dimensions as it is, and Eigen might cut it."""
+    rows = x[0] * math.prod(window.results(x[1:-1], w[:-2]))
+    return (is_narrow(w) or is_padded_much(x, w, window)) and is_cut(rows, math.prod(w[:-1]), w[-1])
+
+
+def is_narrow(w: Shape) -> bool:
+    return max(w[-2:]) < LEAST_FEATURES
+
+
+def is_padded_much(x: Shape, w: Shape, window: Window) -> bool:
+    """Whether a result is larger than the input, or there are zeros between the input's elements."""
+    larger = any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
+    return larger or set(window.spread) != {1}
+
+
+def already_padded(x: Any, window: Window) -> tuple[Any, Window]:
+    """The input padded beforehand, behind a barrier, since XLA would fold the padding back into the convolution."""
+    space = [(low, high, spread - 1) for (low, high), spread in zip(window.padding, window.spread, strict=True)]
+    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *space, (0, 0, 0)]))
+    rank = len(window.strides)
+    return x, dataclasses.replace(window, padding=((0, 0),) * rank, spread=(1,) * rank)

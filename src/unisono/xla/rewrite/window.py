@@ -1,0 +1,61 @@
+"""How a convolution's kernel goes over its input: one number, or pair of numbers, a dimension of space."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    spread: tuple[int, ...]
+    """The dilation of the input ("lhs"): elements of the input lie this far apart, with zeros between them."""
+    dilation: tuple[int, ...]
+    """The dilation of the kernel ("rhs")."""
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Window:
+        """Of an equation's parameters."""
+        padding = tuple((low, high) for low, high in params["padding"])
+        return cls(tuple(params["window_strides"]), padding, tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"]))
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The arguments of `jax.lax.conv_general_dilated`."""
+        return {
+            "window_strides": self.strides,
+            "padding": self.padding,
+            "lhs_dilation": self.spread,
+            "rhs_dilation": self.dilation,
+        }
+
+    def results(self, space: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+        """The output's size."""
+        sizes = zip(space, kernel, self.strides, self.padding, self.spread, self.dilation, strict=True)
+        return tuple(
+            ((n - 1) * spread + 1 + low + high - (taps - 1) * dilation - 1) // stride + 1
+            for n, taps, stride, (low, high), spread, dilation in sizes
+        )
+
+    def swapped(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
+        """The window of the same convolution with the (reversed) kernel for input and the (reversed) input for kernel."""
+        sizes = zip(space, kernel, self.padding, self.spread, self.dilation, strict=True)
+        grown = [(n - 1) * spread - (taps - 1) * dilation for n, taps, _, spread, dilation in sizes]
+        padding = tuple((low + more, high + more) for (low, high), more in zip(self.padding, grown, strict=True))
+        return dataclasses.replace(self, padding=padding, spread=self.dilation, dilation=self.spread)
+
+    def with_first(self) -> Window:
+        """Over one more dimension, of size 1."""
+        return Window((1, *self.strides), ((0, 0), *self.padding), (1, *self.spread), (1, *self.dilation))
+
+    def without_first(self) -> Window:
+        return Window(self.strides[1:], self.padding[1:], self.spread[1:], self.dilation[1:])
+
+
+def is_larger(kernel: Sequence[int], space: Sequence[int]) -> bool:
+    """XLA swaps input and kernel where the kernel has more elements."""
+    return math.prod(kernel) > math.prod(space)
