@@ -6,19 +6,33 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from unisono import tree
-from unisono.data import division, order
+from unisono.data import adapter, order
 from unisono.exchange import transfers
 from unisono.replica import randomness
-from unisono.step import divisors, finish
+from unisono.step import counter, finish
+from unisono.step.step import Step
 
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
     """Sums from right to left."""
     patch.setattr(tree, "halves", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop)))
+
+
+def counter_order(patch: pytest.MonkeyPatch) -> None:
+    """Sums one after another within a device."""
+
+    def pushed(digits, before, value):
+        there = counter.get(digits, 0)
+        return counter.put(digits, 0, {name: jnp.where(before > 0, there[name] + value[name], value[name]) for name in value})
+
+    patch.setattr(counter, "pushed", pushed)
+    patch.setattr(counter, "folded", lambda digits, count: digits)
+    patch.setattr(counter, "digit_of_sum", lambda count: 0)
 
 
 def key_rule(patch: pytest.MonkeyPatch) -> None:
@@ -33,8 +47,8 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
     """Losses divided as if every replica had the rows of the first."""
-    of_shape = divisors.Divisors._of_shape
-    patch.setattr(divisors.Divisors, "_of_shape", lambda self, state, parts, replica: of_shape(self, state, parts, 0))
+    sizes = Step._sizes
+    patch.setattr(Step, "_sizes", lambda self, batch: sizes(self, batch)[:1] * len(sizes(self, batch)))
 
 
 def statistics(patch: pytest.MonkeyPatch) -> None:
@@ -49,18 +63,16 @@ def statistics(patch: pytest.MonkeyPatch) -> None:
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     """Rows dealt out like cards, one after another."""
-    cut = division.divide
+    held = adapter.held
 
-    def dealt(batch, where, position=None):
-        if position is not None:
-            batch = jax.tree.map(lambda a: np.concatenate([a[r :: where.replicas] for r in range(where.replicas)]), batch)
-        return cut(batch, where, position)
+    def dealt(batch, *args, **options):
+        return held(jax.tree.map(lambda a: np.concatenate([a[r::8] for r in range(8)]), batch), *args, **options)
 
-    patch.setattr("unisono.data.adapter.divide", dealt)
+    patch.setattr(adapter, "held", dealt)
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    f.__name__: f for f in (tree_order, key_rule, row_order, weighting, statistics, rows_of_replicas)
+    f.__name__: f for f in (tree_order, counter_order, key_rule, row_order, weighting, statistics, rows_of_replicas)
 }
 
 

@@ -1,4 +1,4 @@
-"""A global batch, cut."""
+"""A global batch on the host, and its rows on the way to the devices."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.division import Shards, divide, divided
-from unisono.placement import Placement
-
-
-def placement(replicas: int, devices: int) -> Placement:
-    return Placement(replicas, tuple(jax.devices()[:devices]))
+from unisono.data.division import ALIGNED, Rows, global_batch, held, room, sent
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 50), st.integers(1, 12), st.data())
-def test_every_row_goes_to_one_replica_in_order(rows, replicas, data):
-    devices = data.draw(st.integers(1, min(replicas, 8)))
-    batch = {"x": np.arange(rows * 3, dtype="float32").reshape(rows, 3)}, np.arange(rows), None
-    parts = divided(batch, placement(replicas, devices))
-    assert sum(parts.rows) == rows
-    assert len(parts.rows) == min(rows, replicas)
-    assert np.array_equal(np.concatenate([x["x"] for x, _, _ in parts.shards]), batch[0]["x"])
-    assert np.array_equal(np.concatenate([y for _, y, _ in parts.shards]), batch[1])
-    where = placement(replicas, devices)
-    for replica, (x, _, _) in enumerate(parts.shards):
-        assert x["x"].devices() == {where.devices[where.device_of[replica]]}
+@given(st.integers(1, 30), st.integers(1, 3), st.data())
+def test_rows_of_several_batches_arrive_in_order(rows, count, data):
+    batches = [
+        ({"x": np.arange(rows * 3, dtype="float64").reshape(rows, 3) + 100 * b}, np.arange(rows) + 1000 * b, None)
+        for b in range(count)
+    ]
+    start = data.draw(st.integers(0, rows - 1))
+    mine = range(start, data.draw(st.integers(start + 1, rows)))
+    device = data.draw(st.sampled_from(jax.devices()))
+    there = sent([global_batch(batch) for batch in batches], mine, (count + 2, len(mine)), device)
+    assert there[0]["x"].shape == (count + 2, len(mine), 3)
+    assert (there[0]["x"].dtype, there[1].dtype, there[2]) == (np.float32, np.int32, None)
+    assert there[1].devices() == {device}
+    for b, (x, y, _) in enumerate(batches):
+        assert np.array_equal(there[0]["x"][b], x["x"][mine.start : mine.stop])
+        assert np.array_equal(there[1][b], y[mine.start : mine.stop])
 
 
 def test_keras_sees_the_shape_of_the_whole():
-    (shards,) = divide((np.zeros((7, 2)),), placement(4, 2))
-    assert isinstance(shards, Shards)
-    assert (shards.shape, shards.dtype) == ((7, 2), np.float32)
-    assert divide((shards,), placement(4, 2)) == (shards,)
+    (rows,) = held((np.zeros((7, 2)),))
+    assert isinstance(rows, Rows)
+    assert (rows.shape, rows.dtype) == ((7, 2), np.float32)
 
 
-def test_what_is_sent_is_a_copy():
+def test_what_is_held_is_a_copy_unless_nobody_writes():
     """A generator may write its next batch into the same array."""
-    memory = np.zeros(64 * 64 * 4 + 64, "uint8")
-    start = -memory.ctypes.data % 64  # where a CPU device would read in place
-    for offset in (0, 16):
-        array = memory[start + offset :][: 64 * 64 * 4 - 64].view("float32").reshape(-1, 16)
-        array[:] = 0
-        (shards,) = divide((array,), placement(2, 1))
-        array[:] = 1
-        assert all(float(part.sum()) == 0 for part in shards.parts)
+    array = np.zeros((4, 3))
+    (copied,), (same,) = held((array,)), held((array,), copy=False)
+    array[:] = 1
+    assert copied.array.sum() == 0
+    assert same.array.sum() == 12
+
+
+@given(st.integers(0, 5), st.integers(1, 9), st.sampled_from(["float32", "int8", "bool"]))
+def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
+    array = room((rows, columns), np.dtype(dtype))
+    assert (array.shape, array.dtype, array.ctypes.data % ALIGNED) == ((rows, columns), np.dtype(dtype), 0)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +63,4 @@ def test_what_is_sent_is_a_copy():
 )
 def test_a_batch_that_cannot_be_cut_says_why(batch, message):
     with pytest.raises(ValueError, match=message):
-        divide(batch, placement(2, 1))
+        held(batch)

@@ -21,9 +21,9 @@ MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "
 
 FLOORS = [
     {"placement", "xla", "keras_seam"},
-    {"replica", "tree", "exchange", "data", "fingerprint"},
+    {"replica", "tree", "flat", "exchange", "data", "fingerprint"},
     {"step"},
-    {"strategy", "training", "refusals", "errors"},
+    {"strategy", "training", "pace", "refusals", "errors"},
     {"cli"},
 ]
 """The house: lower floors know nothing of upper ones."""

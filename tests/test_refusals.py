@@ -56,14 +56,22 @@ def test_stateful_layers_are_refused_for_more_than_one_replica():
         model.compile("sgd", "mse")
 
 
-@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
-def test_overridden_steps_are_refused(method):
-    own = type("Own", (keras.Sequential,), {method: lambda self, state, data: None})
+def test_an_overridden_predict_step_is_refused():
+    own = type("Own", (keras.Sequential,), {"predict_step": lambda self, state, data: None})
+    with un.OneDeviceStrategy(replicas=2).scope():
+        model = own([layers.Input((3,)), layers.Dense(2)])
+    with pytest.raises(ValueError, match="Own.predict_step is overridden"):
+        model.predict(X, verbose=0)
+
+
+@pytest.mark.parametrize("method", ["train_step", "test_step"])
+def test_a_step_that_returns_no_state_is_refused(method):
+    own = type("Own", (keras.Sequential,), {method: lambda self, state, data: {"loss": 0.0}})
     with un.OneDeviceStrategy(replicas=2).scope():
         model = own([layers.Input((3,)), layers.Dense(2)])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=f"Own.{method} is overridden"):
-        model.fit(X, Y, verbose=0)
+    with pytest.raises(ValueError, match=f"(?s){method} must return logs and state.*returned dict.*return logs, \\(trainable"):
+        model.fit(X, Y, verbose=0, validation_data=(X, Y))
 
 
 def test_a_batch_size_fixed_by_the_model_names_both_numbers():

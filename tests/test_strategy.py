@@ -47,6 +47,7 @@ def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
     ("arguments", "message"),
     [
         ({"replicas": 0}, "received replicas=0; it must be 1 or more"),
+        ({"deterministic": 1}, "write True or False"),
         ({"devices": 0}, "received devices=0"),
         ({"accumulate": -1}, "received accumulate=-1"),
         ({"replicas": 4, "accumulate": 2}, "Write one of them"),
@@ -54,7 +55,6 @@ def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
         ({"replicas": 2.5}, "replicas must be a whole number; received replicas=2.5"),
         ({"replicas": "8"}, "received replicas='8'; it must be a whole number"),
         ({"devices": True}, "devices must be a whole number"),
-        ({"deterministic": False}, "nothing to switch off"),
         ({"devices": "two"}, "must be a count, a list of JAX devices or a mesh"),
         ({"devices": []}, "must be a count"),
         (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from trainings import assert_equals_keras, fitting, labels, on, rows, run
+from trainings import assert_equals_keras, fitting, labels, rows
 
 ONE, TWO = rows(43, 3), rows(43, 4, seed=3)
 Y, CLASS = rows(43, 2, seed=4), labels(43, 3)
@@ -137,17 +137,3 @@ def test_overridden_compute_metrics():
     x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
     plain = assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=10))
     assert {"spread", "size"} <= set(plain.logs)
-
-
-@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
-def test_overridden_steps_are_refused(method):
-    """A step of the user's own sees one replica's rows: refused before the first batch, with what to override instead."""
-    kind = type("Own", (Nested,), {method: lambda self, *args: None})
-
-    def make():
-        model = kind()
-        model.compile("sgd", loss=["mse", CROSSENTROPY(from_logits=True)])
-        return model
-
-    with pytest.raises(ValueError, match=rf"Own\.{method} is overridden"):
-        run(make, fitting({"pair": (ONE, ONE), "two": TWO}, (Y, CLASS), batch_size=10), on(3))

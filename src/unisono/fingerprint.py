@@ -12,6 +12,9 @@ import numpy as np
 
 from unisono import keras_seam
 
+UNPROMISED = "unpromised-"
+"""Before the fingerprint of a model whose next run may have other bits."""
+
 MODEL_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables")
 
 
@@ -25,7 +28,7 @@ def fingerprint(*objects: Any) -> str:
         objects: What to digest, in this order.
 
     Returns:
-        32 hexadecimal digits.
+        32 hexadecimal digits; with "unpromised-" before them, where a model's strategy has `deterministic=False`.
 
     Example:
         >>> fingerprint(np.zeros(3, "float32")) == fingerprint(np.zeros(3, "float32"))
@@ -39,7 +42,9 @@ def fingerprint(*objects: Any) -> str:
             array = np.asarray(value)
             digest.update(f"{position} {kind} {index} {array.shape} {array.dtype}\n".encode())
             digest.update(array.tobytes())
-    return digest.hexdigest()[:32]
+    bonds = [keras_seam.bond_of(thing) for thing in objects]
+    promised = all(bond is None or bond.strategy.deterministic for bond in bonds)
+    return ("" if promised else UNPROMISED) + digest.hexdigest()[:32]
 
 
 def arrays_of(thing: Any) -> Iterator[tuple[str, Any]]:

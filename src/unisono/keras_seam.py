@@ -6,12 +6,14 @@ Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses othe
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 from keras.src import backend
+from keras.src import utils as keras_utils
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.losses.loss import apply_mask, reduce_weighted_values, squeeze_or_expand_to_same_rank
@@ -64,6 +66,7 @@ METHODS = {
     "make_train_function": "make_train_function",
     "make_test_function": "make_test_function",
     "make_predict_function": "make_predict_function",
+    "fit": "fit",
     "evaluate": "evaluate",
     "predict": "predict",
     "train_on_batch": "train_on_batch",
@@ -73,6 +76,9 @@ METHODS = {
     "take_state": "_get_jax_state",
 }
 """What is set on a model of a scope: our names for methods of Keras' JAX trainer."""
+
+BOND = "_unisono"
+"""The attribute by which a model of a scope knows what ties it to its strategy."""
 
 State = tuple[list[Any], ...]
 STATE_NAMES = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
@@ -135,6 +141,11 @@ class Watch:
 def set_on(model: Any, name: str, value: Any) -> None:
     """An attribute of this one model, unseen by Keras' tracking of layers and variables."""
     object.__setattr__(model, name, value)
+
+
+def bond_of(model: Any) -> Any | None:
+    """What ties the model to the strategy in whose scope it was made; None outside."""
+    return getattr(model, BOND, None)
 
 
 def of_class(model: Any, name: str) -> Callable[..., Any]:
@@ -272,18 +283,20 @@ def computed_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, t
 
 
 def call_model(model: Any, x: Any, training: bool) -> Any:
-    """The forward pass as Keras' training step calls it, inside a scope that holds the state.
-
-    Layers know the losses that they added by `id()`. Those of an earlier trace may be the ids of this one's losses by now, and
-    a layer that is called then takes another's loss out of the scope (in plain Keras too): they are forgotten first.
-    """
-    model._clear_losses()
+    """The forward pass as Keras' training step calls it, inside a scope that holds the state."""
+    forget_losses(model)
     kwargs = {"training": training} if model._call_has_training_arg else {}
     if model.dtype_policy.quantization_mode is not None:
         return model.quantized_call(x, **kwargs)
     if model._remat_mode is not None:
         return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
     return model.call(x, **kwargs)
+
+
+def forget_losses(model: Any) -> None:
+    """Before each trace. Layers know the losses that they added by `id()`. Those of an earlier trace may be the ids of this
+    one's losses by now, and a layer that is called then takes another's loss out of the scope, in plain Keras too."""
+    model._clear_losses()
 
 
 def loss_tracker(model: Any) -> Any:
@@ -295,6 +308,16 @@ def leaf_metrics(model: Any) -> list[Any]:
     trackers = [loss_tracker(model), *term_trackers(model)]
     metrics = [m for m in model.metrics if not any(m is tracker for tracker in trackers)]
     return [leaf for m in metrics for leaf in (m.metrics if isinstance(m, CompileMetrics) else [m])]
+
+
+def is_class_of_keras(metric: Any) -> bool:
+    return type(metric).__module__.startswith("keras.")
+
+
+def is_of_keras(metric: Any) -> bool:
+    """Whether neither the metric's class nor the function that it takes the mean of is the user's."""
+    function = getattr(metric, "_fn", None)
+    return is_class_of_keras(metric) and (function is None or getattr(function, "__module__", "").startswith("keras."))
 
 
 @contextlib.contextmanager
@@ -365,3 +388,64 @@ def static_rows(model: Any) -> int | None:
 
 def replace_adapter(iterator: EpochIterator, adapt: Callable[[Any], Any]) -> None:
     iterator.data_adapter = adapt(iterator.data_adapter)
+    # Keras would send whole batches to the first device, ahead of time, where that is no CPU.
+    object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
+
+
+def in_groups(iterator: EpochIterator, size: Callable[[], int], group: Callable[[Iterator[Any], int], Any]) -> None:
+    """Has Keras' loop take several batches at a time, as with `steps_per_execution`, but as many as `size()` says each time,
+    none of them over the end of the epoch. The steps get `group(batches, count)` in place of the iterator."""
+    single = iterator._enumerate_iterator
+
+    def groups() -> Iterator[tuple[int, int, Iterator[Any]]]:
+        singles = single()
+        for begin, end, batches in singles:
+            steps = size()
+            while end - begin + 1 < steps and more_in_epoch(end + 1):
+                _, end, batches = next(singles)
+            yield begin, end, group(batches, end - begin + 1)
+
+    def more_in_epoch(step: int) -> bool:
+        # Asked for one too many, Keras' generator would end the epoch before its last batches were read.
+        length, seen = iterator._num_batches, iterator._steps_seen
+        return step < (iterator.steps_per_epoch or length or 0) and not (length and seen >= length)
+
+    object.__setattr__(iterator, "_enumerate_iterator", groups)
+
+
+def has_length(iterator: EpochIterator) -> bool:
+    return bool(iterator.num_batches)
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+HOOKS = {
+    mode: tuple(f"on_{of}batch_{when}" for of in ("", f"{mode}_") for when in ("begin", "end")) for mode in ("train", "test")
+}
+
+
+def argument(method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An argument of a call of one of Keras' methods; None where the call does not fit, which Keras will say."""
+    try:
+        bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
+    except TypeError:
+        return None
+    return bound.arguments.get(name)
+
+
+def wants_batches(callbacks: Any, hooks: tuple[str, ...]) -> bool:
+    """Whether a callback does something at these hooks of single batches. Keras' bar shows what it is given, and callbacks
+    that save or log by epochs have such hooks and do nothing there."""
+    listed = callbacks.callbacks if isinstance(callbacks, CallbackList) else keras.tree.flatten(callbacks) if callbacks else []
+    for callback in listed:
+        idle = isinstance(callback, keras.callbacks.ProgbarLogger) or (
+            isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) and by_epoch(callback)
+        )
+        if not idle and not all(keras_utils.is_default(getattr(callback, hook)) for hook in hooks):
+            return True
+    return False
+
+
+def by_epoch(callback: Any) -> bool:
+    return getattr(callback, "save_freq", getattr(callback, "_save_freq", None)) == "epoch"

@@ -11,7 +11,6 @@ from unisono import keras_seam
 
 def check_compiled(model: Any, strategy: Any) -> None:
     """After compile(): options that have another way here."""
-    replicas = strategy.num_replicas_in_sync
     steps = accumulation_of(getattr(model, "optimizer", None))
     if steps:
         raise ValueError(
@@ -31,9 +30,7 @@ def check_compiled(model: Any, strategy: Any) -> None:
             f"The steps of a strategy are always compiled, but {why}. Move layers that cannot be compiled into the data pipeline; "
             f"to debug, fit the same model outside strategy.scope()."
         )
-    if replicas > 1:
-        for layer in keras_seam.layers_of(model):
-            check_layer(layer, replicas)
+    check_layers(model, strategy)
 
 
 def check_model(model: Any, strategy: Any) -> None:
@@ -45,18 +42,19 @@ def check_model(model: Any, strategy: Any) -> None:
         )
     if model.compiled:
         check_compiled(model, strategy)
+    else:
+        check_layers(model, strategy)
     doubles = [v.path for v in model.variables if v.dtype == "float64"]
     if doubles:
         raise ValueError(
             f"The model has variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
             f"model with float32."
         )
-    for method, way in (("train_step", "compute_loss"), ("test_step", "compute_loss"), ("predict_step", "call")):
-        if keras_seam.overrides(model, method):
-            raise ValueError(
-                f"{type(model).__name__}.{method} is overridden: it sees one replica's rows and would apply gradients for them "
-                f"alone. Override {way} instead, which the strategy runs for every replica and adds up."
-            )
+    if keras_seam.overrides(model, "predict_step"):
+        raise ValueError(
+            f"{type(model).__name__}.predict_step is overridden, but outputs come from the replicas' forward passes. Override call, "
+            f"or apply what predict_step does to what predict returns."
+        )
 
 
 def check_still_trainable(model: Any, training: bool) -> None:
@@ -66,6 +64,12 @@ def check_still_trainable(model: Any, training: bool) -> None:
             f"The variables of the model {model.name!r} are other ones than when it was compiled: layers were frozen, freed or "
             f"added. Write model.compile(...) again, so that the optimizer has the variables that are trained now."
         )
+
+
+def check_layers(model: Any, strategy: Any) -> None:
+    if strategy.num_replicas_in_sync > 1:
+        for layer in keras_seam.layers_of(model):
+            check_layer(layer, strategy.num_replicas_in_sync)
 
 
 def check_layer(layer: Any, replicas: int) -> None:
@@ -83,7 +87,8 @@ def check_layer(layer: Any, replicas: int) -> None:
 
 def accumulation_of(optimizer: Any) -> int | None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-    return getattr(inner, "gradient_accumulation_steps", None)
+    every = [inner, *(inner.optimizers if isinstance(inner, keras.optimizers.MultiOptimizer) else [])]
+    return next((steps for o in every if (steps := getattr(o, "gradient_accumulation_steps", None))), None)
 
 
 def check_source(adapter: Any, steps: int | None) -> None:

@@ -13,7 +13,7 @@ import jax
 
 from unisono import exchange, keras_seam, refusals, training
 from unisono.placement import Placement
-from unisono.xla import runtime
+from unisono.xla import determinism, runtime
 
 Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
@@ -49,7 +49,8 @@ class Strategy:
             never more than replicas.
         replicas: R, the number of parts into which every global batch is cut. By default the number of devices.
         accumulate: R as a multiple of the devices: each runs this many replicas one after another.
-        deterministic: True, the only value so far: results are the same to the bit.
+        deterministic: Whether results are the same to the bit, the default. False gives that up for GPU kernels that add in
+            no fixed order; fingerprints of such runs say so.
 
     Example:
         >>> strategy = MirroredStrategy(replicas=8)
@@ -80,6 +81,8 @@ class Strategy:
         self._check(devices, replicas, accumulate, deterministic)
         count = devices if isinstance(devices, int) else None
         if not runtime.has_started():
+            if deterministic:
+                determinism.ask_for()
             if count:
                 runtime.make_cpu_devices(count)
             runtime.choose_pool(replicas or (count or 1) * (accumulate or 1))
@@ -89,6 +92,8 @@ class Strategy:
             replicas = len(found) * (accumulate or 1)
         elif devices is None:
             found = found[:replicas]
+        if deterministic:
+            determinism.check({device.platform for device in found})
         self.placement = Placement(replicas, tuple(found))
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
@@ -143,11 +148,9 @@ class Strategy:
 
     def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
         name = type(self).__name__
-        if not deterministic:
-            raise ValueError(
-                f"{name} received deterministic={deterministic!r}, but there is nothing to switch off: results are the same to the "
-                f"bit, and that is not what makes them slow. Leave the argument out."
-            )
+        if not isinstance(deterministic, bool):
+            raise ValueError(f"{name} received deterministic={deterministic!r}; write True or False.")
+        determinism.check_switch(deterministic)
         if replicas is not None and accumulate is not None:
             raise ValueError(
                 f"{name} received replicas={replicas} and accumulate={accumulate}, two ways of saying one thing: replicas is "

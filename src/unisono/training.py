@@ -6,28 +6,27 @@ the model, on this one object, together with what gives the loops our data adapt
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import keras
 
 from unisono import keras_seam, refusals
 from unisono.data.adapter import GlobalBatches
-from unisono.data.division import divided
+from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
-from unisono.step.predict import PredictStep, joined
+from unisono.pace import Group, Pace
+from unisono.placement import split_evenly
+from unisono.step.predict import PredictStep
 from unisono.step.step import Step
-
-ATTRIBUTE = "_unisono"
 
 
 def belongs_to(model: Any) -> Any | None:
     """The strategy in whose scope the model was made; None outside."""
-    bond = getattr(model, ATTRIBUTE, None)
+    bond = keras_seam.bond_of(model)
     return None if bond is None else bond.strategy
 
 
@@ -38,7 +37,8 @@ class Bond:
         self.model = model
         self.strategy = strategy
         self._order: Order | None = None
-        keras_seam.set_on(model, ATTRIBUTE, self)
+        self._groups = False
+        keras_seam.set_on(model, keras_seam.BOND, self)
         for ours, theirs in keras_seam.METHODS.items():
             keras_seam.set_on(model, theirs, in_place_of(getattr(type(model), theirs), getattr(self, ours)))
 
@@ -67,10 +67,15 @@ class Bond:
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force:
-            self.model.predict_function = self._several(self._predict_step, together=joined)
+            self.model.predict_function = self._several(self._predict_step)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        with self._grouping("fit", "train", args, kwargs):
+            return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("evaluate", *args, **kwargs)
+        with self._grouping("evaluate", "test", args, kwargs):
+            return self._restoring("evaluate", *args, **kwargs)
 
     def predict(
         self,
@@ -84,7 +89,7 @@ class Bond:
         source = keras_seam.adapter_of(x, batch_size, steps)
         refusals.check_source(source, steps)
         if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
-            source = GlobalBatches(source, self.strategy.placement, self.order)
+            source = GlobalBatches(source, self.order)
         return self._restoring("predict", source, batch_size, verbose, steps, callbacks, **more)
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +104,10 @@ class Bond:
     def build_by(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
             refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
-            keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, self.strategy.placement, self.order))
+            keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, self.order))
+            if self._may_group(iterator):
+                pace = Pace()
+                keras_seam.in_groups(iterator, pace.steps, lambda batches, count: Group(batches, count, pace))
         fixed = keras_seam.static_rows(self.model)
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
@@ -109,12 +117,31 @@ class Bond:
 
     def _rows_of_a_replica(self, batch: Any, fixed: int) -> Any:
         """What one replica sees of a batch, in shapes, where the model's inputs fix its rows."""
-        parts = divided(batch, self.strategy.placement)
-        refusals.check_static_rows(fixed, parts.total_rows, self.strategy.num_replicas_in_sync, parts.rows)
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), parts.shards[0])
+        whole, replicas = global_batch(batch), self.strategy.num_replicas_in_sync
+        rows = [len(part) for part in split_evenly(whole.rows, replicas) if part]
+        refusals.check_static_rows(fixed, whole.rows, replicas, rows)
+        return whole.shapes(rows[0])
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
         return keras_seam.take_state(self.model, purge_model_variables, **groups)
+
+    # Several steps in a call.
+
+    @contextlib.contextmanager
+    def _grouping(self, method: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        """For the call, batches may be taken in groups, unless something could see the difference."""
+        callbacks, outer = keras_seam.argument(method, "callbacks", args, kwargs), self._groups
+        seen = keras_seam.overrides(self.model, method) or keras_seam.wants_batches(callbacks, keras_seam.HOOKS[mode])
+        self._groups = not seen
+        try:
+            yield
+        finally:
+            self._groups = outer
+
+    def _may_group(self, iterator: Any) -> bool:
+        """A generator may look at what its batches have done to the model."""
+        stream = isinstance(iterator.data_adapter.source, keras_seam.GeneratorDataAdapter)
+        return self._groups and not stream and self.model.steps_per_execution == 1 and keras_seam.has_length(iterator)
 
     # The steps.
 
@@ -130,10 +157,8 @@ class Bond:
         self,
         make: Callable[[], Step | PredictStep],
         trained_on: Callable[[int], None] | None = None,
-        together: Callable[[list[Any]], Any] = lambda logs: logs[-1],
     ) -> Callable[..., Any]:
-        """What Keras calls for each execution: one step, or as many as `steps_per_execution` says. `together` makes one of
-        what several steps return."""
+        """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
         current, sizes = make(), None
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
@@ -141,16 +166,25 @@ class Bond:
             if sizes not in (None, tuple(map(len, state))):
                 refusals.check_still_trainable(self.model, trained_on is not None)
                 current = make()
-            sizes, logs = tuple(map(len, state)), []
-            for batch in itertools.chain([next(iterator)], some(iterator, self.model.steps_per_execution - 1)):
-                with explained(self.model, batch):
-                    log, state = current(state, batch)
-                logs.append(log)
-                keras_seam.hold_state(self.model, current.state_names, state)
-                position = position_of(batch)
-                if trained_on is not None and position is not None:
-                    trained_on(position[0])
-            return together(logs), state
+            sizes, batches, error = tuple(map(len, state)), [next(iterator)], None
+            group = iterator if isinstance(iterator, Group) else None
+            try:
+                for batch in some(iterator, (group.count if group else self.model.steps_per_execution) - 1):
+                    batches.append(batch)
+            except Exception as e:  # what came before it is trained on
+                error = e
+            try:
+                with explained(self.model, batches[0]):
+                    logs, state = current(state, batches)
+            finally:
+                if current.state:
+                    keras_seam.hold_state(self.model, current.state_names, current.state)
+            position = position_of(batches[-1])
+            if trained_on is not None and position is not None:
+                trained_on(position[0])
+            if error is not None:
+                raise error
+            return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
         return function

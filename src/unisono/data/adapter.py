@@ -1,7 +1,7 @@
-"""A data adapter around Keras': theirs reads the source, ours owns order, position and division.
+"""A data adapter around Keras': theirs reads the source, ours owns order and position.
 
-Keras' loops use it as one of their own. It hands out global batches that are divided and on their way to the devices, one
-batch ahead where the source can be read again from its start.
+Keras' loops use it as one of their own. It hands out global batches on the host, read one batch ahead where the source can be
+read again from its start.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ from typing import Any
 
 from unisono import keras_seam
 from unisono.data import in_order
-from unisono.data.division import divide
+from unisono.data.division import held
 from unisono.data.order import Order
-from unisono.placement import Placement
 
 
 class GlobalBatches(keras_seam.DataAdapter):
-    """The batches of a Keras adapter, in order by rule, divided among the replicas."""
+    """The batches of a Keras adapter, in order by rule, with their positions."""
 
-    def __init__(self, source: Any, placement: Placement, order: Order) -> None:
+    def __init__(self, source: Any, order: Order) -> None:
         self.source = source
-        self.placement = placement
         self.order = order
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        batches = self._divided()
+        batches = self._held()
         return batches if isinstance(self.source, keras_seam.GeneratorDataAdapter) else one_ahead(batches)
 
-    def _divided(self) -> Iterator[Any]:
+    def _held(self) -> Iterator[Any]:
         pass_ = self.order.passes
         for number, batch in enumerate(in_order.batches(self.source, self.order)):
-            yield divide(batch, self.placement, (pass_, number))
+            yield held(batch, (pass_, number), copy=not isinstance(self.source, keras_seam.ArrayDataAdapter))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.source.get_numpy_iterator()

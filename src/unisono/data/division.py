@@ -1,66 +1,112 @@
-"""A global batch, cut into the rows of each replica and on its way to their devices.
-
-Shards are contiguous and differ by one row at most, the larger first; a replica may have none. No row is padded.
-"""
+"""Global batches on the host, as Keras' loops hand them on, and their rows on the way to the devices."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import sparse
 
-from unisono.placement import Placement, split_evenly
-
 Position = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
+ALIGNED = 64
+"""Bytes. A CPU device reads a NumPy array that begins at such an address where it lies; others it copies."""
 
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """One array of a global batch, as Keras sees it (shape, dtype), in parts: one for each replica, None without rows."""
 
-    parts: tuple[jax.Array | None, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """One array of a global batch; Keras sees its shape and dtype."""
+
+    array: np.ndarray
     position: Position | None = None
 
-    def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.parts,), (self.shape, self.dtype, self.position)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
 
-    @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Shards:
-        return cls(children[0], *aux)
+    @property
+    def dtype(self) -> np.dtype:
+        """As the devices have it: without 64-bit types, unless JAX was told to keep them."""
+        return jax.dtypes.canonicalize_dtype(self.array.dtype)
 
 
-def divide(batch: Any, placement: Placement, position: Position | None = None) -> Any:
-    """The batch with `Shards` in place of its arrays; batches that are divided already pass through."""
+def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any:
+    """The batch with `Rows` in place of its arrays.
+
+    Copies unless it is told that nobody writes into the arrays: a generator may put its next batch into the same ones.
+    """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
-    if leaves and all(isinstance(leaf, Shards) for leaf in leaves):
-        return batch
     arrays = [as_array(leaf) for leaf in leaves]
-    shards = split_evenly(rows_of(arrays, position), placement.replicas)
-    owners = [(rows, placement.devices[device]) for rows, device in zip(shards, placement.device_of, strict=True) if rows]
-    # Copies: a CPU device reads a NumPy array where it lies, and its owner may write the next batch there meanwhile.
-    cut = [[np.array(array[rows.start : rows.stop]) for rows, _ in owners] for array in arrays]
-    sent = jax.device_put(cut, [[device for _, device in owners]] * len(arrays))
-    missing = (None,) * (placement.replicas - len(owners))
-    return jax.tree.unflatten(
-        structure,
-        [
-            Shards((*parts, *missing), array.shape, np.dtype(parts[0].dtype), position)
-            for parts, array in zip(sent, arrays, strict=True)
-        ],
-    )
+    rows_of(arrays, position)
+    return jax.tree.unflatten(structure, [Rows(np.array(a) if copy else a, position) for a in arrays])
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalBatch:
+    """What a step needs of a batch."""
+
+    arrays: list[np.ndarray]
+    dtypes: list[np.dtype]
+    structure: Any
+    rows: int
+    position: Position | None
+
+    @property
+    def signature(self) -> Hashable:
+        """What programs depend on beside the number of rows: structure, shapes, dtypes."""
+        return self.structure, tuple((a.shape[1:], dtype) for a, dtype in zip(self.arrays, self.dtypes, strict=True))
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(dtype.itemsize * math.prod(a.shape[1:]) for a, dtype in zip(self.arrays, self.dtypes, strict=True))
+
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self.structure, self.arrays)
+
+    def shapes(self, rows: int) -> Any:
+        """The batch of so many rows, in shapes."""
+        leaves = [jax.ShapeDtypeStruct((rows, *a.shape[1:]), t) for a, t in zip(self.arrays, self.dtypes, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def global_batch(batch: Any) -> GlobalBatch:
+    """A tree of arrays, or of `Rows`, for a step."""
+    leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
+    if not all(isinstance(leaf, Rows) for leaf in leaves):
+        return global_batch(held(batch, copy=False))
+    arrays = [leaf.array for leaf in leaves]
+    return GlobalBatch(arrays, [leaf.dtype for leaf in leaves], structure, len(arrays[0]), leaves[0].position)
+
+
+def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], device: jax.Device) -> Any:
+    """These rows of each batch, in the order of the batches, on a device: a tree of arrays whose first axes, for the rows,
+    have this shape. There may be room for more; what lies behind the rows is not to be read."""
+    first, buffers = batches[0], []
+    for index, (array, dtype) in enumerate(zip(first.arrays, first.dtypes, strict=True)):
+        parts = [batch.arrays[index][rows.start : rows.stop] for batch in batches]
+        buffer = room((math.prod(shape), *array.shape[1:]), dtype)
+        for number, part in enumerate(parts):
+            np.copyto(buffer[number * len(rows) : (number + 1) * len(rows)], part, casting="unsafe")
+        buffers.append(buffer.reshape(*shape, *array.shape[1:]))
+    return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
+
+
+def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array that was not written yet, where a CPU device can read it in place. Memory is taken as it is written."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def is_whole(leaf: Any) -> bool:
     """What is one array of a batch, though JAX would look inside."""
-    return isinstance(leaf, (Shards, sparse.JAXSparse))
+    return isinstance(leaf, (Rows, sparse.JAXSparse))
 
 
 def as_array(leaf: Any) -> np.ndarray:
@@ -88,33 +134,3 @@ def rows_of(arrays: list[np.ndarray], position: Position | None) -> int:
     if not rows:
         raise ValueError(f"{where} has no rows. Leave empty batches out of the dataset.")
     return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Divided:
-    """What a step needs of a divided batch."""
-
-    shards: list[Any]
-    """For each replica with rows, its part of the batch."""
-    rows: list[int]
-    keys: list[Hashable]
-    """For each replica with rows, what its program depends on: structure, shapes, dtypes."""
-    position: Position | None
-
-    def on_host(self) -> Any:
-        """The whole batch again, as NumPy arrays."""
-        return jax.tree.map(lambda *parts: np.concatenate([np.asarray(part) for part in parts]), *self.shards)
-
-    @property
-    def total_rows(self) -> int:
-        return sum(self.rows)
-
-
-def divided(batch: Any, placement: Placement) -> Divided:
-    """`batch`, a tree of arrays or of `Shards`, by replica."""
-    batch = divide(batch, placement)
-    leaves, structure = jax.tree.flatten(batch, is_leaf=lambda leaf: isinstance(leaf, Shards))
-    rows = [len(part) for part in split_evenly(leaves[0].shape[0], placement.replicas) if part]
-    shards = [jax.tree.unflatten(structure, [leaf.parts[r] for leaf in leaves]) for r in range(len(rows))]
-    rest = (structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
-    return Divided(shards, rows, [(n, *rest) for n in rows], leaves[0].position)

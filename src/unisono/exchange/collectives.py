@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono import tree
 from unisono.exchange.base import Add
+from unisono.flat import flat, unflat
 from unisono.placement import Placement
 from unisono.xla.programs import Program
 
@@ -64,7 +65,7 @@ class Collectives:
 
     def _packed(self, nodes: list[Any]) -> dict[str, jax.Array]:
         """Nodes as rows of one matrix for each dtype, of a width that the devices can share out."""
-        flats = [flat_by_dtype(node) for node in nodes]
+        flats = [flat(node) for node in nodes]
         devices = len(self.placement.devices)
         matrices = {name: jnp.stack([flat[name] for flat in flats]) for name in flats[0]}
         return {name: jnp.pad(m, ((0, 0), (0, -m.shape[1] % devices)))[None] for name, m in matrices.items()}
@@ -98,22 +99,9 @@ class Collectives:
         return lax.all_gather(total, "devices", tiled=True)
 
 
-def flat_by_dtype(node: Any) -> dict[str, jax.Array]:
-    leaves = jax.tree.leaves(node)
-    names = sorted({str(leaf.dtype) for leaf in leaves})
-    return {name: jnp.concatenate([jnp.ravel(leaf) for leaf in leaves if str(leaf.dtype) == name]) for name in names}
-
-
-def unpacked(flat: dict[str, jax.Array], like: Any) -> Any:
+def unpacked(vectors: dict[str, jax.Array], like: Any) -> Any:
     """The tree of arrays that was packed; `like` has its shapes behind an empty axis."""
-    leaves, structure = jax.tree.flatten(like)
-    taken, out = dict.fromkeys(flat, 0), []
-    for leaf in leaves:
-        name, shape = str(leaf.dtype), leaf.shape[1:]
-        size = int(np.prod(shape))
-        out.append(flat[name][taken[name] : taken[name] + size].reshape(shape))
-        taken[name] += size
-    return jax.tree.unflatten(structure, out)
+    return unflat(vectors, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), like))
 
 
 def piece(array: jax.Array, device: jax.Device) -> jax.Array:

@@ -24,8 +24,12 @@ CLOSE = 1e-3
 class BatchLevelMeans:
     """Finds, while a replica is traced, the means that are fed with one number for all of its rows."""
 
-    def __init__(self, model: Any) -> None:
-        self._metrics = [m for m in keras_seam.leaf_metrics(model) if isinstance(m, keras.metrics.Mean)]
+    def __init__(self, model: Any, trackers: bool = False) -> None:
+        """`trackers`: whether the replica feeds those of the losses as well."""
+        metrics = keras_seam.leaf_metrics(model)
+        if trackers:
+            metrics = [*metrics, keras_seam.loss_tracker(model), *keras_seam.term_trackers(model)]
+        self._metrics = [m for m in metrics if isinstance(m, keras.metrics.Mean)]
         self._found: list[Any] = []
 
     @contextlib.contextmanager
@@ -72,14 +76,18 @@ def reset_values(model: Any) -> list[Any]:
         return [scope.get_current_value(v) for v in variables]
 
 
-def own_metrics(model: Any) -> list[Any]:
-    """The metrics whose classes are not Keras': nobody has promised that they are sums."""
-    return [m for m in keras_seam.leaf_metrics(model) if not type(m).__module__.startswith("keras.")]
+def unpromised(model: Any) -> list[Any]:
+    """The metrics of which nobody has promised that they are sums: the user's classes and functions, and those of Keras that
+    are fed by hand."""
+    return [m for m in keras_seam.leaf_metrics(model) if not keras_seam.is_of_keras(m) or type(m) in FED_BY_HAND]
 
 
-def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any]], rows: int) -> set[int]:
-    """Looks once whether the metrics of the user's own are sums: whether the parts of some rows, each from the reset state
-    and all one after another, give what the whole gives.
+FED_BY_HAND = (keras.metrics.Mean, keras.metrics.Sum)
+
+
+def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any]], rows: int) -> dict[int, bool]:
+    """Looks once how metrics of the user's own are merged: whether the parts of some rows, each from the reset state and all
+    one after another, add up to what the whole gives, or whether their means do, weighted by rows.
 
     Args:
         model: The model with the metrics.
@@ -87,7 +95,8 @@ def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any
         rows: How many rows there are to look at.
 
     Returns:
-        The ids of the variables that are not sums but means of batches, to be weighted by the replica's share of the rows.
+        For the ids of variables that could be decided: whether they are means of batches, to be weighted by the replica's
+        share of the rows, and not sums.
 
     Raises:
         ValueError: For a metric that is neither.
@@ -102,26 +111,26 @@ def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any
     whole, parts, in_turn = added(updated(reset, range(rows))), [added(updated(reset, part)) for part in cut], reset
     for part in cut:
         in_turn = updated(in_turn, part)
-    in_turn = added(in_turn)
-    found: set[int] = set()
-    for metric in own_metrics(model):
+    in_turn, decided = added(in_turn), {}
+    for metric in unpromised(model):
         mine = [position[id(v)] for v in metric.variables]
-        sums = [sum(part[i] for part in parts) for i in mine]
-        goes_on = all(close(in_turn[i], total) for i, total in zip(mine, sums, strict=True))
-        if goes_on and all(close(whole[i], total) for i, total in zip(mine, sums, strict=True)):
-            continue
-        means = all(close(sum(s * part[i] for s, part in zip(shares, parts, strict=True)), whole[i]) for i in mine)
-        if goes_on and means and isinstance(metric, keras.metrics.Mean):
-            found |= {id(v) for v in metric.variables}
-            continue
-        worst = next(i for i, total in zip(mine, sums, strict=True) if not (close(whole[i], total) and close(in_turn[i], total)))
-        raise ValueError(
-            f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
-            f"{', '.join(str(part[worst]) for part in parts)} to its variable {model.metrics_variables[worst].path!r}, one after "
-            f"another {in_turn[worst]}, and the whole batch {whole[worst]}. Its state must be made of sums over rows, as "
-            f"keras.metrics.Mean keeps a total and a count. Rewrite its update_state with assign_add of sums, or write replicas=1."
-        )
-    return found
+        sums = {i: sum(part[i] for part in parts) for i in mine}
+        means = {i: sum(s * part[i] for s, part in zip(shares, parts, strict=True)) for i in mine}
+        neither = [
+            i for i in mine if not close(in_turn[i], sums[i]) or not (close(whole[i], sums[i]) or close(whole[i], means[i]))
+        ]
+        if not neither:
+            if any(np.any(whole[i]) for i in mine):  # else nothing was seen
+                decided |= {id(v): not close(whole[position[id(v)]], sums[position[id(v)]]) for v in metric.variables}
+        elif not isinstance(metric, keras.metrics.Mean) or not keras_seam.is_class_of_keras(metric):
+            worst = neither[0]  # a mean of what a function says of a whole batch may be anything, in Keras too
+            raise ValueError(
+                f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
+                f"{', '.join(str(part[worst]) for part in parts)} to its variable {model.metrics_variables[worst].path!r}, one after "
+                f"another {in_turn[worst]}, and the whole batch {whole[worst]}. Its state must be made of sums over rows, as "
+                f"keras.metrics.Mean keeps a total and a count. Rewrite its update_state with assign_add of sums, or write replicas=1."
+            )
+    return decided
 
 
 def close(a: Any, b: Any) -> bool:

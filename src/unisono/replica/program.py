@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from unisono import keras_seam
-from unisono.replica import losses, metrics, randomness
+from unisono.replica import losses, metrics, own_step, randomness
 from unisono.replica.contribution import Assigned, Contribution
 
 
@@ -36,33 +36,66 @@ class ReplicaFunctions:
         self.alone = alone
         """Whether there is one replica: its state is then the model's, as in plain Keras, and nothing is merged."""
         self.findings = {name: Findings() for name in ("train", "evaluate", "predict")}
-        self.weighted_by_share: set[int] = set()
-        """The ids of the variables of metrics that are means of batches; found by `look_at_metrics`."""
+        self.weighted_by_share: dict[int, bool] = {}
+        """For the ids of metrics' variables, whether they are means of batches; found by `look_at_metrics`."""
 
-    def train(
-        self, weights: Any, others: Any, tracked: Any, scale: Any, batch: Any, replica: Any, share: Any, totals: Any
-    ) -> Contribution:
+    def contribution(self, mode: str, state: Any, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
+        """What one replica hands on in "train" or "evaluate".
+
+        Args:
+            mode: Which.
+            state: The groups of the model's state, as Keras' loops have them.
+            batch: The replica's rows.
+            replica: Its number.
+            share: Its share of the rows of the global batch.
+            divisors: What each loss term of the global batch is divided by.
+        """
+        by = self._own_contribution if own_step.is_own(self.model, mode) else self._contribution
+        return by(mode, state, batch, replica, share, divisors)
+
+    def _contribution(self, mode: str, state: Any, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
+        """By the step that Keras has."""
+        weights, others, *slots, tracked = state
         means = metrics.BatchLevelMeans(self.model)
+        gradients = []
 
-        def scaled_loss(weights: Any) -> Any:
+        def loss_of(weights: Any) -> Any:
             with means.watch():
-                loss, aux = self._forward("train", weights, others, tracked, batch, replica, share, totals)
-            return self._scaled(loss, scale), (loss, *aux)
+                loss, aux = self._forward(mode, weights, others, tracked, batch, replica, share, divisors)
+            return self._scaled(loss, slots[0]) if mode == "train" else loss, (loss, *aux)
 
-        gradients, (loss, terms, y_pred, others_after, started) = jax.grad(scaled_loss, has_aux=True)(weights)
+        if mode == "train":
+            gradients, (loss, terms, y_pred, others_after, started) = jax.grad(loss_of, has_aux=True)(weights)
+            gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
+        else:
+            _, (loss, terms, y_pred, others_after, started) = loss_of(weights)
         added, logs = self._metrics(means, started, y_pred, batch, share)
-        gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
-        return Contribution(gradients, self._assigned("train", others, others_after, batch, replica), added, loss, terms, logs)
+        return Contribution(gradients, self._assigned(mode, others, others_after, batch, replica), added, loss, terms, logs)
 
-    def evaluate(
-        self, weights: Any, others: Any, tracked: Any, _: Any, batch: Any, replica: Any, share: Any, totals: Any
-    ) -> Contribution:
-        means = metrics.BatchLevelMeans(self.model)
-        with means.watch():
-            loss, aux = self._forward("evaluate", weights, others, tracked, batch, replica, share, totals)
-        terms, y_pred, others_after, started = aux
-        added, logs = self._metrics(means, started, y_pred, batch, share)
-        return Contribution([], self._assigned("evaluate", others, others_after, batch, replica), added, loss, terms, logs)
+    def own_step(self, mode: str, state: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """(new state, logs beside the metrics) of one replica alone, whose own step needs nobody else."""
+        logs, new = own_step.step_of(self.model, mode)(state, batch)
+        return new, self._beside_metrics(logs, new[-1], jnp.float32(1))
+
+    def _own_contribution(self, mode: str, state: Any, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
+        if self.alone:
+            return Contribution([], Assigned([], [], []), [], jnp.float32(0), jnp.zeros(0), self.own_step(mode, state, batch)[1])
+        model, terms = self.model, self._terms(share, divisors, as_mean=True)
+        means = metrics.BatchLevelMeans(model, trackers=True)
+        with keras_seam.other_losses(model, terms), means.watch():
+            weights, others, *slots, _ = state
+            start, reset = self._for_replica(others, replica), metrics.reset_values(model)
+            left = own_step.run(model, mode, (weights, start, *slots, reset), batch)
+        changed = [index for index, (new, old) in enumerate(zip(left.others, start, strict=True)) if new is not old]
+        self.findings[mode].assigned = changed
+        return Contribution(
+            [share * g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in left.gradients],
+            self._assigned(mode, others, left.others, batch, replica),
+            self._added(means, reset, left.metrics, share),
+            jnp.float32(0),
+            jnp.zeros(len(terms)),
+            self._beside_metrics(left.logs, left.metrics, share),
+        )
 
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
         """(outputs, what the forward pass assigned)."""
@@ -73,9 +106,17 @@ class ReplicaFunctions:
         self._note_assigned(scope, "predict")
         return outputs, self._assigned("predict", others, after, batch, replica)
 
-    def divisors(self, weights: Any, others: Any, batch: Any, replica: Any, share: Any, training: bool) -> list[Any]:
+    def divisors(self, mode: str, state: Any, batch: Any, replica: Any, share: Any) -> list[Any]:
         """The divisor of each loss term on these rows: a Python number, a traced number, or None."""
-        terms = self._terms(share, None)
+        weights, others, *slots, tracked = state
+        terms, training = self._terms(share, None), mode == "train"
+        if own_step.is_own(self.model, mode):
+            if self.alone:  # it divides by itself
+                return [None for _ in terms]
+            with keras_seam.other_losses(self.model, terms):
+                start = weights, self._for_replica(others, replica), *slots, tracked
+                own_step.run(self.model, mode, start, batch)
+            return [term.divisor for term in terms]
         with self._scope(weights, others, None, replica):
             x, y, sample_weight = keras_seam.unpack(batch)
             y_pred = keras_seam.call_model(self.model, x, training)
@@ -84,7 +125,7 @@ class ReplicaFunctions:
 
     def look_at_metrics(self, weights: Any, others: Any, batch: Any) -> None:
         """Finds out how metrics of the user's own are merged, on a few rows of the host, before anything is compiled."""
-        if self.alone or not metrics.own_metrics(self.model):
+        if self.alone or not metrics.unpromised(self.model):
             return
         rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
         if rows == 1:  # parts are needed; one row several times will do
@@ -92,14 +133,17 @@ class ReplicaFunctions:
         one = ReplicaFunctions(self.model, alone=True)
         totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
 
+        @jax.jit
+        def after(state: list[Any], some: Any) -> list[Any]:
+            return one._contribution("evaluate", (weights, others, state), some, jnp.int32(0), jnp.float32(1), totals).metrics
+
         def updated(state: list[Any], part: range) -> list[Any]:
-            some = jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch)
-            return one.evaluate(weights, others, state, [], some, jnp.int32(0), jnp.float32(1), totals).metrics
+            return after(state, jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch))
 
         self.weighted_by_share = metrics.weighted_by_share(self.model, updated, rows)
 
-    def _terms(self, share: Any, totals: Any) -> list[losses.Term]:
-        as_mean = keras_seam.overrides(self.model, "compute_loss")
+    def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> list[losses.Term]:
+        as_mean = as_mean or keras_seam.overrides(self.model, "compute_loss")
         return [
             losses.Term(term.loss, share, None if totals is None else totals[index], as_mean)
             for index, term in enumerate(keras_seam.loss_terms(self.model))
@@ -109,16 +153,19 @@ class ReplicaFunctions:
         """`tracked` is the metrics' state, from which one replica alone goes on; others start from the reset state."""
         model = self.model
         start = tracked if self.alone and tracked is not None else metrics.reset_values(model)
-        others = [
-            randomness.for_replica(value, replica) if randomness.is_seed(variable) else value
-            for variable, value in zip(model.non_trainable_variables, others, strict=True)
-        ]
         mapping = [
             *zip(model.trainable_variables, weights, strict=True),
-            *zip(model.non_trainable_variables, others, strict=True),
+            *zip(model.non_trainable_variables, self._for_replica(others, replica), strict=True),
             *zip(model.metrics_variables, start, strict=True),
         ]
         return keras_seam.RecordingScope(state_mapping=mapping, collect_losses=True)
+
+    def _for_replica(self, others: Any, replica: Any) -> list[Any]:
+        """The non-trainable state from which a replica starts: with random state of its own."""
+        return [
+            randomness.for_replica(value, replica) if randomness.is_seed(variable) else value
+            for variable, value in zip(self.model.non_trainable_variables, others, strict=True)
+        ]
 
     def _forward(
         self, mode: str, weights: Any, others: Any, tracked: Any, batch: Any, replica: Any, share: Any, totals: Any
@@ -139,7 +186,7 @@ class ReplicaFunctions:
         position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
         known = position.keys() | {id(v) for v in model.metrics_variables}
         for variable in scope.assigned.values():
-            if id(variable) not in known:
+            if id(variable) not in known and not self.alone:  # Keras drops what one replica assigns there
                 kind = "a trainable variable" if variable.trainable else "a variable that the model does not track"
                 raise ValueError(
                     f"The forward pass assigns {variable.path!r}, {kind}: replicas cannot agree on its value. Trainable "
@@ -147,9 +194,10 @@ class ReplicaFunctions:
                 )
         self.findings[mode].assigned = sorted(position[i] for i in scope.assigned if i in position)
 
-    def _scaled(self, loss: Any, scale: Any) -> Any:
+    def _scaled(self, loss: Any, slots: Any) -> Any:
+        """As the optimizer scales it, in the state that it has now."""
         optimizer = self.model.optimizer
-        with keras.StatelessScope(state_mapping=list(zip(scaling_variables(optimizer), scale, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
             return optimizer.scale_loss(loss)
 
     def _assigned(self, mode: str, before: Any, after: Any, batch: Any, replica: Any) -> Assigned:
@@ -183,17 +231,23 @@ class ReplicaFunctions:
         reset = metrics.reset_values(model)
         with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
-            own = set(model.get_metrics_result())
             after = [scope.get_current_value(v) for v in variables]
-        extra = {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
-        if self.alone:
-            return after, extra
-        batch_level = means.variables() | self.weighted_by_share
-        added = [
-            (new - old) * share if id(variable) in batch_level else new - old
-            for variable, new, old in zip(variables, after, reset, strict=True)
+        extra = self._beside_metrics(logs, after, share)
+        return (after if self.alone else self._added(means, reset, after, share)), extra
+
+    def _added(self, means: metrics.BatchLevelMeans, reset: list[Any], after: list[Any], share: Any) -> list[Any]:
+        """What a replica's rows add to the metrics' variables."""
+        batch_level = means.variables()
+        return [
+            (new - old) * share if self.weighted_by_share.get(id(variable), id(variable) in batch_level) else new - old
+            for variable, new, old in zip(self.model.metrics_variables, after, reset, strict=True)
         ]
-        return added, extra
+
+    def _beside_metrics(self, logs: Any, after: list[Any], share: Any) -> dict[str, Any]:
+        """The logs that no metric gives, times the share of the rows."""
+        with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
+            own = set(self.model.get_metrics_result())
+        return {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
 
 
 def scaling_variables(optimizer: Any) -> list[Any]:

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
 from unisono import keras_seam
-from unisono.replica import randomness
+from unisono.replica import own_step, randomness
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.program import ReplicaFunctions
 
 
-def finish_training(functions: ReplicaFunctions, state: Any, total: Contribution, rows: Any, present: Any) -> Any:
-    """(new state, logs, whether the replicas' counters disagree) from the state before and the total."""
-    weights, others, slots, metrics = state
-    gradients = [g.astype(w.dtype) for g, w in zip(total.gradients, weights, strict=True)]
-    if weights:
-        weights, slots = functions.model.optimizer.stateless_apply(slots, gradients, weights)
-    others, disagree = merged(functions, "train", others, total.assigned, rows, present)
-    metrics, logs = tracked(functions, weights, metrics, total, rows)
-    return (weights, others, slots, metrics), logs, disagree
-
-
-def finish_evaluation(functions: ReplicaFunctions, state: Any, total: Contribution, rows: Any, present: Any) -> Any:
-    weights, others, metrics = state
-    others, disagree = merged(functions, "evaluate", others, total.assigned, rows, present)
-    metrics, logs = tracked(functions, weights, metrics, total, rows)
-    return (weights, others, metrics), logs, disagree
+def finished(
+    functions: ReplicaFunctions, mode: str, state: Any, total: Contribution, rows: Any, present: Any
+) -> tuple[Any, list[Any]]:
+    """(new state, for each counter whether the replicas disagree on it) from the state before and the total."""
+    weights, others, *slots, metrics = state
+    if mode == "train" and weights:
+        gradients = [g.astype(w.dtype) for g, w in zip(total.gradients, weights, strict=True)]
+        weights, slots[0] = functions.model.optimizer.stateless_apply(slots[0], gradients, weights)
+    others, disagree = merged(functions, mode, others, total.assigned, rows, present)
+    return (weights, others, *slots, tracked(functions, mode, metrics, total, rows)), disagree
 
 
 def merged(
@@ -64,16 +59,22 @@ def check_counters(functions: ReplicaFunctions, mode: str, disagree: list[Any]) 
     )
 
 
-def tracked(
-    functions: ReplicaFunctions, weights: list[Any], before: list[Any], total: Contribution, rows: Any
-) -> tuple[list[Any], dict[str, Any]]:
-    """The metrics' state with what the replicas added and the global loss, and the logs that it gives."""
+def tracked(functions: ReplicaFunctions, mode: str, before: list[Any], total: Contribution, rows: Any) -> list[Any]:
+    """The metrics' state with what the replicas added, and with the global loss, unless the user's own step tracks it."""
     model, variables = functions.model, functions.model.metrics_variables
     values = [new if functions.alone else old + new for old, new in zip(before, total.metrics, strict=True)]
-    mapping = [*zip(variables, values, strict=True), *zip(model.trainable_variables, weights, strict=True)]
-    with keras.StatelessScope(state_mapping=mapping) as scope:
+    if own_step.is_own(model, mode):
+        return values
+    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
         keras_seam.loss_tracker(model).update_state(total.loss, sample_weight=rows)
         for index, tracker in enumerate(keras_seam.term_trackers(model)):
             tracker.update_state(total.terms[index], sample_weight=rows)
-        logs = dict(model.get_metrics_result()) | total.logs
-        return [scope.get_current_value(v) for v in variables], logs
+        return [scope.get_current_value(v) for v in variables]
+
+
+def results(functions: ReplicaFunctions, state: Any) -> dict[str, Any]:
+    """What the metrics say."""
+    model = functions.model
+    mapping = [*zip(model.metrics_variables, state[-1], strict=True), *zip(model.trainable_variables, state[0], strict=True)]
+    with keras.StatelessScope(state_mapping=mapping):
+        return jax.tree.map(jnp.asarray, dict(model.get_metrics_result()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.data.division import Divided, divided
+from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
-from unisono.placement import Placement
+from unisono.placement import Placement, split_evenly
 from unisono.replica.contribution import Assigned
 from unisono.replica.program import ReplicaFunctions
 from unisono.step.copies import Copies, Numbers
@@ -19,11 +20,14 @@ from unisono.step.finish import check_counters, merged
 from unisono.step.replicas import INPUTS, Sum
 from unisono.xla.programs import Program
 
+State = tuple[list[Any], ...]
+
 
 class PredictStep:
     """(weights, other state) and a global batch in; outputs, on the lead device, and the state after it out."""
 
     state_names = INPUTS
+    says_more = True
 
     def __init__(self, model: Any, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
@@ -34,26 +38,42 @@ class PredictStep:
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
         self._merge = Program(partial(merged, self._functions, "predict"))
+        self._state: State = ()
 
-    def __call__(self, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, tuple[list[Any], ...]]:
-        parts = divided(batch, self._placement)
-        results = [self._run(state, parts, replica) for replica in range(len(parts.rows))]
+    def __call__(self, state: State, batches: Sequence[Any]) -> tuple[Any, State]:
+        """The outputs of all the batches' rows, and the state."""
+        outputs = []
+        for batch in batches:
+            out, state = self._one(state, global_batch(batch))
+            outputs.append(out)
+        return joined(outputs), state
+
+    @property
+    def state(self) -> State:
+        """The newest state, on the lead device."""
+        return self._state
+
+    def _one(self, state: State, batch: GlobalBatch) -> tuple[Any, State]:
+        shards = [rows for rows in split_evenly(batch.rows, self._placement.replicas) if rows]
+        results = [self._run(state, batch, replica, rows) for replica, rows in enumerate(shards)]
         lead = self._placement.lead
         outputs = jax.device_put([outputs for outputs, _ in results], lead)
-        others = self._state_after(state[1], parts, [assigned for _, assigned in results])
-        return self._join(lead, tuple(parts.keys), outputs), (state[0], others)
+        others = self._state_after(state[1], batch, [assigned for _, assigned in results])
+        self._state = state[0], others
+        return self._join(lead, (batch.rows, batch.signature), outputs), self._state
 
-    def _run(self, state: tuple[list[Any], ...], parts: Divided, replica: int) -> tuple[Any, Assigned]:
+    def _run(self, state: State, batch: GlobalBatch, replica: int, rows: range) -> tuple[Any, Assigned]:
         index = self._placement.device_of[replica]
         device = self._placement.devices[index]
         number = self._numbers.on(device, np.int32, replica)
-        inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), parts.shards[replica]
-        outputs, assigned = self._replica(device, parts.keys[replica], *inputs, number)
+        mine = sent([batch], rows, (len(rows),), device)
+        inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), mine
+        outputs, assigned = self._replica(device, (len(rows), batch.signature), *inputs, number)
         if self._placement.replicas > 1:
-            check_rows(outputs, parts.rows[replica])
+            check_rows(outputs, len(rows))
         return outputs, assigned
 
-    def _state_after(self, others: list[Any], parts: Divided, assigned: list[Assigned]) -> list[Any]:
+    def _state_after(self, others: list[Any], batch: GlobalBatch, assigned: list[Assigned]) -> list[Any]:
         """Most models assign nothing when they predict."""
         if not self._functions.findings["predict"].assigned:
             return others
@@ -61,8 +81,8 @@ class PredictStep:
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]
-            rows = self._numbers.on(device, np.float32, parts.total_rows)
-            present = self._numbers.on(device, np.int32, len(parts.rows))
+            rows = self._numbers.on(device, np.float32, batch.rows)
+            present = self._numbers.on(device, np.int32, len(assigned))
             results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
         check_counters(self._functions, "predict", results[0][1])
         return self._others.computed({home: after for home, (after, _) in results.items()})

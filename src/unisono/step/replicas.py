@@ -6,15 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
-import numpy as np
-
 from unisono import tree
-from unisono.data.division import Divided
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement
 from unisono.replica.contribution import add
-from unisono.step.copies import Numbers
 from unisono.xla.programs import Program
 
 INPUTS = ("trainable_variables", "non_trainable_variables")
@@ -49,13 +44,3 @@ class Sum:
 
 def _of_leaf(contribution: Callable[[int, int], Any | None], device: int, span: range) -> Any | None:
     return contribution(device, span.start)
-
-
-def share(parts: Divided, replica: int) -> float:
-    """The replica's share of the rows of the global batch."""
-    return parts.rows[replica] / parts.total_rows
-
-
-def numbers_of(numbers: Numbers, device: jax.Device, parts: Divided, replica: int) -> tuple[jax.Array, jax.Array]:
-    """(the replica's number, its share of the rows) as its program takes them."""
-    return numbers.on(device, np.int32, replica), numbers.on(device, np.float32, share(parts, replica))

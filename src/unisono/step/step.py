@@ -1,109 +1,290 @@
-"""The step behind fit and evaluate: state and a global batch in, state and logs out."""
+"""The step behind fit and evaluate: state and global batches in, state and logs out."""
 
 from __future__ import annotations
 
-from functools import partial
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from unisono import keras_seam
-from unisono.data.division import Divided, divided
+from unisono import flat, keras_seam
+from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement
-from unisono.replica.contribution import Contribution
+from unisono.replica import own_step
+from unisono.replica.contribution import Contribution, add
 from unisono.replica.program import ReplicaFunctions, scaling_variables
-from unisono.step import finish
-from unisono.step.copies import Copies, Numbers
-from unisono.step.divisors import Divisors
-from unisono.step.replicas import INPUTS, Sum, numbers_of
+from unisono.step import counter, finish
+from unisono.step.block import Block, Orders, State, Work
+from unisono.step.copies import Numbers
+from unisono.step.plan import Part, Plan, Run, plan
+from unisono.xla.interrupts import uninterrupted
 from unisono.xla.programs import Program
+from unisono.xla.rewrite import rewritten
 
-State = tuple[list[Any], ...]
+ROOM = 8 * 2**20
+MOST_STEPS = 64
 
 
 class Step:
-    """One training or evaluation step of a compiled, built model on a placement.
+    """Training or evaluation steps of a compiled, built model on a placement.
 
-    It counts the divisors, runs the replicas where the placement says, adds up what they contribute, and finishes on every
-    device that has the total.
+    One device that runs all replicas, of equal size, takes several steps in one call. Otherwise devices run their parts and
+    hand on the sums, and the homes of the exchange finish the step.
     """
 
     def __init__(self, model: Any, placement: Placement, exchange: Exchange, training: bool) -> None:
-        self.training = training
         self.state_names = keras_seam.STATE_NAMES if training else keras_seam.WITHOUT_OPTIMIZER
         self._model = model
         self._placement = placement
+        self._exchange = exchange
         self._mode = "train" if training else "evaluate"
         self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
+        self._contribution = jax.jit(functools.partial(self._functions.contribution, self._mode))  # traced once, read twice
         self._numbers = Numbers()
-        self._divisors = Divisors(self._functions, placement, exchange, self._numbers, training)
-        self._groups = {name: Copies(placement.devices) for name in self.state_names}
-        self._scale = Copies(placement.devices)
-        self._replica = Program(self._functions.train if training else self._functions.evaluate)
-        self._sum = Sum(placement, exchange)
-        self._finish: Program | None = None
+        self._plan = functools.cache(functools.partial(plan, placement=placement))
+        self._looked = False
+        self._divisors: dict[Any, list[float | None]] = {}
+        self._blocks = {counted: Block(self._functions, self._mode, self._contribution, counted) for counted in (False, True)}
+        self._programs = {
+            counted: Program(rewritten(block, placement.lead.platform), donate=(0,)) for counted, block in self._blocks.items()
+        }
+        self._take, self._put, self._add = Program(counter.get), Program(at_start, donate=(0,)), Program(add)
+        self._held: dict[int, Work] = {}
+        self._current: set[int] = set()
+        """The devices that hold the state of now, not of a step before."""
+        self._returned: list[Any] = []
+        self._idle: dict[Any, Any] = {}
 
-    def __call__(self, state: State, batch: Any) -> tuple[dict[str, Any], State]:
-        parts = divided(batch, self._placement)
-        groups = dict(zip(self.state_names, state, strict=True))
-        if self._finish is None:
-            self._functions.look_at_metrics(state[0], state[1], parts.on_host())
-        inputs = [
-            [self._groups[name].on(index, groups[name]) for name in INPUTS] for index in range(len(self._placement.devices))
-        ]
-        tracked = self._groups["metrics_variables"].on(0, groups["metrics_variables"]) if self._functions.alone else []
-        totals = self._sum(partial(self._run, inputs, tracked, self._scales(groups), self._divisors(inputs, parts), parts))
-        return self._finished(groups, parts, totals)
+    def __call__(self, state: State, batches: Sequence[Any]) -> tuple[dict[str, Any], State]:
+        """The logs after the last of the batches, and the state."""
+        batches, logs = [global_batch(batch) for batch in batches], {}
+        if not self._looked:
+            self._functions.look_at_metrics(state[0], state[1], batches[0].tree())
+            self._looked = True
+        self._receive(state, batches[0])
+        for group in self._groups(batches):
+            whole = self._plan(group[0].rows).whole
+            logs, disagree = self._at_once(group, whole) if whole else self._in_parts(group[0])
+            finish.check_counters(self._functions, self._mode, disagree)
+        return logs, self.state
 
-    def _run(
-        self,
-        inputs: list[Any],
-        tracked: list[Any],
-        scales: list[Any],
-        divisors: list[Any],
-        parts: Divided,
-        device: int,
-        replica: int,
-    ) -> Contribution | None:
-        """One replica on its device; None where it has no rows."""
-        if replica >= len(parts.rows):
-            return None
-        where = self._placement.devices[device]
-        numbers = numbers_of(self._numbers, where, parts, replica)
-        args = (*inputs[device], tracked, scales[device], parts.shards[replica], *numbers, divisors[device])
-        return self._replica(where, parts.keys[replica], *args)
+    @property
+    def state(self) -> State:
+        """The newest state, on the lead device; nothing before the first step."""
+        if 0 not in self._held:
+            return ()
+        self._returned = list(itertools.chain.from_iterable(self._held[0].state))
+        return self._held[0].state
 
-    def _scales(self, groups: dict[str, list[Any]]) -> list[list[Any]]:
-        """The optimizer's loss scale on each device, where it has one: all of its state that replicas need."""
-        scale = []
-        if self.training:
-            variables = self._model.optimizer.variables
-            scaling = {id(v) for v in scaling_variables(self._model.optimizer)}
-            values = zip(variables, groups["optimizer_variables"], strict=True)
-            scale = [value for variable, value in values if id(variable) in scaling]
-        return [self._scale.on(index, scale) for index in range(len(self._placement.devices))]
-
-    def _finished(self, groups: dict[str, list[Any]], parts: Divided, totals: dict[int, Any]) -> tuple[dict[str, Any], State]:
-        if self._finish is None:
-            how = finish.finish_training if self.training else finish.finish_evaluation
-            self._finish = Program(partial(how, self._functions))
-        results = {}
-        for home, total in totals.items():
-            device = self._placement.devices[home]
-            state = tuple(copies.on(home, groups[name]) for name, copies in self._groups.items())
-            rows = self._numbers.on(device, np.float32, parts.total_rows)
-            present = self._numbers.on(device, np.int32, len(parts.rows))
-            results[home] = self._finish(device, None, state, total, rows, present)
-        new = tuple(
-            copies.computed({home: state[position] for home, (state, _, _) in results.items()})
-            for position, copies in enumerate(self._groups.values())
-        )
-        _, logs, disagree = results[0]
-        finish.check_counters(self._functions, self._mode, disagree)
-        return logs, new
+    @property
+    def says_more(self) -> bool:
+        """Whether logs hold what the metrics' state does not."""
+        return any(block.says_more for block in self._blocks.values())
 
     def forget(self) -> None:
-        """Lets go of the copies on the devices; the next step sends them again."""
-        for copies in self._groups.values():
-            copies.forget()
+        """Lets go of what lies on the devices; the next step sends it again."""
+        self._held, self._current, self._returned, self._idle = {}, set(), [], {}
+
+    # What lies on the devices.
+
+    def _receive(self, state: State, batch: GlobalBatch) -> None:
+        """Takes the state from Keras' loop, which hands back what it was given unless a callback has assigned something."""
+        leaves = list(itertools.chain.from_iterable(state))
+        if len(leaves) == len(self._returned) and all(a is b for a, b in zip(leaves, self._returned, strict=True)):
+            return
+        state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
+        self._held[0] = Work(distinct(state), *self._counters(0, state, batch))
+        self._current = {0}
+
+    def _counters(self, index: int, state: State, batch: GlobalBatch) -> tuple[counter.Counter, counter.Counter]:
+        if index in self._held:
+            return self._held[index][1:]
+        if self._functions.alone:
+            return {}, {}
+        digits, like = counter.digits_for(self._placement.replicas), self._like(state, batch)
+        empty = {name: np.zeros((digits, size), name) for name, size in flat.sizes(like).items()}
+        divisors = {"float32": np.zeros((digits, max(1, like.terms.size)), np.float32)}
+        return jax.device_put((empty, divisors), self._placement.devices[index])
+
+    def _like(self, state: State, batch: GlobalBatch) -> Contribution:
+        """A contribution, in shapes, which are the same for every number of rows."""
+        rows = self._plan(batch.rows).size_at_end
+        terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
+        return jax.eval_shape(self._contribution, state, batch.shapes(rows), np.int32(0), np.float32(1), terms)
+
+    def _on(self, index: int) -> Work:
+        """What this device goes on from: the state as it is now, as far as its replicas read it."""
+        if index not in self._current:
+            state = self._held[0].state
+            source = [list(group) if read else None for group, read in zip(state, self._read(index), strict=True)]
+            scale = self._scale(state)
+            weights, scale = jax.device_put((source, scale), self._placement.devices[index])
+            if index not in self._held:
+                idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
+                idle = jax.device_put(idle, self._placement.devices[index])
+                batch_counters = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._held[0][1:])
+                self._held[index] = Work(tuple(idle), *jax.device_put(batch_counters, self._placement.devices[index]))
+            groups = [new if new is not None else old for new, old in zip(weights, self._held[index].state, strict=True)]
+            for position, value in scale.items():
+                groups[2] = [*groups[2][:position], value, *groups[2][position + 1 :]]
+            self._held[index] = self._held[index]._replace(state=tuple(groups))
+            self._current.add(index)
+        return self._held[index]
+
+    def _read(self, index: int) -> list[bool]:
+        """Which groups of the state this device reads, beside the loss scale: all where it finishes steps, or where a step of
+        the user's own may read them."""
+        every = index in self._exchange.homes or own_step.is_own(self._model, self._mode)
+        return [every or name in ("trainable_variables", "non_trainable_variables") for name in self.state_names]
+
+    def _scale(self, state: State) -> dict[int, Any]:
+        """The optimizer's loss scale, where it has one, by its position."""
+        if self._mode != "train":
+            return {}
+        scaling = {id(v) for v in scaling_variables(self._model.optimizer)}
+        return {i: state[2][i] for i, v in enumerate(self._model.optimizer.variables) if id(v) in scaling}
+
+    # Steps.
+
+    def _groups(self, batches: list[GlobalBatch]) -> Iterator[list[GlobalBatch]]:
+        """Batches that one call can take."""
+        for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.signature)):
+            same = list(same)
+            whole = self._plan(same[0].rows).whole
+            most = steps_in(same[0], whole, self._placement.replicas) if whole else 1
+            for start in range(0, len(same), most):
+                yield same[start : start + most]
+
+    def _at_once(self, group: list[GlobalBatch], run: Run) -> tuple[dict[str, Any], list[Any]]:
+        orders = Orders(steps=len(group), count=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
+        return self._call(0, group, run, self._given(group[0], 0), orders)
+
+    def _in_parts(self, batch: GlobalBatch) -> tuple[dict[str, Any], list[Any]]:
+        now = self._plan(batch.rows)
+        given = {index: self._given(batch, index) for index in range(len(self._placement.devices))}
+        if self._is_counted(batch):
+            given = self._everywhere(self._sums(now, batch, given, counting=1))
+        totals = self._sums(now, batch, given, running=1)
+        end = Run(now.size_at_end, 0, 0, 0, range(0))
+        results = {}
+        for home, total in totals.items():
+            work, device = self._on(home), self._placement.devices[home]
+            with uninterrupted():
+                contributions = self._put(device, None, work.contributions, total)
+                self._held[home] = work._replace(contributions=contributions)
+            # The total stands in the counter as if it were the sum of one.
+            results[home] = self._call(home, [batch], end, given[home], Orders(before=1, present=now.present, finishing=1))
+        self._current = set(totals)
+        return results[0]
+
+    def _sums(self, now: Plan, batch: GlobalBatch, given: dict[int, Any], **what: int) -> dict[int, Any]:
+        """The total of what is counted or run, for each home."""
+        nodes: list[dict[range, Any]] = [{} for _ in self._placement.devices]
+        for part in now.parts:
+            for run in part.runs:
+                orders = Orders(
+                    first=run.first,
+                    count=run.count,
+                    before=run.before,
+                    present=now.present,
+                    summing=int(run is part.runs[-1]),
+                    **what,
+                )
+                self._call(part.device, [batch], run, given[part.device], orders)
+            nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
+        kind = tuple(what)
+        totals = self._exchange.total(nodes, lambda device, left, right: self._add(device, kind, left, right))
+        return dict(zip(self._exchange.homes, totals, strict=True))
+
+    def _sum_of(self, part: Part, divisors: bool) -> Any:
+        work, device = self._held[part.device], self._placement.devices[part.device]
+        digit = self._numbers.on(device, np.int32, counter.digit_of_sum(part.present))
+        return self._take(device, divisors, work.divisors if divisors else work.contributions, digit)
+
+    def _everywhere(self, totals: dict[int, Any]) -> dict[int, Any]:
+        """One vector, on every device."""
+        vectors = {home: total["float32"] for home, total in totals.items()}
+        devices = self._placement.devices
+        return {i: vectors[i] if i in vectors else jax.device_put(vectors[0], device) for i, device in enumerate(devices)}
+
+    def _call(
+        self, index: int, group: list[GlobalBatch], run: Run, given: Any, orders: Orders
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """One call of the program for replicas of this size."""
+        device, batch = self._placement.devices[index], group[0]
+        counted = self._is_counted(batch)
+        key = run.size, batch.signature, counted
+        args = (
+            self._on(index),
+            self._numbers.on(device, np.int32, tuple(orders)),
+            self._numbers.on(device, np.float32, (run.size / batch.rows, float(batch.rows))),
+            given,
+            self._batches(index, key, group, run),
+        )
+        program = self._programs[counted].loaded(device, key, *args)
+        with uninterrupted():
+            self._held[index], logs, disagree = program(*args)
+        return logs, disagree
+
+    def _batches(self, index: int, key: Any, group: list[GlobalBatch], run: Run) -> Any:
+        batch, device = group[0], self._placement.devices[index]
+        room = steps_in(batch, run, self._placement.replicas) * self._placement.replicas, run.size
+        if run.count:
+            return sent(group, run.rows, room, device)
+        if (index, key) not in self._idle:  # nothing is read
+            self._idle[index, key] = sent([batch], range(0), room, device)
+        return self._idle[index, key]
+
+    # Divisors.
+
+    def _given(self, batch: GlobalBatch, index: int) -> Any:
+        """The divisors that shapes decide, on a device."""
+        columns = zip(*(self._divisors_of(batch, size) for size in self._sizes(batch)), strict=True)
+        sums = tuple(0.0 if None in column else float(sum(column)) for column in columns)
+        return self._numbers.on(self._placement.devices[index], np.float32, sums)
+
+    def _is_counted(self, batch: GlobalBatch) -> bool:
+        return any(None in self._divisors_of(batch, size) for size in set(self._sizes(batch)))
+
+    def _sizes(self, batch: GlobalBatch) -> list[int]:
+        """The rows of each replica that has some."""
+        return [run.size for part in self._plan(batch.rows).parts for run in part.runs for _ in range(run.count)]
+
+    def _divisors_of(self, batch: GlobalBatch, rows: int, state: State | None = None) -> list[float | None]:
+        """What a replica of so many rows adds to the divisor of each loss term; None where masks or weights decide."""
+        key = rows, batch.signature
+        if key not in self._divisors:
+
+            def look(*args: Any) -> None:
+                found = self._functions.divisors(self._mode, *args)
+                self._divisors[key] = [0.0 if d is None else d if isinstance(d, float) else None for d in found]
+
+            state = self._held[0].state if state is None else state
+            jax.eval_shape(look, state, batch.shapes(rows), np.int32(0), np.float32(1))
+        return self._divisors[key]
+
+
+def steps_in(batch: GlobalBatch, run: Run, replicas: int) -> int:
+    """How many steps one call may take: a function of the run's shapes, for the program has room for so many."""
+    return max(1, min(MOST_STEPS, ROOM // max(1, run.size * replicas * batch.row_bytes)))
+
+
+def at_start(contributions: counter.Counter, value: Any) -> counter.Counter:
+    return counter.put(contributions, 0, value)
+
+
+def distinct(state: State) -> State:
+    """Every array once: memory that is used again must not be two variables'."""
+    seen: set[int] = set()
+
+    def own(array: Any) -> Any:
+        if id(array) in seen:
+            return array.copy()
+        seen.add(id(array))
+        return array
+
+    return jax.tree.map(own, state)

@@ -6,8 +6,10 @@ long as for one. So a program is compiled for the first device that asks, and it
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import hashlib
 import io
 import pickle
 import warnings
@@ -17,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compiler  # checked with jax 0.10.2: CPU executables carry their devices, hence new options
+from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -27,37 +30,73 @@ class Program:
     A key stands for the shapes and dtypes of the arguments. Arguments lie on `device` already, or are host arrays.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> None:
+        """The memory of the arguments at the positions in `donate` is used again."""
         self._function = function
+        self._donate = donate
         self._portable: dict[Hashable, Portable] = {}
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
     def __call__(self, device: jax.Device, key: Hashable, *args: Any) -> Any:
+        return self.loaded(device, key, *args)(*args)
+
+    def loaded(self, device: jax.Device, key: Hashable, *args: Any) -> jax.stages.Compiled:
+        """What runs on the device with such arguments, compiled and loaded if it was not."""
         loaded = self._loaded.get((key, device))
         if loaded is None:
             loaded = self._loaded[key, device] = self._load(device, key, args)
-        return loaded(*args)
+        return loaded
 
     def _load(self, device: jax.Device, key: Hashable, args: tuple[Any, ...]) -> jax.stages.Compiled:
-        if key in self._portable:
-            try:
-                return self._portable[key].on(device)
-            except (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError) as error:
-                warnings.warn(
-                    f"A program cannot be loaded on {device} as it was compiled, and is compiled again for it: its results there "
-                    f"may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
-                    f"model does this; to debug with the same bits, run all replicas on one device: OneDeviceStrategy(replicas=R). "
-                    f"({type(error).__name__}: {error})",
-                    stacklevel=2,
-                )
-                return self._compile(device, args)
-        compiled = self._compile(device, args)
-        self._portable[key] = Portable(compiled)
-        return compiled
+        if key not in self._portable:
+            self._portable[key] = portable(self._lowered(device, args), device)
+        try:
+            return self._portable[key].on(device)
+        except (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError) as error:
+            if isinstance(error, JaxRuntimeError) and "not serializable" not in str(error):
+                raise
+            warnings.warn(
+                f"A program cannot be loaded on {device} as it was compiled, and is compiled again for it: its results there "
+                f"may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
+                f"model does this, and so does the sorting in some layers (MixUp, CutMix); to have the same bits for sure, run "
+                f"all replicas on one device: OneDeviceStrategy(replicas=R). "
+                f"({type(error).__name__}: {error})",
+                stacklevel=2,
+            )
+            return compiled(self._lowered(device, args))
 
-    def _compile(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Compiled:
-        with jax.default_device(device), without_cache():
-            return jax.jit(self._function).lower(*args).compile()
+    def _lowered(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Lowered:
+        with jax.default_device(device):
+            return jax.jit(self._function, donate_argnums=self._donate).lower(*args)
+
+
+def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    with without_cache():
+        return lowered.compile()
+
+
+MOST_SHARED = 64
+_shared: collections.OrderedDict[Hashable, Portable] = collections.OrderedDict()
+
+
+def portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
+    """The machine code of a program; where the same program was compiled not long ago, for a model of the same make, that
+    code: one who trains such a model again, or in another placement, does not wait for the compiler again."""
+    text = lowered.as_text()
+    if "callback" in text:  # it holds the address of a function of this very model
+        return Portable(compiled(lowered), device)
+    key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
+    if key not in _shared:
+        _shared[key] = Portable(compiled(lowered), device)
+    _shared.move_to_end(key)
+    while len(_shared) > MOST_SHARED:
+        _shared.popitem(last=False)
+    return _shared[key]
+
+
+def forget_shared() -> None:
+    """The next programs are compiled anew."""
+    _shared.clear()
 
 
 @contextlib.contextmanager
@@ -80,14 +119,20 @@ def without_cache() -> Iterator[None]:
 class Portable:
     """Machine code that can be loaded on other devices than the one that it was compiled for."""
 
-    def __init__(self, compiled: jax.stages.Compiled) -> None:
+    def __init__(self, compiled: jax.stages.Compiled, device: jax.Device) -> None:
         self._compiled = compiled
+        self._loaded = {device: compiled}
 
     @functools.cached_property
     def _serialized(self) -> tuple[bytes, Any, Any]:
         return serialize_executable.serialize(self._compiled)
 
     def on(self, device: jax.Device) -> jax.stages.Compiled:
+        if device not in self._loaded:
+            self._loaded[device] = self._load(device)
+        return self._loaded[device]
+
+    def _load(self, device: jax.Device) -> jax.stages.Compiled:
         payload, in_tree, out_tree = self._serialized
         options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
 

@@ -1,0 +1,58 @@
+"""The counter's sums are the tree's, to the bit."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from unisono import tree
+from unisono.placement import split_evenly
+from unisono.step import counter
+
+MOST = 12
+
+
+@functools.cache
+def summed():
+    """Counts up values in two turns, as two programs do for replicas of two sizes, and folds."""
+
+    @jax.jit
+    def run(values, start, first, count):
+        def push(i, digits):
+            return counter.pushed(digits, i, {"float32": values[start + i]})
+
+        digits = {"float32": jnp.full((counter.digits_for(MOST), values.shape[1]), jnp.nan)}
+        digits = lax.fori_loop(0, first, push, digits)
+        digits = lax.fori_loop(first, count, push, digits)
+        return counter.get(counter.folded(digits, count), counter.digit_of_sum(count))["float32"]
+
+    return run
+
+
+@given(st.integers(1, MOST).flatmap(lambda r: st.tuples(st.just(r), st.integers(1, r), st.integers(1, r))), st.integers(0, 99))
+def test_any_placement_and_any_number_of_empty_replicas(case, seed):
+    replicas, devices, present = case
+    rng = np.random.default_rng(seed)
+    values = np.asarray(rng.standard_normal((MOST, 3)) * 10.0 ** rng.integers(-4, 5, (MOST, 1)), "float32")
+    nodes = {}
+    for block in split_evenly(replicas, devices):
+        for span in tree.cover(block, range(replicas)):
+            here = len(range(span.start, min(span.stop, present)))
+            first = rng.integers(0, here + 1)
+            nodes[span] = np.asarray(summed()(values, span.start, first, here)) if here else None
+    total = tree.total(range(replicas), nodes.__contains__, nodes.__getitem__, np.add)
+    leaves = [values[r] if r < present else None for r in range(replicas)]
+    expected = tree.total(range(replicas), lambda s: len(s) == 1, lambda s: leaves[s.start], np.add)
+    assert np.array_equal(total, expected)
+
+
+@pytest.mark.parametrize("count", range(1, 20))
+def test_the_sum_stands_at_the_highest_bit(count):
+    assert counter.digit_of_sum(count) == int(counter.digit_of_sum(jnp.int32(count))) < counter.digits_for(count)

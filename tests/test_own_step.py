@@ -1,0 +1,171 @@
+"""A model's own `train_step(state, data)`, in the form that Keras documents for JAX."""
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+
+X, Y = rows(43, 5), labels(43, 3)
+WEIGHTS = np.abs(rows(43, seed=3))
+
+
+class OwnStep(keras.Model):
+    """As the guide of Keras writes it."""
+
+    statistics = True
+
+    def __init__(self, dropout=0.0, **options):
+        super().__init__(**options)
+        normalization = [layers.BatchNormalization()] if self.statistics else []
+        self.inner = keras.Sequential([layers.Dense(8, "tanh"), *normalization, layers.Dropout(dropout)])
+        self.out = layers.Dense(3)
+
+    def call(self, x, training=False):
+        return self.out(self.inner(x, training=training))
+
+    def compute_loss_and_updates(self, weights, others, x, y, sample_weight=None, training=False):
+        y_pred, others = self.stateless_call(weights, others, x, training=training)
+        return self.compute_loss(x, y, y_pred, sample_weight), (y_pred, others)
+
+    def train_step(self, state, data):
+        weights, others, slots, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        gradient = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
+        (loss, (y_pred, others)), gradients = gradient(weights, others, x, y, sample_weight, training=True)
+        weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
+        metrics, logs = self.updated_metrics(metrics, loss, y, y_pred)
+        return logs, (weights, others, slots, metrics)
+
+    def test_step(self, state, data):
+        weights, others, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        loss, (y_pred, others) = self.compute_loss_and_updates(weights, others, x, y, sample_weight)
+        metrics, logs = self.updated_metrics(metrics, loss, y, y_pred)
+        return logs, (weights, others, metrics)
+
+    def updated_metrics(self, values, loss, y, y_pred):
+        logs, new = {}, []
+        for metric in self.metrics:
+            mine = values[len(new) : len(new) + len(metric.variables)]
+            if metric.name == "loss":
+                mine = metric.stateless_update_state(mine, loss)
+                logs["loss"] = metric.stateless_result(mine)
+            else:
+                mine = metric.stateless_update_state(mine, y, y_pred)
+                logs |= metric.stateless_result(mine)
+            new += mine
+        return new, logs
+
+
+def own(dropout=0.0, kind=OwnStep):
+    def make():
+        model = kind(dropout)
+        model.compile(
+            keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    return make
+
+
+def test_every_placement_has_the_same_bits():
+    fit = fitting(X, Y, batch_size=10, sample_weight=WEIGHTS, validation_data=(X, Y))
+    assert_same_bits(own(dropout=0.3), fit, devices=(1, 3, 8))
+
+
+def test_one_replica_is_keras():
+    plain = run(own(), fitting(X, Y, batch_size=10))
+    alone = run(own(), fitting(X, Y, batch_size=10), on(1, replicas=1))
+    assert np.allclose(plain.logs["loss"], alone.logs["loss"], rtol=1e-5)
+    assert np.allclose(plain.logs["accuracy"], alone.logs["accuracy"])
+
+
+class WithoutStatistics(OwnStep):
+    statistics = False
+
+
+def test_the_sum_over_replicas_is_the_big_batch():
+    """Ragged batches and replicas without rows included, for the weights and the means that the step tracks itself."""
+    assert_equals_keras(own(kind=WithoutStatistics), fitting(X, Y, batch_size=10), devices=(3,))
+
+
+def test_values_beside_the_metrics_are_means_over_rows():
+    class Extra(WithoutStatistics):
+        def train_step(self, state, data):
+            logs, state = super().train_step(state, data)
+            return logs | {"mean_of_x": keras.ops.mean(data[0])}, state
+
+    logs = run(own(kind=Extra), fitting(X, Y, batch_size=43, epochs=1), on(3)).logs
+    assert np.isclose(logs["mean_of_x"][0], X.mean(), rtol=1e-5)
+
+
+def spoiled(how):
+    class Spoiled(OwnStep):
+        def train_step(self, state, data):
+            return how(self, state, data)
+
+    return own(kind=Spoiled)
+
+
+def applied_twice(model, state, data):
+    weights, others, slots, metrics = state
+    zeros = [keras.ops.zeros_like(w) for w in weights]
+    weights, slots = model.optimizer.stateless_apply(slots, zeros, weights)
+    weights, slots = model.optimizer.stateless_apply(slots, zeros, weights)
+    return {}, (weights, others, slots, metrics)
+
+
+def used(model, state, data):
+    weights, others, slots, metrics = state
+    weights, slots = model.optimizer.stateless_apply(slots, [keras.ops.zeros_like(w) for w in weights], weights)
+    return {"norm": keras.ops.sum(weights[0])}, (weights, others, slots, metrics)
+
+
+def changed(model, state, data):
+    weights, others, slots, metrics = state
+    new, slots = model.optimizer.stateless_apply(slots, [keras.ops.zeros_like(w) for w in weights], weights)
+    return {}, ([*new[:-1], weights[-1]], others, slots, metrics)
+
+
+def never(model, state, data):
+    return {}, state
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (applied_twice, "applies gradients twice"),
+        (used, "uses the updated weights or optimizer variables"),
+        (changed, "returns other trainable variables"),
+        (never, "applies no gradients"),
+    ],
+)
+def test_what_replicas_cannot_add_up_is_refused(how, message):
+    with pytest.raises(ValueError, match=f"(?s){message}.*Call optimizer.stateless_apply once"):
+        run(spoiled(how), fitting(X, Y, batch_size=10), on(1))
+
+
+def test_alone_a_step_may_do_what_it_likes():
+    model = run(spoiled(applied_twice), fitting(X, Y, batch_size=10, epochs=1), on(1, replicas=1)).model
+    assert int(model.optimizer.iterations) == 10
+
+
+def test_the_loss_is_scaled_by_the_step_itself():
+    """What the step hands to stateless_apply is what is summed: mixed_float16 needs the step's own scale_loss."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        assert_same_bits(own(), fitting(X, Y, batch_size=10), devices=(1, 3))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def test_the_optimizer_is_as_it_was():
+    strategy = un.OneDeviceStrategy(replicas=4)
+    model = run(own(), fitting(X, Y, batch_size=10), strategy).model
+    assert "stateless_apply" not in vars(model.optimizer)

@@ -1,0 +1,159 @@
+"""Several steps in a call: when, and that nobody can tell."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import unisono as un
+from trainings import on, rows, run
+from unisono import pace
+from unisono.step.step import Step
+
+X, Y = rows(96, 5), rows(96, 3)
+
+
+def make(steps_per_execution=1):
+    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dropout(0.2), layers.BatchNormalization(), layers.Dense(3)])
+    model.compile("adam", "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
+    return model
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many batches each call of a step took."""
+    taken, call = [], Step.__call__
+
+    def noted(self, state, batches):
+        taken.append(len(batches))
+        return call(self, state, batches)
+
+    monkeypatch.setattr(Step, "__call__", noted)
+    return taken
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_number_of_steps_in_a_call_changes_no_bit(devices, replicas, calls):
+    """With a callback that looks at every batch, one at a time; else several; ragged batches and validation included."""
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+
+    def fit(model, **options):
+        return model.fit(X, Y, batch_size=6, epochs=3, verbose=0, validation_data=(X[:40], Y[:40]), **options)
+
+    one = run(make, lambda model: fit(model, callbacks=[look]), on(devices, replicas))
+    assert set(calls[:16]) == {1}
+    calls.clear()
+    several = run(make, fit, on(devices, replicas))
+    assert max(calls) > 4
+    said = [run(lambda n=n: make(n), fit, on(devices, replicas)) for n in (5, 100)]
+    assert several.bits == one.bits == said[0].bits == said[1].bits
+
+
+def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
+    orders = []
+    at_once = Step._at_once
+    monkeypatch.setattr(Step, "_at_once", lambda self, group, run: orders.append(len(group)) or at_once(self, group, run))
+    run(lambda: make(16), lambda model: model.fit(X, Y, batch_size=6, verbose=0), on(1, 2))
+    assert orders == [16]
+
+
+def test_a_group_ends_with_the_epoch(calls, monkeypatch):
+    monkeypatch.setattr(pace.Pace, "steps", lambda self: 7)
+    run(make, lambda model: model.fit(X, Y, batch_size=6, epochs=2, verbose=0), on(1, 2))
+    assert calls == [7, 7, 2, 7, 7, 2]
+    calls.clear()
+    run(make, lambda model: model.fit(X, Y, batch_size=6, epochs=2, steps_per_epoch=8, verbose=0), on(1, 2))
+    assert calls == [7, 1, 7, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"callbacks": [keras.callbacks.LambdaCallback(on_batch_begin=lambda batch, logs: None)]},
+        {"callbacks": [keras.callbacks.TerminateOnNaN()]},
+        {"callbacks": [keras.callbacks.ModelCheckpoint("unused.keras", save_freq=1000)]},
+    ],
+    ids=["a hook at batches", "Keras' own with one", "saving by batches"],
+)
+def test_what_looks_at_batches_sees_each(options, calls):
+    run(make, lambda model: model.fit(X, Y, batch_size=6, verbose=0, **options), on(1, 2))
+    assert calls == [1] * 16
+
+
+def test_callbacks_by_epochs_do_not_slow_steps_down(calls, tmp_path):
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(tmp_path / "model.keras"),
+        keras.callbacks.EarlyStopping("loss"),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    run(make, lambda model: model.fit(X, Y, batch_size=2, epochs=2, verbose=0, callbacks=callbacks), on(1, 2))
+    assert max(calls) > 4
+
+
+def test_a_model_with_a_fit_of_its_own_is_left_alone(calls):
+    class Own(keras.Sequential):
+        def fit(self, *args, **kwargs):
+            return super().fit(*args, callbacks=[keras.callbacks.TerminateOnNaN()], **kwargs)
+
+    with un.OneDeviceStrategy(replicas=2).scope():
+        model = Own([layers.Dense(3)])
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=6, verbose=0)
+    assert calls == [1] * 16
+
+
+def test_a_generator_is_asked_for_one_batch_at_a_time(calls):
+    def batches():
+        for start in range(0, 96, 6):
+            yield X[start : start + 6], Y[start : start + 6]
+
+    run(make, lambda model: model.fit(batches(), steps_per_epoch=16, shuffle=False, verbose=0), on(1, 2))
+    assert calls == [1] * 16
+
+
+def test_what_came_before_an_error_in_the_data_is_trained_on():
+    class Breaks(keras.utils.PyDataset):
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            if index == 9:
+                raise OSError("disk gone")
+            return X[index * 6 : index * 6 + 6], Y[index * 6 : index * 6 + 6]
+
+    with on(1, 2).scope():
+        model = make(steps_per_execution=4)
+    with pytest.raises(OSError, match="disk gone"):
+        model.fit(Breaks(), shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 9
+
+
+def test_logs_are_read_a_few_times_a_second(monkeypatch):
+    """Between two readings the bar is shown what it was shown before; the end of the epoch is exact."""
+    now = [100.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    paced, shown = pace.Pace(), []
+    for step in range(8):
+        now[0] += 0.04
+        shown.append(paced.called(1, {"loss": np.float32(step)})["loss"])
+    assert shown == [0, 0, 0, 3, 3, 3, 6, 6]
+
+
+def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
+    """One call late, for a call is waited for when the next one has been started; growing by a factor."""
+    now, paced, steps = [100.0], pace.Pace(), []
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0):
+        steps.append(paced.steps())
+        paced.called(paced.steps(), {})
+        now[0] += seconds_a_step * steps[-1]
+    assert steps == [1, 1, 1, 4, 16, 64, 111, 111, 2, 2]
+
+
+def test_the_end_of_an_epoch_is_its_last_batch():
+    history = run(make, lambda model: model.fit(X, Y, batch_size=6, epochs=2, verbose=0), on(1, 2))
+    evaluated = history.model.evaluate(X, Y, batch_size=6, verbose=0, return_dict=True)
+    assert set(history.logs) == set(evaluated) == {"loss", "mae"}

@@ -1,0 +1,38 @@
+"""Who runs what."""
+
+from __future__ import annotations
+
+import jax
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.placement import Placement, split_evenly
+from unisono.step.plan import Run, plan
+
+
+def placement(replicas: int, devices: int) -> Placement:
+    return Placement(replicas, tuple(jax.devices()[:devices]))
+
+
+def test_one_device_and_equal_replicas_are_one_run():
+    assert plan(32, placement(8, 1)).whole == Run(4, 0, 0, 8, range(32))
+    assert plan(3, placement(8, 1)).whole == Run(1, 0, 0, 3, range(3))
+
+
+def test_larger_replicas_come_first_in_a_program_of_their_own():
+    now = plan(11, placement(8, 1))
+    assert now.whole is None
+    assert now.parts[0].runs == (Run(2, 0, 0, 3, range(6)), Run(1, 3, 3, 5, range(6, 11)))
+    assert now.size_at_end == 1
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.data())
+def test_every_row_and_every_replica_is_run_once_whatever_the_devices(rows, replicas, data):
+    now = plan(rows, placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    runs = [run for part in now.parts for run in part.runs]
+    assert [row for run in runs for row in run.rows] == list(range(rows))
+    assert [r for run in runs for r in range(run.first, run.first + run.count)] == list(range(min(rows, replicas)))
+    assert all(len(run.rows) == run.size * run.count for run in runs)
+    assert [run.size for run in runs for _ in range(run.count)] == [len(p) for p in split_evenly(rows, replicas) if p]
+    assert all(run.before == sum(r.count for r in part.runs[:i]) for part in now.parts for i, run in enumerate(part.runs))
+    assert (now.size_at_end, now.present) == (runs[-1].size, min(rows, replicas))
