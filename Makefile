@@ -32,14 +32,14 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/unisono demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not full" $(ARGS)
 
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 compat: $(VENV)-compat/made
 	$(VENV)-compat/bin/python -m pytest tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py tests/test_training_bad_data.py $(ARGS)
 
 matrix: $(VENV)/dev.stamp
-	UNISONO_MATRIX=full $(PYTEST) -m matrix $(ARGS)
+	UNISONO_MATRIX=full $(PYTEST) -m "matrix or full" $(ARGS)
 
 # One at a time: the long runs load the machine by themselves.
 soak: $(VENV)/dev.stamp

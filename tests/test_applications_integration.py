@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import keras
 import numpy as np
 import pytest
@@ -23,11 +21,8 @@ APPLICATIONS = {
 }
 
 
-FULL = os.environ.get("UNISONO_MATRIX") == "full"
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", APPLICATIONS if FULL else ["MobileNetV2"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", APPLICATIONS)
 def test_two_steps_of_an_application(name):
     """Eight rows and three for four replicas, then predictions: batch statistics, drawn paths and all."""
     outputs = []

@@ -186,7 +186,15 @@ OTHERS: dict[str, tuple[np.ndarray, Callable[[Any], Any]]] = {
 """Layers that look at their replica's rows, or draw random numbers for them."""
 
 
-@pytest.mark.parametrize("group", EXACT)
+COVERING = {"two dimensions", "attentions", "recurrent", "normalizations", "noise and batch statistics"}
+"""The groups that CI runs; `make matrix` runs all."""
+
+
+def groups(of: dict[str, Any]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name in COVERING else pytest.mark.full) for name in of]
+
+
+@pytest.mark.parametrize("group", groups(EXACT))
 def test_layers_that_look_at_one_row(group):
     """Three ragged steps are those of plain Keras, with the same bits on every placement."""
     x, body = EXACT[group]
@@ -196,7 +204,7 @@ def test_layers_that_look_at_one_row(group):
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by Keras' own MixUp
 @pytest.mark.filterwarnings("ignore:A program cannot be loaded")  # MixUp and CutMix sort, and XLA cannot write that down
-@pytest.mark.parametrize("group", OTHERS)
+@pytest.mark.parametrize("group", groups(OTHERS))
 def test_layers_that_look_at_the_batch_or_draw(group):
     """Three ragged steps have the same bits on every placement."""
     x, body = OTHERS[group]

@@ -1,6 +1,7 @@
 """Programs in the forms that XLA runs fast, in loops too, after differentiation.
 
-What each rule brings is measured by `benchmarks/rewrites.py`. What is left as it is, and why:
+Convolutions, poolings and their gradients for speed (`benchmarks/rewrites.py` measures what each rule brings); products and
+convolutions also for their bits, which then do not depend on the number of threads. What is left as it is, and why:
 
 - Convolutions that the fast kernel takes as they are (most forward passes), and those of no or more than three dimensions.
 - Groups beyond 64 of more than four pairs of features: brought to the fast layout, but left to XLA's kernel as they are.
@@ -8,6 +9,8 @@ What each rule brings is measured by `benchmarks/rewrites.py`. What is left as i
   kernel, or more than 16 phases: brought to the fast layout, zeros and all. No Keras layer makes them.
 - Gradients of maxima over more than 49 elements, and poolings over more than 64: unrolled they are as slow as they were.
 - Poolings of dilated windows and of integers, arrays of float64 and empty ones: no layer of a training step makes them.
+- Sums over an array's dimensions. The bits of long ones depend on the number of threads (mostly on whether it is one), but
+  every form without that was slower: a transformer block by a tenth or more.
 - Programs inside other equations than those of `program.NESTED`, such as `shard_map` and `custom_linear_solve`.
 - On GPU all but the gradients of maxima over windows that do not overlap; on TPU everything. Their compilers choose layouts
   inside loops as well.
