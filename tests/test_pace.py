@@ -34,6 +34,13 @@ def calls(monkeypatch):
     return taken
 
 
+@pytest.fixture
+def unhurried(monkeypatch):
+    """However slow the machine is, calls grow."""
+    monkeypatch.setattr(pace, "SECONDS", 1e6)
+
+
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_the_number_of_steps_in_a_call_changes_no_bit(devices, replicas, calls):
@@ -83,6 +90,7 @@ def test_what_looks_at_batches_sees_each(options, calls):
     assert calls == [1] * 16
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_callbacks_by_epochs_do_not_slow_steps_down(calls, tmp_path):
     callbacks = [
         keras.callbacks.ModelCheckpoint(tmp_path / "model.keras"),

@@ -41,7 +41,7 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
         return lax.squeeze(y, [1])
     outs = w.shape[-1]
     if groups == 1 and is_left_to_eigen(x.shape, w.shape, window):
-        if is_padded_much(x.shape, w.shape, window):
+        if grows(x.shape, w.shape, window):
             x, window = already_padded(x, window)
         if is_narrow(w.shape):
             w = padded(w, 0, [(0, 0, 0)] * (w.ndim - 1) + [(0, WIDE - outs, 0)])
@@ -58,24 +58,26 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
 
 
 def is_left_to_eigen(x: Shape, w: Shape, window: Window) -> bool:
-    """Whether YNNPACK does not take a convolution in two dimensions as it is, and Eigen might cut it."""
+    """Whether YNNPACK does not take a convolution in two dimensions as it is, and Eigen might cut it.
+
+    One with zeros between the input's elements has no other form here: in phases, or left to XLA.
+    """
+    if set(window.spread) != {1}:
+        return False
     rows = x[0] * math.prod(window.results(x[1:-1], w[:-2]))
-    return (is_narrow(w) or is_padded_much(x, w, window)) and is_cut(rows, math.prod(w[:-1]), w[-1])
+    return (is_narrow(w) or grows(x, w, window)) and is_cut(rows, math.prod(w[:-1]), w[-1])
 
 
 def is_narrow(w: Shape) -> bool:
     return max(w[-2:]) < LEAST_FEATURES
 
 
-def is_padded_much(x: Shape, w: Shape, window: Window) -> bool:
-    """Whether a result is larger than the input, or there are zeros between the input's elements."""
-    larger = any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
-    return larger or set(window.spread) != {1}
+def grows(x: Shape, w: Shape, window: Window) -> bool:
+    """Whether the padding makes a result larger than the input."""
+    return any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
 
 
 def already_padded(x: Any, window: Window) -> tuple[Any, Window]:
     """The input padded beforehand, behind a barrier, since XLA would fold the padding back into the convolution."""
-    space = [(low, high, spread - 1) for (low, high), spread in zip(window.padding, window.spread, strict=True)]
-    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *space, (0, 0, 0)]))
-    rank = len(window.strides)
-    return x, dataclasses.replace(window, padding=((0, 0),) * rank, spread=(1,) * rank)
+    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *((low, high, 0) for low, high in window.padding), (0, 0, 0)]))
+    return x, dataclasses.replace(window, padding=((0, 0),) * len(window.padding))

@@ -17,7 +17,7 @@ from jax import lax
 
 from unisono.xla.rewrite.window import Window
 
-MOST_PHASES = 16
+MOST_PHASES = 64
 """They are unrolled. A stride of 4 in two dimensions is the largest that is usual."""
 
 
