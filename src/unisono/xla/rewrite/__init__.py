@@ -6,7 +6,8 @@ convolutions also for their bits, which then do not depend on the number of thre
 - Convolutions that the fast kernel takes as they are (most forward passes), and those of no or more than three dimensions.
 - Groups beyond 64 of more than four pairs of features: brought to the fast layout, but left to XLA's kernel as they are.
 - Inputs with zeros between their elements (strided gradients, transposed convolutions) that also have a stride or a dilated
-  kernel, or more than 16 phases: brought to the fast layout, zeros and all. No Keras layer makes them.
+  kernel (no Keras layer makes them), or more than 64 phases (patches of 16 x 16, whose gradient by the input is seldom
+  needed): brought to the fast layout, but left to XLA, and their bits to the number of threads.
 - Gradients of maxima over more than 49 elements, and poolings over more than 64: unrolled they are as slow as they were.
 - Poolings of dilated windows and of integers, arrays of float64 and empty ones: no layer of a training step makes them.
 - Sums over an array's dimensions. The bits of long ones depend on the number of threads (mostly on whether it is one), but

@@ -18,7 +18,7 @@ from jax import lax
 from unisono.xla.rewrite.window import Window
 
 MOST_PHASES = 64
-"""They are unrolled. A stride of 4 in two dimensions is the largest that is usual."""
+"""They are unrolled. A stride of 8 in two dimensions, or of 4 in three, is the largest that is usual between layers."""
 
 
 class Phase(NamedTuple):
