@@ -48,7 +48,9 @@ def test_what_is_held_is_a_copy_unless_nobody_writes():
 @given(st.integers(0, 5), st.integers(1, 9), st.sampled_from(["float32", "int8", "bool"]))
 def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
     array = room((rows, columns), np.dtype(dtype))
-    assert (array.shape, array.dtype, array.ctypes.data % ALIGNED) == ((rows, columns), np.dtype(dtype), 0)
+    assert (array.shape, array.dtype) == ((rows, columns), np.dtype(dtype))
+    if rows:  # where NumPy says that an array without elements begins means nothing
+        assert array.ctypes.data % ALIGNED == 0
 
 
 @pytest.mark.parametrize(

@@ -5,30 +5,31 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from processes import HERE, environment
+from processes import HERE, python
 
 FAMILY = "conv"
+ON_CORES = """
+import os, runpy, sys
+os.sched_setaffinity(0, map(int, sys.argv.pop(1).split(",")))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""`python -c ON_CORES 0,1 PROGRAM ARGUMENTS`: as taskset would run it, whether a machine has that or not."""
 
 
 @functools.cache
 def trained(devices: int = 1, cores: int | None = None, threads: int | None = None) -> tuple[str, str]:
     """(fingerprint, what was said) of a fresh process that may use some of the cores."""
     spec = {"devices": devices, "replicas": 8, "families": [FAMILY]}
-    may_use = sorted(os.sched_getaffinity(0))[:cores]
-    done = subprocess.run(
-        [sys.executable, "-W", "always", str(HERE / "train_and_print.py"), json.dumps(spec)],
-        env=environment(**({} if threads is None else {"PJRT_NPROC": str(threads)})),
-        preexec_fn=lambda: os.sched_setaffinity(0, may_use),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+    cores_to_use = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
+    done = python(
+        *("-W", "always", "-c", ON_CORES, cores_to_use, str(HERE / "train_and_print.py"), json.dumps(spec)),
+        **({} if threads is None else {"PJRT_NPROC": str(threads)}),
     )
+    assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])[FAMILY]["epochs"][-1], done.stderr
 
 
