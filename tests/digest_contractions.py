@@ -34,6 +34,8 @@ CASES = {
     "conv of 3 to 16, stride 2": (convolution(2, "SAME"), normal(8, 32, 32, 3), normal(7, 7, 3, 16)),
     "conv of 2 to 48, valid": (convolution(1, "VALID"), normal(16, 18, 18, 2), normal(7, 7, 2, 48)),
     "conv of 5 to 1": (convolution(1, "VALID"), normal(7, 58, 58, 5), normal(5, 5, 5, 1)),
+    "conv of 16 to 24 that reads much, valid": (convolution(1, "VALID"), normal(2, 34, 34, 16), normal(3, 3, 16, 24)),
+    "conv of 3 to 64, its gradient in pieces": (convolution(1, "SAME"), normal(20, 32, 32, 3), normal(3, 3, 3, 64)),
     "conv1d": (convolution(1, "SAME"), normal(8, 200, 9), normal(5, 9, 12)),
     "conv3d": (convolution(2, "SAME"), normal(4, 12, 12, 12, 3), normal(3, 3, 3, 3, 8)),
 }

@@ -12,6 +12,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from unisono.step.step import Step
 from unisono.xla.programs import Program, forget_shared
 
 
@@ -62,6 +63,26 @@ def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
     assert sum(compiled.values()) == 1
     assert [r.devices() for r in results] == [{d} for d in jax.devices()]
     assert len({np.asarray(r).tobytes() for r in results}) == 1
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, counted):
+    """The lead's program takes the weights along: who waits for them then waits until it has run, and devices take turns."""
+    ready, call = [], Step._call
+
+    def watched(self, index, *args):
+        ready.append(set(self._current))
+        return call(self, index, *args)
+
+    monkeypatch.setattr(Step, "_call", watched)
+    with un.MirroredStrategy(devices=3, replicas=3).scope():
+        model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+    loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if counted else "sum_over_batch_size")
+    model.compile("sgd", loss)
+    model.fit(rng.random((12, 4)), rng.random((12, 2)), 6, sample_weight=np.ones(12), verbose=0, shuffle=False)
+    calls = 7 if counted else 4  # three devices count, three run, the lead ends the step
+    assert len(ready) == 2 * calls
+    assert all(devices == {0, 1, 2} for devices in ready)
 
 
 def test_a_key_is_a_shape():

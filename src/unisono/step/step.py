@@ -166,6 +166,9 @@ class Step:
     def _in_parts(self, batch: GlobalBatch) -> tuple[dict[str, Any], list[Any]]:
         now = self._plan(batch.rows)
         given = {index: self._given(batch, index) for index in range(len(self._placement.devices))}
+        for part in now.parts:
+            if part.runs:  # the state is sent before the lead runs, and takes it along: it is there again only when that is done
+                self._on(part.device)
         if self._is_counted(batch):
             given = self._everywhere(self._sums(now, batch, given, counting=1))
         totals = self._sums(now, batch, given, running=1)

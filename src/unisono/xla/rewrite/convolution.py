@@ -15,10 +15,10 @@ from typing import Any
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from unisono.xla.rewrite import depthwise
+from unisono.xla.rewrite import depthwise, pieces
 from unisono.xla.rewrite.dense import dense
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
-from unisono.xla.rewrite.kernel import Precision, channels_last, convolved, is_left_to_eigen
+from unisono.xla.rewrite.kernel import Precision, channels_last, convolved, is_left_to_eigen, is_slow_without_padding
 from unisono.xla.rewrite.phases import has_phases, in_phases
 from unisono.xla.rewrite.window import Window, is_larger
 
@@ -44,11 +44,20 @@ def is_fast(params: Mapping[str, Any], x: tuple[int, ...], w: tuple[int, ...]) -
     spread = any(n > 1 for n in params["lhs_dilation"])
     if grouped or spread or space != 2 or params["dimension_numbers"] != channels_last(space) or is_larger(w[:-2], x[1:-1]):
         return False
-    return not is_left_to_eigen(x, w, Window.of(params))
+    window = Window.of(params)
+    return not (is_left_to_eigen(x, w, window) or is_slow_without_padding(x, w, window))
 
 
 def convolve(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
     """`conv_general_dilated` of `params`."""
+    (_, feature, *_), (_, w_in, *_), _ = params["dimension_numbers"]
+    size = pieces.features_at_once(x.shape, w.shape, params)
+    if size < x.shape[feature] and x.dtype == w.dtype == "float32":
+        return pieces.summed(lambda x, w: convolved_at_once(x, w, params), x, w, (feature, w_in), size)
+    return convolved_at_once(x, w, params)
+
+
+def convolved_at_once(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
     (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
     x = lax.transpose(x, (row, *space, feature))
     w = lax.transpose(w, (*w_space, w_in, w_out))

@@ -15,6 +15,9 @@ from unisono.xla.rewrite.window import Window
 LEAST_FEATURES = 17
 """YNNPACK takes a convolution in which the input or the result has so many features."""
 
+NEAR = 1 << 14
+"""Bytes of a row of the input that a core has nearest."""
+
 WIDE = 32
 """Features that a result is filled up to for it; 17 would do, but are slower."""
 
@@ -45,6 +48,9 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
             x, window = already_padded(x, window)
         if is_narrow(w.shape):
             w = padded(w, 0, [(0, 0, 0)] * (w.ndim - 1) + [(0, WIDE - outs, 0)])
+    results = window.results(x.shape[1:-1], w.shape[:-2])
+    if groups == 1 and is_slow_without_padding(x.shape, w.shape, window):
+        window = padded_once(w.shape, window, results)
     y = lax.conv_general_dilated(
         x,
         w,
@@ -54,7 +60,23 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
         precision=precision.precision,
         preferred_element_type=precision.result,
     )
-    return lax.slice_in_dim(y, 0, outs, axis=y.ndim - 1)
+    return lax.slice(y, [0] * y.ndim, (y.shape[0], *results, outs))
+
+
+def is_slow_without_padding(x: Shape, w: Shape, window: Window) -> bool:
+    """YNNPACK copies what it pads, piece by piece, to where it reads fast. What needs no padding it reads where it lies, which
+    takes up to four times as long, unless the kernel goes over little."""
+    if any(map(any, window.padding)) or set(window.spread) != {1}:
+        return False
+    results = window.results(x[1:-1], w[:-2])
+    return any(taps > 1 and n > 1 for taps, n in zip(w[:-2], results, strict=True)) and 4 * math.prod(x[1:]) >= NEAR
+
+
+def padded_once(w: Shape, window: Window, results: Shape) -> Window:
+    """With one more row of results, if any, along the dimension that has most of them; nobody reads it."""
+    axis = max((n, -axis) for axis, (n, taps) in enumerate(zip(results, w[:-2], strict=True)) if taps > 1)[1]
+    padding = tuple((0, int(place == -axis)) for place in range(len(results)))
+    return dataclasses.replace(window, padding=padding)
 
 
 def is_left_to_eigen(x: Shape, w: Shape, window: Window) -> bool:
