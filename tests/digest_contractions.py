@@ -1,4 +1,4 @@
-"""Prints digests of products and convolutions, plain and rewritten, as this process' pool of threads computes them."""
+"""Prints digests of products, convolutions and sums, plain and rewritten, as this process' pool of threads computes them."""
 
 import hashlib
 import json
@@ -37,6 +37,11 @@ CASES = {
     "conv of 16 to 24 that reads much, valid": (convolution(1, "VALID"), normal(2, 34, 34, 16), normal(3, 3, 16, 24)),
     "conv of 3 to 64, its gradient in pieces": (convolution(1, "SAME"), normal(20, 32, 32, 3), normal(3, 3, 3, 64)),
     "conv1d": (convolution(1, "SAME"), normal(8, 200, 9), normal(5, 9, 12)),
+    "sum of a batch": (lambda x, z: jnp.sum(x * z, (0, 1, 2)), normal(16, 32, 32, 64), normal(16, 32, 32, 64)),
+    "sum of all": (lambda x, z: jnp.sum(x**2 + z), normal(65537), normal(65537)),
+    "variance of sentences": (lambda x, z: jnp.var(x, (0, 1)) * z, normal(16, 300, 70), normal(70)),
+    "variance of rows": (lambda x, z: jnp.var(x, 1) * z, normal(5, 70000), normal(5)),
+    "sum of wide rows": (lambda x, z: jnp.sum(x, 0) * z, normal(400, 5000), normal(5000)),
     "conv3d": (convolution(2, "SAME"), normal(4, 12, 12, 12, 3), normal(3, 3, 3, 3, 8)),
 }
 

@@ -283,6 +283,43 @@ def test_a_product_that_no_thread_pool_cuts_stays():
     assert "optimization_barrier" not in primitives(dense, normal((32, 640)), normal((640,)))
 
 
+# Sums
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from([1, 2, 7, 31, 64, 260, 1031]), min_size=1, max_size=4), st.data())
+def test_a_sum_and_its_gradient(x, data):
+    assume(np.prod(x) <= 2**21)
+    axes = data.draw(st.sets(st.integers(0, len(x) - 1)))
+    dtype = data.draw(st.sampled_from(["float32", "bfloat16"]))
+
+    def total(x):
+        return lax.reduce_sum(x, sorted(axes)) if axes else x
+
+    dy = normal(jax.eval_shape(total, jnp.zeros(x, dtype)).shape, 2, dtype)
+    # Against float32: short sums of bfloat16 are left to XLA, which rounds more than once.
+    args = dy, abs(normal(x, 0, dtype))  # positive, since a sum near zero is a difference of large ones
+    plain = jax.jit(value_and_vjp(total))(*(a.astype("float32") for a in args))
+    plain = jax.tree.map(lambda a: a.astype(dtype), plain)
+    assert_close(plain, jax.jit(rewritten(value_and_vjp(total), "cpu"))(*args), 1e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("x", "axes", "sums"),
+    [
+        ((128, 128), (0, 1), [(128, 128)]),
+        ((16, 32, 32, 64), (0, 1, 2), [(16, 32, 32, 64), (16, 32, 64), (16, 64)]),
+        ((256, 257), (0,), [(8, 32, 257), (8, 257)]),
+        ((3, 40961), (1,), [(3, 3, 16384), (3, 3)]),
+        ((30, 2000), (0,), []),
+        ((30, 2000), (1,), [(30, 2000)]),
+    ],
+)
+def test_a_long_sum_becomes_short_ones(x, axes, sums):
+    program = jax.make_jaxpr(rewritten(lambda x: lax.reduce_sum(x, axes), "cpu"))(normal(x)).jaxpr
+    assert [eqn.invars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "reduce_sum"] == sums
+
+
 # Poolings
 
 

@@ -85,7 +85,7 @@ class Strategy:
                 determinism.ask_for()
             if count:
                 runtime.make_cpu_devices(count)
-            runtime.choose_pool(replicas or (count or 1) * (accumulate or 1))
+            runtime.ask_for_threads()
         found = self._find(devices)
         of_machine = devices is None and replicas is None and self._uses_all_devices
         if replicas is None:
@@ -98,7 +98,7 @@ class Strategy:
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
         self._to_announce = of_machine
-        runtime.check_pool(replicas)
+        runtime.check_threads()
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -69,7 +69,7 @@ def demo(
 
 def strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
     """One strategy for all devices of this machine and one for a single device. Where JAX finds no GPU or TPU, CPU devices
-    are made; that, and the size of the thread pool, must be settled before anything starts JAX."""
+    are made, which must be settled before anything starts JAX."""
     jax.config.update("jax_num_cpu_devices", min(MOST_CPU_DEVICES, replicas))
     one = un.OneDeviceStrategy(replicas=replicas)
     return un.MirroredStrategy(devices=jax.devices()[:replicas], replicas=replicas), one

@@ -1,7 +1,7 @@
-"""Whether JAX has started, and what must be settled before it does: CPU devices and the size of its thread pool.
+"""Whether JAX has started, and what must be settled before it does: CPU devices, and that its thread pool has two threads.
 
-The size of XLA's CPU thread pool decides how some contractions are cut, and so changes bits. It is a function of R here,
-never of the machine, and can only be chosen before JAX starts.
+How many threads there are changes no bit (see `rewrite.contraction` and `rewrite.reduction`), with one exception: for a single
+one, XLA makes other code of some expressions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import warnings
 import jax
 from jax._src import xla_bridge  # checked with jax 0.10.2: the only way to ask without starting JAX
 
-SMALLEST_POOL = 8
-OURS = "UNISONO_PJRT_NPROC"
-"""The environment variable that remembers which PJRT_NPROC a strategy has set."""
+FEWEST_THREADS = 2
 
 
 def has_started() -> bool:
@@ -35,32 +33,30 @@ def cpu_devices_asked_for() -> int:
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def pool_for(replicas: int) -> int:
-    """The number of threads that runs of R replicas use on CPU, on every machine."""
-    return max(SMALLEST_POOL, 1 << (replicas - 1).bit_length())
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pool_now() -> int:
-    """The number of threads that JAX has, or would have if it started now."""
-    threads = int(os.environ.get("PJRT_NPROC") or os.cpu_count() or 1)
+def threads() -> int:
+    """The number of threads that JAX has on CPU, or would have if it started now."""
+    asked_for = int(os.environ.get("PJRT_NPROC") or cores())
     devices = jax.local_device_count("cpu") if has_started() else cpu_devices_asked_for()
-    return max(threads, devices)
+    return max(asked_for, devices)
 
 
-def choose_pool(replicas: int) -> None:
-    """Gives JAX, not yet started, the thread pool of a run of R replicas; what the user has set stays."""
-    inherited = os.environ.get(OURS)  # a strategy of the process that started this one set it
-    if os.environ.get("PJRT_NPROC") in (None, inherited):
-        os.environ["PJRT_NPROC"] = os.environ[OURS] = str(pool_for(replicas))
+def ask_for_threads() -> None:
+    """Gives JAX, not yet started, two threads where it would have one; what the user has set stays."""
+    if "PJRT_NPROC" not in os.environ and threads() < FEWEST_THREADS:
+        os.environ["PJRT_NPROC"] = str(FEWEST_THREADS)
 
 
-def check_pool(replicas: int) -> None:
-    """Says so where JAX runs with another thread pool than a run of R replicas has."""
-    have, wanted = pool_now(), pool_for(replicas)
-    if have != wanted and jax.default_backend() == "cpu":
+def check_threads() -> None:
+    """Says so where JAX runs with a single one."""
+    if jax.default_backend() == "cpu" and threads() < FEWEST_THREADS:
         warnings.warn(
-            f"JAX runs with {have} CPU threads here, and runs of {replicas} replicas use {wanted}: results may differ in "
-            f"their last bits from the same run elsewhere. Make the strategy before anything starts JAX (an optimizer "
-            f"does), and start Python with PJRT_NPROC={wanted} or without it.",
+            f"JAX runs with one CPU thread here, and then makes other code: results may differ in their last bits from those with "
+            f"{FEWEST_THREADS} threads or more, which are all the same. Make the strategy before anything starts JAX (an optimizer "
+            f"does), and start Python with PJRT_NPROC={FEWEST_THREADS} or without it.",
             stacklevel=3,
         )

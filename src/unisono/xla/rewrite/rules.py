@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn
 
-from unisono.xla.rewrite import contraction, convolution, pooling
+from unisono.xla.rewrite import contraction, convolution, pooling, reduction
 from unisono.xla.rewrite.equations import MadeBy, Replacement, Rule
 
 Rules = Mapping[str, Rule]
@@ -15,6 +15,7 @@ Rules = Mapping[str, Rule]
 CPU: Rules = {
     "dot_general": contraction.rule,
     "conv_general_dilated": convolution.rule,
+    "reduce_sum": reduction.rule,
     "reduce_window_max": pooling.rule,
     "reduce_window_min": pooling.rule,
     "reduce_window_sum": pooling.rule,
