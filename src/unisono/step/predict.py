@@ -19,6 +19,7 @@ from unisono.step.copies import Copies, Numbers
 from unisono.step.finish import check_counters, merged
 from unisono.step.replicas import INPUTS, Sum
 from unisono.xla.programs import Program
+from unisono.xla.rewrite import rewritten
 
 State = tuple[list[Any], ...]
 
@@ -33,7 +34,7 @@ class PredictStep:
         self._placement = placement
         self._numbers = Numbers()
         self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
-        self._replica = Program(self._functions.predict)
+        self._replica = Program(rewritten(self._functions.predict, placement.lead.platform))
         self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
