@@ -1,10 +1,9 @@
-"""One process of tests: eight CPU devices, the thread pool of eight replicas, and nothing left behind by a test."""
+"""One process of tests: eight CPU devices, and nothing left behind by a test."""
 
 import contextlib
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
-os.environ.setdefault("PJRT_NPROC", "8")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 with contextlib.suppress(ImportError):

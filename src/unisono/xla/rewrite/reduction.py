@@ -1,7 +1,8 @@
 """Sums whose bits do not depend on the number of threads.
 
 XLA:CPU shares a long sum between threads, so that its parts, and its bits, depend on how many there are. A short one it does
-not share. So a long sum becomes sums of short ones: over one dimension after another, and over pieces of a long dimension.
+not share. So a long sum becomes sums of short ones, over one dimension after another, and over pieces of a long dimension; or,
+where there are many beside each other, additions of whole rows.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from unisono.xla.rewrite.arrays import padded
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
 
 UNSHARED = 1 << 14
-"""Elements that one thread takes by itself. From 2 ** 16 on, several share them."""
+"""Elements that one thread takes by itself. Of somewhat more than twice as many, several do."""
 
 WIDE = 1 << 10
-"""So many sums beside each other are made by adding rows, which needs no sum at all."""
+"""Where more sums than this lie beside each other, rows are added."""
 
 AT_ONCE = 8
-"""Rows."""
+"""How many rows one addition takes."""
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
