@@ -24,7 +24,7 @@ help:
 	@echo "make compat   some tests with the oldest Keras, and with torch and TensorFlow as sources of data"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
-	@echo "make matrix   the full cross of layers, optimizers and placements"
+	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour or two)"
 	@echo "make soak     the long runs"
 	@echo "make clean    remove .venv"
 
@@ -34,12 +34,13 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/dev.stamp
 	$(PYTEST) -m "not full" $(ARGS)
 
-# torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 compat: $(VENV)-compat/made
 	$(VENV)-compat/bin/python -m pytest tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py tests/test_training_bad_data.py $(ARGS)
 
-matrix: $(VENV)/dev.stamp
-	UNISONO_MATRIX=full $(PYTEST) -m "matrix or full" $(ARGS)
+# No limits of time: it may run on a slow or loaded machine.
+matrix: $(VENV)-matrix/made
+	UNISONO_MATRIX=full $(VENV)-matrix/bin/python -m pytest -n 2 --dist worksteal -m "matrix or full" --timeout 0 $(ARGS)
+	$(VENV)-matrix/bin/python tests/matrix.py
 
 # One at a time: the long runs load the machine by themselves.
 soak: $(VENV)/dev.stamp
@@ -55,7 +56,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-matrix
 
 # A stamp is an extra of pyproject.toml that .venv has.
 $(VENV)/%.stamp: pyproject.toml constraints.txt $(VENV)/made
@@ -68,7 +69,11 @@ $(VENV)/made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)-compat/made: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(VENV)-compat
-	$(VENV)-compat/bin/python -m pip install --quiet $(OLDEST_KERAS) torch tensorflow-cpu --editable '.[dev]'
+$(VENV)-compat/made: WITH := $(OLDEST_KERAS)
+$(VENV)-matrix/made: WITH := $(KERAS)
+
+# torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
+$(VENV)-%/made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu --editable '.[dev]'
 	@touch $@

@@ -36,6 +36,7 @@ CASES = {
     "conv of 5 to 1": (convolution(1, "VALID"), normal(7, 58, 58, 5), normal(5, 5, 5, 1)),
     "conv of 16 to 24 that reads much, valid": (convolution(1, "VALID"), normal(2, 34, 34, 16), normal(3, 3, 16, 24)),
     "conv of 3 to 64, its gradient in pieces": (convolution(1, "SAME"), normal(20, 32, 32, 3), normal(3, 3, 3, 64)),
+    "conv of 64 to 64, in halves": (convolution(1, "SAME"), normal(17, 32, 32, 64), normal(3, 3, 64, 64)),
     "conv1d": (convolution(1, "SAME"), normal(8, 200, 9), normal(5, 9, 12)),
     "sum of a batch": (lambda x, z: jnp.sum(x * z, (0, 1, 2)), normal(16, 32, 32, 64), normal(16, 32, 32, 64)),
     "sum of all": (lambda x, z: jnp.sum(x**2 + z), normal(65537), normal(65537)),

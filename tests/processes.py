@@ -10,6 +10,9 @@ import sys
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
+FULL = "full" in (os.environ.get("UNISONO_MATRIX"), os.environ.get("UNISONO_SOAK"))
+LIMIT = 3600.0 if FULL else 300.0
+"""Seconds for a process; the long runs may be on a slow or loaded machine."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -18,7 +21,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours} | {"KERAS_BACKEND": "jax"} | extra
 
 
-def python(*args: str, timeout: float = 300, **extra: str) -> subprocess.CompletedProcess[str]:
+def python(*args: str, timeout: float = LIMIT, **extra: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a fresh process and waits for it."""
     return subprocess.run(
         [sys.executable, *args], env=environment(**extra), capture_output=True, text=True, timeout=timeout, cwd=HERE, check=False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from unisono.xla.rewrite import rewritten
+from unisono.xla.rewrite import pieces, rewritten
 from unisono.xla.rewrite.kernel import channels_last
 from unisono.xla.rewrite.program import NESTED, Rewriter
 from unisono.xla.rewrite.reduction import UNSHARED
@@ -128,7 +129,19 @@ def dense_case(x, w, stride=1, padding=((1, 1), (1, 1)), **p):
 @example(dense_case((20, 32, 32, 3), (3, 3, 3, 64)))
 @example(dense_case((16, 24, 32, 3), (2, 3, 3, 80), padding=((0, 0), (0, 0))))
 def test_a_convolution_and_its_gradients(case):
-    x, w, p = case
+    compare_with_gradients(*case)
+
+
+@settings(max_examples=20)
+@given(convolutions(), st.integers(0, 1 << 9))
+@example(dense_case((7, 8, 8, 3), (3, 3, 3, 4), 2), 2000)  # three rows at a time, of four and of three
+def test_a_convolution_in_pieces(case, at_once):
+    """Halves beside each other, and few rows of each at a time, as long and large ones are taken."""
+    with mock.patch.multiple(pieces, LONG=0, KEPT=0, AT_ONCE=at_once, NEAR=0, FEWEST=2):
+        compare_with_gradients(*case)
+
+
+def compare_with_gradients(x, w, p):
     convolution = functools.partial(lax.conv_general_dilated, **p)
     dy = normal(jax.eval_shape(convolution, jnp.zeros(x), jnp.zeros(w)).shape, 2)
     step = value_and_vjp(convolution)
@@ -202,8 +215,8 @@ def test_a_convolution_that_reads_much_is_padded(x, w, paddings):
     assert list(found) == paddings
 
 
-@pytest.mark.parametrize(("rows", "pieces"), [(8, [8]), (16, [8, 8]), (20, [6, 7]), (64, [8, 8])])
-def test_a_gradient_by_a_kernel_is_taken_in_pieces(rows, pieces):
+@pytest.mark.parametrize(("rows", "sizes"), [(8, [8]), (16, [8, 8]), (20, [6, 7]), (64, [8, 8])])
+def test_a_gradient_by_a_kernel_is_taken_in_pieces(rows, sizes):
     """One in a loop, and the last, which may be smaller."""
     x, w, p = dense_case((rows, 32, 32, 3), (3, 3, 3, 64))
     convolution = functools.partial(lax.conv_general_dilated, **p)
@@ -214,7 +227,26 @@ def test_a_gradient_by_a_kernel_is_taken_in_pieces(rows, pieces):
     program = jax.make_jaxpr(rewritten(gradient, "cpu"))(normal(w), normal(x), normal((rows, 32, 32, 64))).jaxpr
     convolutions = [eqn for eqn in equations(program) if eqn.primitive.name == "conv_general_dilated"]
     features = [eqn.invars[0].aval.shape[-1] for eqn in convolutions]
-    assert sorted(n for n in features if n != 3) == pieces  # the forward pass reads three
+    assert sorted(n for n in features if n != 3) == sizes  # the forward pass reads three
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "rows"),
+    [
+        ((128, 32, 32, 64), (3, 3, 64, 64), [64, 64]),  # few features, which one thread would take
+        ((127, 16, 16, 64), (3, 3, 64, 128), [63, 64]),  # a small kernel
+        ((128, 16, 16, 128), (3, 3, 128, 128), [128]),
+        ((16, 16, 16, 64), (3, 3, 64, 64), [16]),  # short
+        ((300, 32, 32, 64), (3, 3, 64, 64), [10, 10, 14, 14]),  # each half padded to more than 32 MB: ten times 14 rows, and ten
+    ],
+)
+def test_rows_of_a_large_convolution(x, w, rows):
+    """How many rows the convolutions of a rewritten one take."""
+    p = dense_case(x, w)[2]
+    args = jax.ShapeDtypeStruct(x, "float32"), jax.ShapeDtypeStruct(w, "float32")
+    program = jax.make_jaxpr(rewritten(functools.partial(lax.conv_general_dilated, **p), "cpu"))(*args).jaxpr
+    found = [eqn.invars[0].aval.shape[0] for eqn in equations(program) if eqn.primitive.name == "conv_general_dilated"]
+    assert sorted(found) == rows
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 SECONDS = 0.1
+MOST_SECONDS = 3.0
 MOST_STEPS = 256
 GROWTH = 4
 
@@ -43,12 +44,19 @@ class Pace:
             before, its_logs = self._running
             jax.block_until_ready(its_logs)
             now = time.perf_counter()
-            fitting = int(SECONDS * before / max(now - self._since, 1e-9))
-            self._steps = max(1, min(fitting, GROWTH * self._steps, MOST_STEPS))
+            self._steps = min(fitting(max(now - self._since, 1e-9) / before), GROWTH * self._steps, MOST_STEPS)
         self._running, self._since = (count, logs), time.perf_counter()
         if self._since - self._shown_at > SECONDS or self._shown is None or says_more:
             self._shown, self._shown_at = logs, self._since
         return self._shown
+
+
+def fitting(seconds: float) -> int:
+    """How many steps of so many seconds a call may take: as many as are short together, or two that are not too long.
+
+    A call's memory is new, and on CPU the system clears it page by page.
+    """
+    return max(int(SECONDS / seconds), 2 if 2 * seconds <= MOST_SECONDS else 1)
 
 
 class Group:

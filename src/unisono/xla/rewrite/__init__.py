@@ -10,8 +10,6 @@ convolutions also for their bits, which then do not depend on the number of thre
   needed): brought to the fast layout, but left to XLA, and their bits to the number of threads.
 - Gradients of maxima over more than 49 elements, and poolings over more than 64: unrolled they are as slow as they were.
 - Poolings of dilated windows and of integers, arrays of float64 and empty ones: no layer of a training step makes them.
-- Sums over an array's dimensions. The bits of long ones depend on the number of threads (mostly on whether it is one), but
-  every form without that was slower: a transformer block by a tenth or more.
 - Programs inside other equations than those of `program.NESTED`, such as `shard_map` and `custom_linear_solve`.
 - On GPU all but the gradients of maxima over windows that do not overlap; on TPU everything. Their compilers choose layouts
   inside loops as well.

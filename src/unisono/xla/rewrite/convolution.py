@@ -28,13 +28,11 @@ MOST_GROUPS = 64
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     params = eqn.params
-    if not 1 <= len(params["window_strides"]) <= 3 or is_fast(params, *map(shape, eqn.invars)):
+    x, w = map(shape, eqn.invars)
+    if not 1 <= len(params["window_strides"]) <= 3 or (is_fast(params, x, w) and not pieces.has_some(x, w, params)):
         return None
 
-    def convolution(x: Any, w: Any) -> Any:
-        return convolve(x, w, params)
-
-    return Replacement(convolution, eqn.invars)
+    return Replacement(lambda x, w: convolve(x, w, params), eqn.invars)
 
 
 def is_fast(params: Mapping[str, Any], x: tuple[int, ...], w: tuple[int, ...]) -> bool:
@@ -50,10 +48,21 @@ def is_fast(params: Mapping[str, Any], x: tuple[int, ...], w: tuple[int, ...]) -
 
 def convolve(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
     """`conv_general_dilated` of `params`."""
-    (_, feature, *_), (_, w_in, *_), _ = params["dimension_numbers"]
+    if not x.dtype == w.dtype == "float32":
+        return convolved_at_once(x, w, params)
+    if pieces.is_for_one_thread(x.shape, w.shape, params):
+        return pieces.by_two(lambda x, w: convolved_in_pieces(x, w, params), x, w, params)
+    return convolved_in_pieces(x, w, params)
+
+
+def convolved_in_pieces(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
+    (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
     size = pieces.features_at_once(x.shape, w.shape, params)
-    if size < x.shape[feature] and x.dtype == w.dtype == "float32":
+    if size < x.shape[feature]:
         return pieces.summed(lambda x, w: convolved_at_once(x, w, params), x, w, (feature, w_in), size)
+    size = pieces.rows_at_once(x.shape, w.shape, params)
+    if size < x.shape[row]:
+        return pieces.joined(lambda x: convolved_at_once(x, w, params), x, (row, out), size)
     return convolved_at_once(x, w, params)
 
 

@@ -35,11 +35,13 @@ class Window:
 
     def results(self, space: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
         """The output's size."""
-        sizes = zip(space, kernel, self.strides, self.padding, self.spread, self.dilation, strict=True)
-        return tuple(
-            ((n - 1) * spread + 1 + low + high - (taps - 1) * dilation - 1) // stride + 1
-            for n, taps, stride, (low, high), spread, dilation in sizes
-        )
+        sizes = zip(self.padded(space), kernel, self.strides, self.dilation, strict=True)
+        return tuple((n - (taps - 1) * dilation - 1) // stride + 1 for n, taps, stride, dilation in sizes)
+
+    def padded(self, space: Sequence[int]) -> tuple[int, ...]:
+        """The input's size with zeros between its elements and around it."""
+        sizes = zip(space, self.padding, self.spread, strict=True)
+        return tuple((n - 1) * spread + 1 + low + high for n, (low, high), spread in sizes)
 
     def swapped(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
         """The window of the same convolution with the (reversed) kernel for input and the (reversed) input for kernel."""

@@ -1,0 +1,67 @@
+"""The same rows in the same batches, from every source of data that a Keras model takes: arguments for `fit`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+
+class Batches(keras.utils.PyDataset):
+    """Trees of arrays in batches, the last one ragged."""
+
+    def __init__(self, rows: Any, batch_size: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows, self.batch_size = rows, batch_size
+
+    def __len__(self) -> int:
+        return -(-count(self.rows) // self.batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        return jax.tree.map(lambda a: a[index * self.batch_size : (index + 1) * self.batch_size], self.rows)
+
+
+def arrays(rows: Any, batch_size: int) -> dict[str, Any]:
+    return dict(zip(("x", "y", "sample_weight"), rows, strict=False)) | {"batch_size": batch_size}
+
+
+def dataset(rows: Any, batch_size: int) -> dict[str, Any]:
+    return {"x": Batches(rows, batch_size)}
+
+
+def generator(rows: Any, batch_size: int) -> dict[str, Any]:
+    def batches() -> Iterator[Any]:
+        of = Batches(rows, batch_size)
+        yield from (of[index] for index in range(len(of)))
+
+    return {"x": batches(), "steps_per_epoch": len(Batches(rows, batch_size))}
+
+
+def torch_loader(rows: Any, batch_size: int) -> dict[str, Any]:
+    import torch
+
+    single = [jax.tree.map(lambda a, row=row: np.asarray(a[row]), rows) for row in range(count(rows))]
+    return {"x": torch.utils.data.DataLoader(single, batch_size)}  # pyright: ignore[reportArgumentType]
+
+
+def tf_data(rows: Any, batch_size: int) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {"x": tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)}
+
+
+def count(rows: Any) -> int:
+    return len(jax.tree.leaves(rows)[0])
+
+
+SOURCES: dict[str, Callable[[Any, int], dict[str, Any]]] = {"arrays": arrays, "PyDataset": dataset, "generator": generator}
+"""By name; `(x, y)` or `(x, y, sample_weight)` and the batch size give arguments for `fit`."""
+
+if importlib.util.find_spec("torch"):
+    SOURCES["torch DataLoader"] = torch_loader
+if importlib.util.find_spec("tensorflow"):
+    SOURCES["tf.data"] = tf_data
