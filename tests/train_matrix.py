@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, optimizers
 
 import unisono as un
@@ -57,14 +58,16 @@ def trainings(family: str, optimizer: str, replicas: int, devices: int) -> Itera
     model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables]
     start, untrained = [variable.numpy() for variable in variables], un.fingerprint(model.trainable_variables)
+    if "class_weight" in data:  # which Keras takes beside arrays only
+        data["sample_weight"] = np.array([data["class_weight"].get(label, 1.0) for label in data["y"]], "float32")
     rows = tuple(first_rows(data[name]) for name in ("x", "y", "sample_weight") if name in data)
     for source, arguments in SOURCES.items():
         for variable, value in zip(variables, start, strict=True):
             variable.assign(value)
-        history = model.fit(**arguments(rows, BATCH), class_weight=data.get("class_weight"), shuffle=False, verbose=0).history
+        history = model.fit(**arguments(rows, BATCH), shuffle=False, verbose=0).history
         assert un.fingerprint(model.trainable_variables) != untrained, "nothing was trained"
         yield source, un.fingerprint(model, history)
-    logs = model.evaluate(*rows, batch_size=BATCH, verbose=0, return_dict=True)
+    logs = model.evaluate(**SOURCES["arrays"](rows, BATCH), verbose=0, return_dict=True)
     yield "evaluate and predict", un.fingerprint(logs, model.predict(rows[0], batch_size=BATCH, verbose=0))
 
 
