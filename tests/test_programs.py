@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import gc
 import logging
+import pathlib
 
 import jax
 import keras
@@ -112,6 +114,26 @@ def test_a_model_of_the_same_make_is_not_compiled_again(compiled, rng):
         assert compiled["train"] == 0
     fit(units=3)
     assert compiled["train"] == 1
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="Linux says how many pieces of memory a process has")
+def test_machine_code_is_unloaded_where_no_model_uses_it():
+    """A process may have only so many pieces of memory; what is kept for the next model of the same make is one copy."""
+
+    def pieces():
+        gc.collect()
+        return len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+
+    first, *others = jax.devices()
+    program = Program(lambda a: jax.numpy.sin(a @ a.T).sum())
+    program(first, None, np.ones((30, 30), "float32"))
+    before = pieces()
+    for device in others:
+        program(device, None, np.ones((30, 30), "float32"))
+    loaded = pieces() - before
+    assert loaded >= len(others)
+    del program
+    assert pieces() - before < loaded / 4
 
 
 def test_constants_are_part_of_a_program():
