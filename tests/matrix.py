@@ -31,6 +31,8 @@ FAMILIES = (
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 PLACEMENTS = {8: (1, 2, 3, 4, 8), 6: (1, 2, 4, 6), 12: (1, 2, 4, 6)}
+WITHOUT = {("attentions", "mixed_float16")}
+"""Plain Keras does not train it either: JAX has no product on CPU that its dot_product_attention asks for (F16_F16_F32)."""
 AT_ONCE, LIMIT = 2, 3600.0
 
 
@@ -104,7 +106,7 @@ def main() -> int:
     placements = {replicas: PLACEMENTS[replicas] for replicas in given.replicas}
     start, trainings, failures = time.monotonic(), [], []
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        cells = list(itertools.product(given.families, given.precisions))
+        cells = [cell for cell in itertools.product(given.families, given.precisions) if cell not in WITHOUT]
         for found in pool.map(lambda cell: train(*cell, given.optimizers, placements), cells):
             if isinstance(found, Failed):
                 failures.append(found)

@@ -34,6 +34,13 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
+def scaled(optimizer: Any) -> Any:
+    """Under a loss scale, for float16, that is low enough for the first steps, and grows."""
+    if keras.config.dtype_policy().name != "mixed_float16":
+        return optimizer
+    return optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0, dynamic_growth_steps=2)
+
+
 def of_group(name: str) -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
     """A group of layers as a family: a model, what to compile it with, and data."""
     x, body = (EXACT | OTHERS)[name]
@@ -54,7 +61,7 @@ def trainings(family: str, optimizer: str, replicas: int, devices: int) -> Itera
     keras.utils.set_random_seed(0)
     with un.MirroredStrategy(devices=devices, replicas=replicas).scope():
         model, compile_, data = FAMILIES[family]() if family in FAMILIES else of_group(family)
-    model.compile(**compile_ | {"optimizer": OPTIMIZERS[optimizer]()})
+    model.compile(**compile_ | {"optimizer": scaled(OPTIMIZERS[optimizer]())})
     model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables]
     start, untrained = [variable.numpy() for variable in variables], un.fingerprint(model.trainable_variables)
