@@ -24,7 +24,7 @@ help:
 	@echo "make compat   some tests with the oldest Keras, and with torch and TensorFlow as sources of data"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
-	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour or two)"
+	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
 	@echo "make clean    remove .venv"
 

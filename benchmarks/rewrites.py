@@ -72,6 +72,7 @@ CASES: dict[str, Case] = {
     "conv 3x3 of 64 to 64, no padding": conv((16, 34, 34, 64), (3, 3, 64, 64), padding="VALID"),
     "conv 3x3 of 32 to 64, no padding": conv((64, 13, 13, 32), (3, 3, 32, 64), padding="VALID"),
     "conv 3x3 of 64 to 64, 128 rows": conv((128, 32, 32, 64), (3, 3, 64, 64)),
+    "conv 3x3 of 256 to 256, 128 rows": conv((128, 14, 14, 256), (3, 3, 256, 256)),
     "conv 3x3 of 3 to 64": conv((16, 32, 32, 3), (3, 3, 3, 64)),
     "conv 3x3 of 1 to 32": conv((16, 28, 28, 1), (3, 3, 1, 32)),
     "conv 3x3 of 8 to 8": conv((4, 16, 16, 8), (3, 3, 8, 8)),

@@ -14,7 +14,7 @@ import numpy as np
 class Batches(keras.utils.PyDataset):
     """Trees of arrays in batches, the last one ragged."""
 
-    def __init__(self, rows: Any, batch_size: int, **options: Any) -> None:
+    def __init__(self, rows: Any, batch_size: int = 10, **options: Any) -> None:
         super().__init__(**options)
         self.rows, self.batch_size = rows, batch_size
 
@@ -33,12 +33,14 @@ def dataset(rows: Any, batch_size: int) -> dict[str, Any]:
     return {"x": Batches(rows, batch_size)}
 
 
-def generator(rows: Any, batch_size: int) -> dict[str, Any]:
-    def batches() -> Iterator[Any]:
-        of = Batches(rows, batch_size)
+def generated(rows: Any, batch_size: int = 10, times: int = 1) -> Iterator[Any]:
+    of = Batches(rows, batch_size)
+    for _ in range(times):
         yield from (of[index] for index in range(len(of)))
 
-    return {"x": batches(), "steps_per_epoch": len(Batches(rows, batch_size))}
+
+def generator(rows: Any, batch_size: int) -> dict[str, Any]:
+    return {"x": generated(rows, batch_size), "steps_per_epoch": len(Batches(rows, batch_size))}
 
 
 def torch_loader(rows: Any, batch_size: int) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pytest
 from keras import layers
 
 import unisono as un
-from test_training_data import Batches, Endless, generator, make
+from sources import Batches, generated
+from test_training_data import Endless, make
 from trainings import assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5), labels(43, 3)
@@ -20,7 +21,7 @@ def untrained(strategy):
 def test_endless_data_without_steps_is_refused(call):
     """The error says which argument bounds an epoch."""
     with pytest.raises(ValueError, match=r"no end.*steps"):
-        getattr(untrained(on(3)), call)(Endless(X, Y), verbose=0, **({"shuffle": False} if call == "fit" else {}))
+        getattr(untrained(on(3)), call)(Endless((X, Y)), verbose=0, **({"shuffle": False} if call == "fit" else {}))
 
 
 def test_endless_tf_data_without_steps_is_refused():
@@ -33,10 +34,10 @@ def test_endless_tf_data_without_steps_is_refused():
 
 def test_endless_validation_data_is_refused():
     with pytest.raises(ValueError, match=r"no end.*validation_steps"):
-        run(make, fitting(X, Y, batch_size=10, validation_data=Endless(X, Y)), on(3))
+        run(make, fitting(X, Y, batch_size=10, validation_data=Endless((X, Y))), on(3))
 
 
-@pytest.mark.parametrize("data", [(X[:0], Y[:0]), (Batches(X[:0], Y[:0]),)])
+@pytest.mark.parametrize("data", [(X[:0], Y[:0]), (Batches((X[:0], Y[:0])),)])
 @pytest.mark.parametrize("call", ["fit", "evaluate"])
 def test_empty_data_is_refused(data, call):
     """No batch at all is an error, not an epoch without a loss."""
@@ -69,12 +70,12 @@ def test_arrays_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"43.*42|cardinality"):
         run(make, fitting(X, Y[:42], batch_size=10), on(3))
     with pytest.raises(ValueError, match=r"Batch 4 holds arrays of 3 and 2 rows|Batch 4 holds arrays of 2 and 3 rows"):
-        run(make, fitting(Batches(X, Y[:42])), on(3))
+        run(make, fitting(Batches((X, Y[:42]))), on(3))
 
 
 def test_text_is_refused():
     with pytest.raises(ValueError, match=r"no device can hold.*StringLookup"):
-        run(make, fitting(Batches(np.array([["a"] * 5] * 10), Y[:10], batch=5)), on(3))
+        run(make, fitting(Batches((np.array([["a"] * 5] * 10), Y[:10]), 5)), on(3))
 
 
 def test_an_input_of_fixed_batch_size_is_refused():
@@ -93,7 +94,7 @@ def test_an_input_of_fixed_batch_size_is_refused():
 @pytest.mark.parametrize("option", [{"sample_weight": np.ones(43)}, {"validation_split": 0.2}])
 def test_options_for_arrays_are_refused_with_a_dataset(option):
     with pytest.raises(ValueError, match="sample_weight|validation_split"):
-        run(make, fitting(Batches(X, Y), **option), on(3))
+        run(make, fitting(Batches((X, Y)), **option), on(3))
 
 
 @pytest.mark.parametrize("classes", [3, -1])
@@ -118,7 +119,7 @@ def test_not_a_number_in_the_inputs_is_the_same_everywhere():
 def test_a_generator_that_ends_early():
     """Keras' warning, and a model trained on what there was."""
     with pytest.warns(UserWarning, match="ran out of data"):
-        early = run(make, fitting(generator(X, Y), epochs=2, steps_per_epoch=4), on(3))
+        early = run(make, fitting(generated((X, Y)), epochs=2, steps_per_epoch=4), on(3))
     assert un.fingerprint(early.model) == un.fingerprint(run(make, fitting(X, Y, batch_size=10), on(3)).model)
 
 
@@ -128,7 +129,7 @@ class BrokenError(Exception):
 
 def breaking(after, error):
     """A generator that yields some batches and raises."""
-    for number, batch in enumerate(generator(X, Y)):
+    for number, batch in enumerate(generated((X, Y))):
         if number == after:
             raise error
         yield batch

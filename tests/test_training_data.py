@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sources import Batches, generated, tf_data, torch_loader
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5), labels(43, 3)
@@ -18,25 +19,8 @@ def make():
     return model
 
 
-class Batches(keras.utils.PyDataset):
-    """The rows in batches, the last one ragged."""
-
-    def __init__(self, *arrays, batch=10, **options):
-        super().__init__(**options)
-        self.arrays, self.batch = arrays, batch
-
-    def __len__(self):
-        return -(-len(self.arrays[0]) // self.batch)
-
-    def __getitem__(self, index):
-        rows_of_batch = slice(index * self.batch, (index + 1) * self.batch)
-        return tuple(array[rows_of_batch] for array in self.arrays)
-
-
 class Endless(Batches):
-    def __init__(self, *arrays, **options):
-        super().__init__(*arrays, **options)
-        self.whole = super().__len__()
+    """The batches again and again, of unknown number."""
 
     @property
     def num_batches(self):
@@ -44,13 +28,7 @@ class Endless(Batches):
 
     def __getitem__(self, index):
         assert index < 100, "read on and on"
-        return super().__getitem__(index % self.whole)
-
-
-def generator(*arrays, batch=10, times=1):
-    for _ in range(times):
-        for start in range(0, len(arrays[0]), batch):
-            yield tuple(array[start : start + batch] for array in arrays)
+        return super().__getitem__(index % len(self))
 
 
 ARRAYS = fitting(X, Y, batch_size=10, epochs=2)
@@ -63,10 +41,10 @@ def of_arrays():
 
 
 SOURCES = {
-    "PyDataset": lambda model: fitting(Batches(X, Y), epochs=2)(model),
-    "PyDataset with two workers": lambda model: fitting(Batches(X, Y, workers=2), epochs=2)(model),
-    "endless PyDataset": lambda model: fitting(Endless(X, Y), epochs=2, steps_per_epoch=5)(model),
-    "generator": lambda model: fitting(generator(X, Y, times=2), epochs=2, steps_per_epoch=5)(model),
+    "PyDataset": lambda model: fitting(Batches((X, Y)), epochs=2)(model),
+    "PyDataset with two workers": lambda model: fitting(Batches((X, Y), workers=2), epochs=2)(model),
+    "endless PyDataset": lambda model: fitting(Endless((X, Y)), epochs=2, steps_per_epoch=5)(model),
+    "generator": lambda model: fitting(generated((X, Y), times=2), epochs=2, steps_per_epoch=5)(model),
     "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(
         model
     ),
@@ -84,10 +62,8 @@ def test_every_source_trains_what_arrays_train(source, of_arrays):
 
 def test_torch_loader_trains_what_arrays_train(of_arrays):
     """A torch DataLoader of the same rows gives the same bits."""
-    torch = pytest.importorskip("torch")
-    dataset = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    loader = torch.utils.data.DataLoader(dataset, batch_size=10)
-    assert run(make, fitting(loader, epochs=2), on(3)).bits == of_arrays
+    pytest.importorskip("torch")
+    assert run(make, fitting(**torch_loader((X, Y), 10), epochs=2), on(3)).bits == of_arrays
 
 
 def test_sparse_matrices_train_what_arrays_train(of_arrays):
@@ -98,9 +74,8 @@ def test_sparse_matrices_train_what_arrays_train(of_arrays):
 
 def test_tf_data_trains_what_arrays_train(of_arrays):
     """A tf.data pipeline of the same rows gives the same bits."""
-    tf = pytest.importorskip("tensorflow")
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
-    assert run(make, fitting(dataset, epochs=2), on(3)).bits == of_arrays
+    pytest.importorskip("tensorflow")
+    assert run(make, fitting(**tf_data((X, Y), 10), epochs=2), on(3)).bits == of_arrays
 
 
 def test_shuffled_arrays():
@@ -145,7 +120,7 @@ def test_every_epoch_has_an_order_of_its_own():
 def test_shuffled_batches_of_a_dataset():
     """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
     runs = [
-        run(make, fitting(Batches(X, Y, workers=workers), epochs=2, shuffle=True), on(devices))
+        run(make, fitting(Batches((X, Y), workers=workers), epochs=2, shuffle=True), on(devices))
         for workers, devices in ((1, 1), (1, 3), (3, 3))
     ]
     assert runs[0].bits == runs[1].bits == runs[2].bits
@@ -203,8 +178,8 @@ VALIDATIONS = {
     "arrays": {"validation_data": (X[:7], Y[:7])},
     "weighted arrays": {"validation_data": (X[:7], Y[:7], np.abs(X[:7, 0]))},
     "a part of the data": {"validation_split": 0.3},
-    "a dataset": {"validation_data": Batches(X[:17], Y[:17], batch=6)},
-    "a dataset, two steps of it": {"validation_data": Batches(X[:17], Y[:17], batch=6), "validation_steps": 2},
+    "a dataset": {"validation_data": Batches((X[:17], Y[:17]), 6)},
+    "a dataset, two steps of it": {"validation_data": Batches((X[:17], Y[:17]), 6), "validation_steps": 2},
     "every second epoch": {"validation_data": (X[:7], Y[:7]), "validation_freq": 2},
     "named epochs": {"validation_data": (X[:7], Y[:7]), "validation_freq": [1, 3], "validation_batch_size": 3},
 }

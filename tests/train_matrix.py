@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import unisono as un  # before keras, so that Keras runs on JAX
+
+# isort: split
 import keras
 import numpy as np
 from keras import layers, optimizers
-
-import unisono as un
 
 spec = json.loads(sys.argv[1])
 placements = {int(replicas): counts for replicas, counts in spec["placements"].items()}

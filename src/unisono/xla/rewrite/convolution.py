@@ -20,7 +20,7 @@ from unisono.xla.rewrite.dense import dense
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
 from unisono.xla.rewrite.kernel import Precision, channels_last, convolved, is_left_to_eigen, is_slow_without_padding
 from unisono.xla.rewrite.phases import has_phases, in_phases
-from unisono.xla.rewrite.window import Window, is_larger
+from unisono.xla.rewrite.window import Shape, Window, is_larger
 
 MOST_GROUPS = 64
 """A convolution for each group; more are left to the kernel, which takes long for them but less than XLA's other one."""
@@ -35,7 +35,7 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     return Replacement(lambda x, w: convolve(x, w, params), eqn.invars)
 
 
-def is_fast(params: Mapping[str, Any], x: tuple[int, ...], w: tuple[int, ...]) -> bool:
+def is_fast(params: Mapping[str, Any], x: Shape, w: Shape) -> bool:
     """Whether a convolution is left as it is."""
     space = len(params["window_strides"])
     grouped = params["feature_group_count"] > 1 or params["batch_group_count"] > 1

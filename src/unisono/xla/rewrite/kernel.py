@@ -10,7 +10,7 @@ from jax import lax
 
 from unisono.xla.rewrite.arrays import padded
 from unisono.xla.rewrite.contraction import is_cut
-from unisono.xla.rewrite.window import Window
+from unisono.xla.rewrite.window import Shape, Window
 
 LEAST_FEATURES = 17
 """YNNPACK takes a convolution in which the input or the result has so many features."""
@@ -20,8 +20,6 @@ NEAR = 1 << 14
 
 WIDE = 32
 """Features that a result is filled up to for it; 17 would do, but are slower."""
-
-Shape = tuple[int, ...]
 
 
 class Precision(NamedTuple):

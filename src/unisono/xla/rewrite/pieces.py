@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from unisono.xla.rewrite.window import Window, is_larger
+from unisono.xla.rewrite.window import Shape, Window, is_larger
 
 NEAR = 1 << 20
 """Bytes of such a kernel that a core has near enough."""
@@ -35,11 +35,9 @@ FEATURES_OF_A_THREAD, KERNEL_OF_A_THREAD = 64, 5 << 16
 LONG = 1 << 28
 """Products that are worth two threads: halves are put together again."""
 
-Shape = tuple[int, ...]
 
-
-class Parts(NamedTuple):
-    """The sizes of a convolution, in whatever layout."""
+class Sizes(NamedTuple):
+    """Of a convolution in whatever layout."""
 
     rows: int
     ins: int
@@ -51,11 +49,11 @@ class Parts(NamedTuple):
     is_one_group: bool
 
     @classmethod
-    def of(cls, x: Shape, w: Shape, params: Mapping[str, Any]) -> Parts:
+    def of(cls, x: Shape, w: Shape, params: Mapping[str, Any]) -> Sizes:
         (row, feature, *space), (w_out, _, *w_space), _ = params["dimension_numbers"]
-        sizes, taps, window = [x[axis] for axis in space], [w[axis] for axis in w_space], Window.of(params)
+        space, taps, window = [x[axis] for axis in space], [w[axis] for axis in w_space], Window.of(params)
         is_one_group = params["feature_group_count"] == params["batch_group_count"] == 1
-        return cls(x[row], x[feature], w[w_out], sizes, taps, window.results(sizes, taps), window, is_one_group)
+        return cls(x[row], x[feature], w[w_out], space, taps, window.results(space, taps), window, is_one_group)
 
     @property
     def is_gradient(self) -> bool:
@@ -65,7 +63,7 @@ class Parts(NamedTuple):
 
 def has_some(x: Shape, w: Shape, params: Mapping[str, Any]) -> bool:
     """Whether a convolution of rows is taken in pieces."""
-    return is_for_one_thread(x, w, params) or rows_at_once(x, w, params) < Parts.of(x, w, params).rows
+    return is_for_one_thread(x, w, params) or rows_at_once(x, w, params) < Sizes.of(x, w, params).rows
 
 
 # Two halves at the same time.
@@ -73,7 +71,7 @@ def has_some(x: Shape, w: Shape, params: Mapping[str, Any]) -> bool:
 
 def is_for_one_thread(x: Shape, w: Shape, params: Mapping[str, Any]) -> bool:
     """Whether a convolution is long, and one that the fast kernel does not share between threads."""
-    of = Parts.of(x, w, params)
+    of = Sizes.of(x, w, params)
     batch = of.ins if of.is_gradient else of.rows
     if not of.is_one_group or batch < 2 or of.rows * math.prod(of.results) * math.prod(w) < LONG:
         return False
@@ -83,7 +81,7 @@ def is_for_one_thread(x: Shape, w: Shape, params: Mapping[str, Any]) -> bool:
 def by_two(convolve: Callable[[Any, Any], Any], x: Any, w: Any, params: Mapping[str, Any]) -> Any:
     """`convolve` of one half of the batch and of the other."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
-    if Parts.of(x.shape, w.shape, params).is_gradient:
+    if Sizes.of(x.shape, w.shape, params).is_gradient:
         sizes = halves(x.shape[feature])
         return lax.add(*map(convolve, lax.split(x, sizes, feature), lax.split(w, sizes, w_in)))
     return lax.concatenate([convolve(half, w) for half in lax.split(x, halves(x.shape[row]), row)], out)
@@ -93,12 +91,12 @@ def halves(count: int) -> list[int]:
     return [count - count // 2, count // 2]
 
 
-# Rows after each other.
+# Some rows, or features, after each other.
 
 
 def rows_at_once(x: Shape, w: Shape, params: Mapping[str, Any]) -> int:
     """How many rows of a convolution to take at a time; all where its copy is kept, or where it is none of rows."""
-    of = Parts.of(x, w, params)
+    of = Sizes.of(x, w, params)
     inputs = 4 * of.ins * math.prod(of.window.padded(of.space))
     if not of.is_one_group or of.is_gradient or set(of.taps) == {1} or of.rows * inputs < KEPT:
         return of.rows
@@ -124,7 +122,7 @@ def joined(convolve: Callable[[Any], Any], x: Any, axes: tuple[int, int], size: 
 
 def features_at_once(x: Shape, w: Shape, params: Mapping[str, Any]) -> int:
     """How many features of a gradient by a kernel to take at a time; all where it is another convolution."""
-    of = Parts.of(x, w, params)
+    of = Sizes.of(x, w, params)
     if not of.is_one_group or not of.is_gradient:
         return of.ins
     most = max(FEWEST, NEAR // (4 * math.prod(of.taps) * of.outs))

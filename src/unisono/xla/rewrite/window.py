@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+Shape = tuple[int, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class Window:
