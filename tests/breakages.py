@@ -13,8 +13,8 @@ import pytest
 from unisono import tree
 from unisono.data import adapter, order
 from unisono.exchange import transfers
-from unisono.replica import randomness
-from unisono.step import counter, finish
+from unisono.replica import assigned, randomness
+from unisono.step import counter
 from unisono.step.step import Step
 
 
@@ -53,12 +53,8 @@ def weighting(patch: pytest.MonkeyPatch) -> None:
 
 def statistics(patch: pytest.MonkeyPatch) -> None:
     """Moving statistics weighted as if every batch were whole."""
-    merged = finish.merged
-    patch.setattr(
-        finish,
-        "merged",
-        lambda functions, mode, before, total, rows, present: merged(functions, mode, before, total, 12.0, present),
-    )
+    merged = assigned.merged
+    patch.setattr(assigned, "merged", lambda *args: merged(*args[:5], 12.0, args[6]))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
 from unisono.pace import Group, Pace
 from unisono.placement import split_evenly
+from unisono.replica.program import ReplicaFunctions
 from unisono.step.predict import PredictStep
+from unisono.step.replicas import INPUTS
 from unisono.step.step import Step
 
 
@@ -59,15 +61,17 @@ class Bond:
         self.strategy.check_use(self.model)
         if self.model.train_function is None or force:
             self.strategy.announce()
-            self.model.train_function = self._several(lambda: self._step(training=True), trained_on=self.order.trained_on)
+            make = functools.partial(self._step, training=True)
+            self.model.train_function = self._several(make, keras_seam.STATE_NAMES, self.order.trained_on)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force:
-            self.model.test_function = self._several(lambda: self._step(training=False))
+            make = functools.partial(self._step, training=False)
+            self.model.test_function = self._several(make, keras_seam.WITHOUT_OPTIMIZER)
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force:
-            self.model.predict_function = self._several(self._predict_step)
+            self.model.predict_function = self._several(self._predict_step, INPUTS)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         with self._grouping("fit", "train", args, kwargs):
@@ -147,7 +151,9 @@ class Bond:
 
     def _step(self, training: bool) -> Step:
         refusals.check_model(self.model, self.strategy)
-        return Step(self.model, self.strategy.placement, self.strategy.exchange, training)
+        placement, name = self.strategy.placement, "train" if training else "evaluate"
+        functions = ReplicaFunctions(self.model, name, alone=placement.replicas == 1)
+        return Step(name, functions, placement, self.strategy.exchange)
 
     def _predict_step(self) -> PredictStep:
         refusals.check_model(self.model, self.strategy)
@@ -156,6 +162,7 @@ class Bond:
     def _several(
         self,
         make: Callable[[], Step | PredictStep],
+        state_names: tuple[str, ...],
         trained_on: Callable[[int], None] | None = None,
     ) -> Callable[..., Any]:
         """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
@@ -178,7 +185,7 @@ class Bond:
                     logs, state = current(state, batches)
             finally:
                 if current.state:
-                    keras_seam.hold_state(self.model, current.state_names, current.state)
+                    keras_seam.hold_state(self.model, state_names, current.state)
             position = position_of(batches[-1])
             if trained_on is not None and position is not None:
                 trained_on(position[0])

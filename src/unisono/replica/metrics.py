@@ -7,7 +7,7 @@ that is fed with one number for a whole batch: what it adds is weighted by the r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -24,11 +24,7 @@ CLOSE = 1e-3
 class BatchLevelMeans:
     """Finds, while a replica is traced, the means that are fed with one number for all of its rows."""
 
-    def __init__(self, model: Any, trackers: bool = False) -> None:
-        """`trackers`: whether the replica feeds those of the losses as well."""
-        metrics = keras_seam.leaf_metrics(model)
-        if trackers:
-            metrics = [*metrics, keras_seam.loss_tracker(model), *keras_seam.term_trackers(model)]
+    def __init__(self, metrics: Iterable[Any]) -> None:
         self._metrics = [m for m in metrics if isinstance(m, keras.metrics.Mean)]
         self._found: list[Any] = []
 
@@ -68,29 +64,45 @@ class BatchLevelMeans:
         return wrap
 
 
-def reset_values(model: Any) -> list[Any]:
+def reset_values(metrics: Iterable[Any], variables: list[Any]) -> list[Any]:
     """The values that the metrics' variables have after a reset."""
-    variables = model.metrics_variables
     with keras.StatelessScope(state_mapping=[(v, keras.ops.zeros(v.shape, v.dtype)) for v in variables]) as scope:
-        model.reset_metrics()
+        for metric in metrics:
+            metric.reset_state()
         return [scope.get_current_value(v) for v in variables]
 
 
-def unpromised(model: Any) -> list[Any]:
+def added(variables: list[Any], by_share: dict[int, bool], reset: list[Any], after: list[Any], share: Any) -> list[Any]:
+    """What a replica's rows add to the metrics' variables; `by_share` says, by ids, which are means of batches."""
+    return [
+        (new - old) * share if by_share.get(id(variable)) else new - old
+        for variable, new, old in zip(variables, after, reset, strict=True)
+    ]
+
+
+def unpromised(metrics: Iterable[Any]) -> list[Any]:
     """The metrics of which nobody has promised that they are sums: the user's classes and functions, and those of Keras that
     are fed by hand."""
-    return [m for m in keras_seam.leaf_metrics(model) if not keras_seam.is_of_keras(m) or type(m) in FED_BY_HAND]
+    return [m for m in metrics if not keras_seam.is_of_keras(m) or type(m) in FED_BY_HAND]
 
 
 FED_BY_HAND = (keras.metrics.Mean, keras.metrics.Sum)
 
 
-def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any]], rows: int) -> dict[int, bool]:
+def weighted_by_share(
+    metrics: Iterable[Any],
+    variables: list[Any],
+    reset: list[Any],
+    updated: Callable[[list[Any], range], list[Any]],
+    rows: int,
+) -> dict[int, bool]:
     """Looks once how metrics of the user's own are merged: whether the parts of some rows, each from the reset state and all
     one after another, add up to what the whole gives, or whether their means do, weighted by rows.
 
     Args:
-        model: The model with the metrics.
+        metrics: The metrics.
+        variables: Their variables.
+        reset: The values of these after a reset.
         updated: `updated(state, rows)` is the metrics' state after some rows out of the first `rows`.
         rows: How many rows there are to look at.
 
@@ -101,8 +113,7 @@ def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any
     Raises:
         ValueError: For a metric that is neither.
     """
-    position = {id(v): index for index, v in enumerate(model.metrics_variables)}
-    cut, reset = split_evenly(rows, min(rows, 4)), reset_values(model)
+    position, cut = {id(v): index for index, v in enumerate(variables)}, split_evenly(rows, min(rows, 4))
     shares = [len(part) / rows for part in cut]
 
     def added(state: list[Any]) -> list[np.ndarray]:
@@ -112,7 +123,7 @@ def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any
     for part in cut:
         in_turn = updated(in_turn, part)
     in_turn, decided = added(in_turn), {}
-    for metric in unpromised(model):
+    for metric in unpromised(metrics):
         mine = [position[id(v)] for v in metric.variables]
         sums = {i: sum(part[i] for part in parts) for i in mine}
         means = {i: sum(s * part[i] for s, part in zip(shares, parts, strict=True)) for i in mine}
@@ -126,7 +137,7 @@ def weighted_by_share(model: Any, updated: Callable[[list[Any], range], list[Any
             worst = neither[0]  # a mean of what a function says of a whole batch may be anything, in Keras too
             raise ValueError(
                 f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
-                f"{', '.join(str(part[worst]) for part in parts)} to its variable {model.metrics_variables[worst].path!r}, one after "
+                f"{', '.join(str(part[worst]) for part in parts)} to its variable {variables[worst].path!r}, one after "
                 f"another {in_turn[worst]}, and the whole batch {whole[worst]}. Its state must be made of sums over rows, as "
                 f"keras.metrics.Mean keeps a total and a count. Rewrite its update_state with assign_add of sums, or write replicas=1."
             )

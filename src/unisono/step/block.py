@@ -16,12 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from unisono.flat import flat, unflat
-from unisono.replica import own_step
+from unisono.replica.base import Functions, State
 from unisono.replica.contribution import Contribution
-from unisono.replica.program import ReplicaFunctions
-from unisono.step import counter, finish
-
-State = tuple[list[Any], ...]
+from unisono.step import counter
 
 
 class Orders(NamedTuple):
@@ -54,62 +51,74 @@ class Work(NamedTuple):
     """Empty where shapes alone decide the divisors."""
 
 
+class Done(NamedTuple):
+    """What a call leaves beside `Work`."""
+
+    logs: dict[str, Any]
+    """Mean something where the step was finished."""
+    disagree: list[Any]
+    """For each counter whether replicas disagreed on it."""
+    outputs: Any
+    """What the replicas that were run give back, behind one another; what lies behind the last of them is not to be read."""
+
+
 class Block:
     """The program's function."""
 
-    def __init__(self, functions: ReplicaFunctions, mode: str, contribution: Callable[..., Contribution], counted: bool) -> None:
+    def __init__(self, name: str, functions: Functions, contribution: Callable[..., Any], counted: bool, replicas: int) -> None:
         self._functions = functions
-        self._mode = mode
         self._contribution = contribution
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
-        self.__name__ = mode
+        self._replicas = replicas
+        self.__name__ = name
         self.says_more = False
         """Whether logs hold more than the metrics say; known when the program was traced."""
 
-    def __call__(self, work: Work, orders: Any, numbers: Any, given: Any, batches: Any) -> tuple[Work, dict[str, Any], list[Any]]:
+    def __call__(self, work: Work, orders: Any, numbers: Any, given: Any, constants: Any, batches: Any) -> tuple[Work, Done]:
         """
         Args:
             work: The state before, and counters.
             orders: `Orders`, as one array.
             numbers: (a replica's share of the rows, the rows of the global batch).
             given: The divisors of the loss terms, unless they are counted at once.
+            constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of one step behind those of the step before.
-
-        Returns:
-            (work, logs, for each counter of the model whether replicas disagreed on it). Logs mean something where the step was
-            finished.
         """
         orders, (share, rows) = Orders(*orders), numbers
-        replica = self._contribution_of(work.state, batches, share, given)
+        replica, outputs = self._shapes(work.state, batches, share, given, constants)
         extras = zeros(replica.logs)
         self.says_more = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counters]
+        outputs = jax.tree.map(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
 
         def step(number: Any, carry: Any) -> Any:
-            work, extras, disagree = carry
+            work, extras, disagree, outputs = carry
             if self._functions.alone:
-                return self._alone(work, share, rows, given, slot(batches, number))
+                return self._alone(work, share, rows, given, constants, slot(batches, number))
             offset = number * orders.count - orders.first
             part = lambda r: slot(batches, offset + r)  # noqa: E731
-            work, divisors = self._counted_divisors(work, orders, share, given, part)
-            work = self._run(work, orders, share, divisors, part)
-            return self._finished(work, orders, rows, replica, extras, disagree)
+            work, divisors = self._counted_divisors(work, orders, share, given, constants, part)
+            work, outputs = self._run(work, outputs, orders, share, divisors, constants, part)
+            return *self._finished(work, orders, rows, replica, extras, disagree), outputs
 
-        work, extras, disagree = lax.fori_loop(0, orders.steps, step, (work, extras, disagree))
-        return work, self._logs(work.state, orders, extras), disagree
+        work, extras, disagree, outputs = lax.fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
+        return work, Done(self._logs(work.state, orders, extras), disagree, outputs)
 
-    def _contribution_of(self, state: State, batches: Any, share: Any, given: Any) -> Contribution:
-        """A replica's contribution, in shapes."""
+    def _shapes(self, state: State, batches: Any, share: Any, given: Any, constants: Any) -> tuple[Contribution, Any]:
+        """A replica's contribution and outputs, in shapes."""
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), share, given)
+        return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), share, given, constants)
 
-    def _counted_divisors(self, work: Work, orders: Orders, share: Any, given: Any, part: Any) -> tuple[Work, Any]:
+    def _counted_divisors(
+        self, work: Work, orders: Orders, share: Any, given: Any, constants: Any, part: Any
+    ) -> tuple[Work, Any]:
         if not self._counted:
             return work, given
 
         def count(number: Any, divisors: Any) -> Any:
-            found = self._functions.divisors(self._mode, work.state, part(orders.first + number), orders.first + number, share)
+            replica = orders.first + number
+            found = self._functions.divisors(work.state, part(replica), replica, share, constants)
             found = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
             return counter.pushed(divisors, orders.before + number, flat(found))
 
@@ -120,16 +129,20 @@ class Block:
         (found,) = counter.get(divisors, counter.digit_of_sum(there)).values()
         return work._replace(divisors=divisors), jnp.where(at_once, found, given)
 
-    def _run(self, work: Work, orders: Orders, share: Any, divisors: Any, part: Any) -> Work:
-        def run(number: Any, contributions: Any) -> Any:
+    def _run(
+        self, work: Work, outputs: Any, orders: Orders, share: Any, divisors: Any, constants: Any, part: Any
+    ) -> tuple[Work, Any]:
+        def run(number: Any, carry: Any) -> Any:
+            contributions, outputs = carry
             replica = orders.first + number
-            contribution = self._contribution(work.state, part(replica), replica, share, divisors)
-            return counter.pushed(contributions, orders.before + number, flat(contribution))
+            contribution, output = self._contribution(work.state, part(replica), replica, share, divisors, constants)
+            put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, number, 0)  # noqa: E731
+            return counter.pushed(contributions, orders.before + number, flat(contribution)), jax.tree.map(put, outputs, output)
 
-        contributions = lax.fori_loop(0, orders.count * orders.running, run, work.contributions)
+        contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
         there = orders.before + orders.count
         complete = (orders.running & orders.summing) == 1
-        return work._replace(contributions=counter.folded(contributions, jnp.where(complete, there, 0)))
+        return work._replace(contributions=counter.folded(contributions, jnp.where(complete, there, 0))), outputs
 
     def _finished(self, work: Work, orders: Orders, rows: Any, like: Contribution, extras: Any, disagree: Any) -> Any:
         there = counter.digit_of_sum(orders.before + orders.count)
@@ -137,28 +150,30 @@ class Block:
         def end(_: Any, carry: Any) -> Any:
             state, _extras, disagree = carry
             total = unflat(counter.get(work.contributions, there), like)
-            new, differ = finish.finished(self._functions, self._mode, state, total, rows, orders.present)
+            new, differ = self._functions.finished(state, total, rows, orders.present)
             return as_before(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
 
         state, extras, disagree = lax.fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
         return work._replace(state=state), extras, disagree
 
-    def _alone(self, work: Work, share: Any, rows: Any, given: Any, batch: Any) -> Any:
+    def _alone(self, work: Work, share: Any, rows: Any, given: Any, constants: Any, batch: Any) -> Any:
         """One replica is the step: nothing is added."""
         zero = jnp.int32(0)
-        if own_step.is_own(self._functions.model, self._mode):
-            new, extras = self._functions.own_step(self._mode, work.state, batch)
-            return work._replace(state=as_before(new, work.state)), extras, []
+        by_itself = self._functions.alone_by_itself(work.state, batch)
+        if by_itself is not None:
+            new, extras = by_itself
+            return work._replace(state=as_before(new, work.state)), extras, [], ()
         if self._counted:
-            found = self._functions.divisors(self._mode, work.state, batch, zero, share)
+            found = self._functions.divisors(work.state, batch, zero, share, constants)
             given = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-        total = self._contribution(work.state, batch, zero, share, given)
-        new, differ = finish.finished(self._functions, self._mode, work.state, total, rows, jnp.int32(1))
-        return work._replace(state=as_before(new, work.state)), total.logs, differ
+        total, outputs = self._contribution(work.state, batch, zero, share, given, constants)
+        new, differ = self._functions.finished(work.state, total, rows, jnp.int32(1))
+        outputs = jax.tree.map(lambda a: a[None], outputs)
+        return work._replace(state=as_before(new, work.state)), total.logs, differ, outputs
 
     def _logs(self, state: State, orders: Orders, extras: Any) -> dict[str, Any]:
         def results(*_: Any) -> dict[str, Any]:
-            return finish.results(self._functions, state) | extras
+            return self._functions.results(state) | extras
 
         return lax.fori_loop(0, orders.finishing, results, zeros(jax.eval_shape(results)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,11 +12,11 @@ import numpy as np
 from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement, split_evenly
+from unisono.replica.assigned import merged
 from unisono.replica.contribution import Assigned
 from unisono.replica.program import ReplicaFunctions
 from unisono.step.copies import Copies, Numbers
-from unisono.step.finish import check_counters, merged
-from unisono.step.replicas import INPUTS, Sum
+from unisono.step.replicas import Sum
 from unisono.xla.programs import Program
 from unisono.xla.rewrite import rewritten
 
@@ -27,18 +26,17 @@ State = tuple[list[Any], ...]
 class PredictStep:
     """(weights, other state) and a global batch in; outputs, on the lead device, and the state after it out."""
 
-    state_names = INPUTS
     says_more = True
 
     def __init__(self, model: Any, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
         self._numbers = Numbers()
-        self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
+        self._functions = ReplicaFunctions(model, "predict", alone=placement.replicas == 1)
         self._replica = Program(rewritten(self._functions.predict, placement.lead.platform))
         self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
-        self._merge = Program(partial(merged, self._functions, "predict"))
+        self._merge = Program(self._merged)
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[Any]) -> tuple[Any, State]:
@@ -76,7 +74,7 @@ class PredictStep:
 
     def _state_after(self, others: list[Any], batch: GlobalBatch, assigned: list[Assigned]) -> list[Any]:
         """Most models assign nothing when they predict."""
-        if not self._functions.findings["predict"].assigned:
+        if not self._functions.assigned:
             return others
         totals = self._sum(lambda _, replica: assigned[replica] if replica < len(assigned) else None)
         results = {}
@@ -85,8 +83,12 @@ class PredictStep:
             rows = self._numbers.on(device, np.float32, batch.rows)
             present = self._numbers.on(device, np.int32, len(assigned))
             results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
-        check_counters(self._functions, "predict", results[0][1])
+        self._functions.check(results[0][1])
         return self._others.computed({home: after for home, (after, _) in results.items()})
+
+    def _merged(self, before: list[Any], total: Assigned, rows: Any, present: Any) -> tuple[list[Any], list[Any]]:
+        of = self._functions
+        return merged(of.model.non_trainable_variables, of.assigned, of.alone, before, total, rows, present)
 
     def forget(self) -> None:
         """Lets go of the copies on the devices; the next step sends them again."""

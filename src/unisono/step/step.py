@@ -1,24 +1,23 @@
-"""The step behind fit and evaluate: state and global batches in, state and logs out."""
+"""The step behind fit, evaluate and `run`: state and global batches in, state and what the replicas say out."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from unisono import flat, keras_seam
+from unisono import flat
 from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement
-from unisono.replica import own_step
+from unisono.replica.base import Functions, State
 from unisono.replica.contribution import Contribution, add
-from unisono.replica.program import ReplicaFunctions, scaling_variables
-from unisono.step import counter, finish
-from unisono.step.block import Block, Orders, State, Work
+from unisono.step import counter
+from unisono.step.block import Block, Done, Orders, Work
 from unisono.step.copies import Numbers
 from unisono.step.plan import Part, Plan, Run, plan
 from unisono.xla.interrupts import uninterrupted
@@ -29,26 +28,33 @@ ROOM = 8 * 2**20
 MOST_STEPS = 64
 
 
+class Output(NamedTuple):
+    """What some neighbouring replicas gave back, on their device."""
+
+    device: int
+    run: Run
+    arrays: Any
+    """Behind one another; there may be room for more."""
+
+
 class Step:
-    """Training or evaluation steps of a compiled, built model on a placement.
+    """Steps of a placement's replicas, whatever they compute.
 
     One device that runs all replicas, of equal size, takes several steps in one call. Otherwise devices run their parts and
     hand on the sums, and the homes of the exchange finish the step.
     """
 
-    def __init__(self, model: Any, placement: Placement, exchange: Exchange, training: bool) -> None:
-        self.state_names = keras_seam.STATE_NAMES if training else keras_seam.WITHOUT_OPTIMIZER
-        self._model = model
+    def __init__(self, name: str, functions: Functions, placement: Placement, exchange: Exchange) -> None:
+        """`name` is what profiles call the program."""
         self._placement = placement
         self._exchange = exchange
-        self._mode = "train" if training else "evaluate"
-        self._functions = ReplicaFunctions(model, alone=placement.replicas == 1)
-        self._contribution = jax.jit(functools.partial(self._functions.contribution, self._mode))  # traced once, read twice
+        self._functions = functions
+        self._contribution = jax.jit(functions.contribution)  # traced once, read twice
         self._numbers = Numbers()
         self._plan = functools.cache(functools.partial(plan, placement=placement))
         self._looked = False
         self._divisors: dict[Any, list[float | None]] = {}
-        self._blocks = {counted: Block(self._functions, self._mode, self._contribution, counted) for counted in (False, True)}
+        self._blocks = {c: Block(name, functions, self._contribution, c, placement.replicas) for c in (False, True)}
         self._programs = {
             counted: Program(rewritten(block, placement.lead.platform), donate=(0,)) for counted, block in self._blocks.items()
         }
@@ -58,19 +64,27 @@ class Step:
         """The devices that hold the state of now, not of a step before."""
         self._returned: list[Any] = []
         self._idle: dict[Any, Any] = {}
+        self._constants: dict[int, list[Any]] = {}
 
-    def __call__(self, state: State, batches: Sequence[Any]) -> tuple[dict[str, Any], State]:
+    def __call__(self, state: State, batches: Sequence[Any], constants: Sequence[Any] = ()) -> tuple[dict[str, Any], State]:
         """The logs after the last of the batches, and the state."""
-        batches, logs = [global_batch(batch) for batch in batches], {}
+        return self.outputs(state, [global_batch(batch) for batch in batches], constants)[0], self.state
+
+    def outputs(
+        self, state: State, batches: list[GlobalBatch], constants: Sequence[Any] = ()
+    ) -> tuple[dict[str, Any], list[Output]]:
+        """The logs and the replicas' outputs of the last of the batches; the state is then that of `self.state`."""
+        logs, outputs = {}, []
+        self._constants = {0: list(constants)}
         if not self._looked:
-            self._functions.look_at_metrics(state[0], state[1], batches[0].tree())
+            self._functions.look(state, batches[0].tree())
             self._looked = True
         self._receive(state, batches[0])
         for group in self._groups(batches):
             whole = self._plan(group[0].rows).whole
-            logs, disagree = self._at_once(group, whole) if whole else self._in_parts(group[0])
-            finish.check_counters(self._functions, self._mode, disagree)
-        return logs, self.state
+            logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
+            self._functions.check(disagree)
+        return logs, outputs
 
     @property
     def state(self) -> State:
@@ -114,39 +128,36 @@ class Step:
         """A contribution, in shapes, which are the same for every number of rows."""
         rows = self._plan(batch.rows).size_at_end
         terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
-        return jax.eval_shape(self._contribution, state, batch.shapes(rows), np.int32(0), np.float32(1), terms)
+        like = batch.shapes(rows), np.int32(0), np.float32(1), terms, self._constants[0]
+        return jax.eval_shape(self._contribution, state, *like)[0]
 
     def _on(self, index: int) -> Work:
         """What this device goes on from: the state as it is now, as far as its replicas read it."""
         if index not in self._current:
             state = self._held[0].state
             source = [list(group) if read else None for group, read in zip(state, self._read(index), strict=True)]
-            scale = self._scale(state)
-            weights, scale = jax.device_put((source, scale), self._placement.devices[index])
+            scales = {(group, position): state[group][position] for group, position in self._functions.scales()}
+            device = self._placement.devices[index]
+            sent_groups, scales = jax.device_put((source, scales), device)
             if index not in self._held:
                 idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
-                idle = jax.device_put(idle, self._placement.devices[index])
-                batch_counters = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._held[0][1:])
-                self._held[index] = Work(tuple(idle), *jax.device_put(batch_counters, self._placement.devices[index]))
-            groups = [new if new is not None else old for new, old in zip(weights, self._held[index].state, strict=True)]
-            for position, value in scale.items():
-                groups[2] = [*groups[2][:position], value, *groups[2][position + 1 :]]
+                counters = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._held[0][1:])
+                self._held[index] = Work(tuple(jax.device_put(idle, device)), *jax.device_put(counters, device))
+            groups = [new if new is not None else old for new, old in zip(sent_groups, self._held[index].state, strict=True)]
+            for (group, position), value in scales.items():
+                groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]
             self._held[index] = self._held[index]._replace(state=tuple(groups))
             self._current.add(index)
         return self._held[index]
 
     def _read(self, index: int) -> list[bool]:
-        """Which groups of the state this device reads, beside the loss scale: all where it finishes steps, or where a step of
-        the user's own may read them."""
-        every = index in self._exchange.homes or own_step.is_own(self._model, self._mode)
-        return [every or name in ("trainable_variables", "non_trainable_variables") for name in self.state_names]
+        """Which groups of the state this device reads, beside scales: all where it finishes steps."""
+        return [index in self._exchange.homes or read for read in self._functions.read()]
 
-    def _scale(self, state: State) -> dict[int, Any]:
-        """The optimizer's loss scale, where it has one, by its position."""
-        if self._mode != "train":
-            return {}
-        scaling = {id(v) for v in scaling_variables(self._model.optimizer)}
-        return {i: state[2][i] for i, v in enumerate(self._model.optimizer.variables) if id(v) in scaling}
+    def _constants_on(self, index: int) -> list[Any]:
+        if index not in self._constants:
+            self._constants[index] = jax.device_put(self._constants[0], self._placement.devices[index])
+        return self._constants[index]
 
     # Steps.
 
@@ -159,19 +170,20 @@ class Step:
             for start in range(0, len(same), most):
                 yield same[start : start + most]
 
-    def _at_once(self, group: list[GlobalBatch], run: Run) -> tuple[dict[str, Any], list[Any]]:
+    def _at_once(self, group: list[GlobalBatch], run: Run) -> tuple[dict[str, Any], list[Any], list[Output]]:
         orders = Orders(steps=len(group), count=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
-        return self._call(0, group, run, self._given(group[0], 0), orders)
+        done = self._call(0, group, run, self._given(group[0], 0), orders)
+        return done.logs, done.disagree, [Output(0, run, done.outputs)]
 
-    def _in_parts(self, batch: GlobalBatch) -> tuple[dict[str, Any], list[Any]]:
+    def _in_parts(self, batch: GlobalBatch) -> tuple[dict[str, Any], list[Any], list[Output]]:
         now = self._plan(batch.rows)
         given = {index: self._given(batch, index) for index in range(len(self._placement.devices))}
         for part in now.parts:
             if part.runs:  # the state is sent before the lead runs, and takes it along: it is there again only when that is done
                 self._on(part.device)
         if self._is_counted(batch):
-            given = self._everywhere(self._sums(now, batch, given, counting=1))
-        totals = self._sums(now, batch, given, running=1)
+            given = self._everywhere(self._sums(now, batch, given, counting=1)[0])
+        totals, outputs = self._sums(now, batch, given, running=1)
         end = Run(now.size_at_end, 0, 0, 0, range(0))
         results = {}
         for home, total in totals.items():
@@ -182,11 +194,12 @@ class Step:
             # The total stands in the counter as if it were the sum of one.
             results[home] = self._call(home, [batch], end, given[home], Orders(before=1, present=now.present, finishing=1))
         self._current = set(totals)
-        return results[0]
+        return results[0].logs, results[0].disagree, outputs
 
-    def _sums(self, now: Plan, batch: GlobalBatch, given: dict[int, Any], **what: int) -> dict[int, Any]:
-        """The total of what is counted or run, for each home."""
+    def _sums(self, now: Plan, batch: GlobalBatch, given: dict[int, Any], **what: int) -> tuple[dict[int, Any], list[Output]]:
+        """The total of what is counted or run, for each home, and the replicas' outputs."""
         nodes: list[dict[range, Any]] = [{} for _ in self._placement.devices]
+        outputs = []
         for part in now.parts:
             for run in part.runs:
                 orders = Orders(
@@ -197,11 +210,12 @@ class Step:
                     summing=int(run is part.runs[-1]),
                     **what,
                 )
-                self._call(part.device, [batch], run, given[part.device], orders)
+                done = self._call(part.device, [batch], run, given[part.device], orders)
+                outputs.append(Output(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
         kind = tuple(what)
         totals = self._exchange.total(nodes, lambda device, left, right: self._add(device, kind, left, right))
-        return dict(zip(self._exchange.homes, totals, strict=True))
+        return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:
         work, device = self._held[part.device], self._placement.devices[part.device]
@@ -214,9 +228,7 @@ class Step:
         devices = self._placement.devices
         return {i: vectors[i] if i in vectors else jax.device_put(vectors[0], device) for i, device in enumerate(devices)}
 
-    def _call(
-        self, index: int, group: list[GlobalBatch], run: Run, given: Any, orders: Orders
-    ) -> tuple[dict[str, Any], list[Any]]:
+    def _call(self, index: int, group: list[GlobalBatch], run: Run, given: Any, orders: Orders) -> Done:
         """One call of the program for replicas of this size."""
         device, batch = self._placement.devices[index], group[0]
         counted = self._is_counted(batch)
@@ -226,12 +238,13 @@ class Step:
             self._numbers.on(device, np.int32, tuple(orders)),
             self._numbers.on(device, np.float32, (run.size / batch.rows, float(batch.rows))),
             given,
+            self._constants_on(index),
             self._batches(index, key, group, run),
         )
         program = self._programs[counted].loaded(device, key, *args)
         with uninterrupted():
-            self._held[index], logs, disagree = program(*args)
-        return logs, disagree
+            self._held[index], done = program(*args)
+        return done
 
     def _batches(self, index: int, key: Any, group: list[GlobalBatch], run: Run) -> Any:
         batch, device = group[0], self._placement.devices[index]
@@ -263,11 +276,11 @@ class Step:
         if key not in self._divisors:
 
             def look(*args: Any) -> None:
-                found = self._functions.divisors(self._mode, *args)
+                found = self._functions.divisors(*args)
                 self._divisors[key] = [0.0 if d is None else d if isinstance(d, float) else None for d in found]
 
             state = self._held[0].state if state is None else state
-            jax.eval_shape(look, state, batch.shapes(rows), np.int32(0), np.float32(1))
+            jax.eval_shape(look, state, batch.shapes(rows), np.int32(0), np.float32(1), self._constants[0])
         return self._divisors[key]
 
 

@@ -1,0 +1,89 @@
+"""State that replicas assign: what one of them hands on, and what becomes of it.
+
+Moving statistics are averaged by rows, counters must agree, random state moves on by rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from unisono.replica import randomness
+from unisono.replica.contribution import Assigned
+
+
+def for_replica(variables: list[Any], values: list[Any], replica: Any) -> list[Any]:
+    """The state from which a replica starts: with random state of its own."""
+    return [
+        randomness.for_replica(value, replica) if randomness.is_seed(variable) else value
+        for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+def handed_on(
+    variables: list[Any], assigned: list[int], alone: bool, before: list[Any], after: list[Any], rows: int, replica: Any
+) -> Assigned:
+    """What a replica's code assigned.
+
+    Args:
+        variables: The variables of the state.
+        assigned: The positions of those that replicas assign.
+        alone: Whether there is one replica.
+        before: The state before, of no replica.
+        after: The state that the replica leaves.
+        rows: Its rows.
+        replica: Its number.
+    """
+    first = replica == 0
+    moving, counters, seeds = [], [], []
+    for index in assigned:
+        variable, old, new = variables[index], before[index], after[index]
+        if randomness.is_seed(variable):
+            grown = new - randomness.for_replica(old, replica)
+            seeds.append(jnp.where(first, grown, jnp.zeros_like(grown)))
+        elif jnp.issubdtype(new.dtype, jnp.floating):
+            moving.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
+        elif jnp.issubdtype(new.dtype, jnp.integer):
+            grown = new - old
+            counters.append((jnp.where(first, grown, jnp.zeros_like(grown)), grown))
+        else:
+            raise ValueError(
+                f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
+                f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
+            )
+    return Assigned(moving, counters, seeds)
+
+
+def merged(
+    variables: list[Any], assigned: list[int], alone: bool, before: list[Any], total: Assigned, rows: Any, present: Any
+) -> tuple[list[Any], list[Any]]:
+    """The state that the replicas leave, and for each counter whether they disagree on it. `rows` are those of the global
+    batch, of which so many replicas as `present` says have some."""
+    after, disagree = list(before), []
+    moving, counters, seeds = iter(total.moving), iter(total.counters), iter(total.seeds)
+    for index in assigned:
+        old = before[index]
+        if randomness.is_seed(variables[index]):
+            after[index] = old + next(seeds)
+        elif jnp.issubdtype(old.dtype, jnp.floating):
+            change = next(moving)
+            after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
+        else:
+            first, every = next(counters)
+            after[index] = old + first
+            disagree.append(jnp.any(every != first * present.astype(first.dtype)))
+    return after, disagree
+
+
+def check_counters(variables: list[Any], assigned: list[int], disagree: list[Any]) -> None:
+    """Integer state that replicas left different values in has no value that is theirs."""
+    if not any(map(bool, disagree)):
+        return
+    of = [variables[index] for index in assigned]
+    counters = [v for v in of if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v)]
+    paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
+    raise ValueError(
+        f"The replicas of one step left different values in an integer variable of the model: {', '.join(paths)}. An integer that "
+        f"the forward pass assigns must not depend on the rows."
+    )

@@ -1,0 +1,64 @@
+"""The protocol between a step and what its replicas run: pure functions of a state, whoever wrote them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from unisono.replica.contribution import Contribution
+
+State = tuple[list[Any], ...]
+"""Groups of arrays; for most steps those of Keras' loops."""
+
+
+class Functions(Protocol):
+    """What a step of R replicas runs. All but `look` and `check` are traced."""
+
+    alone: bool
+    """Whether there is one replica: its state is then the whole one, as in plain Keras, and nothing is merged."""
+
+    def contribution(
+        self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any
+    ) -> tuple[Contribution, Any]:
+        """(what one replica hands on, its outputs, which stay what they are and where they are).
+
+        Args:
+            state: The groups of the state.
+            batch: The replica's rows.
+            replica: Its number.
+            share: Its share of the rows of the global batch.
+            divisors: What each loss term of the global batch is divided by.
+            constants: Arrays that are the same for every replica.
+        """
+        ...
+
+    def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any) -> list[Any]:
+        """The divisor of each loss term on these rows: a Python number, a traced number, or None."""
+        ...
+
+    def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
+        """(new state, for each counter whether the replicas disagree on it), from the total of the replicas that have rows."""
+        ...
+
+    def results(self, state: State) -> dict[str, Any]:
+        """What the state's metrics say."""
+        ...
+
+    def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
+        """(new state, logs) of one replica alone whose step is no sum of contributions; None where it is."""
+        ...
+
+    def read(self) -> list[bool]:
+        """Which groups of the state replicas read."""
+        ...
+
+    def scales(self) -> list[tuple[int, int]]:
+        """The arrays that replicas read beside those groups: (group, position in it)."""
+        ...
+
+    def look(self, state: State, batch: Any) -> None:
+        """Before anything is compiled: a look at some rows of the host."""
+        ...
+
+    def check(self, disagree: list[Any]) -> None:
+        """After a step: raises where replicas disagree on a counter."""
+        ...
