@@ -16,6 +16,14 @@ if keras.backend.backend() != "jax":
     )
 
 from unisono.fingerprint import fingerprint as fingerprint
+from unisono.loop.arguments import replicate as replicate
+from unisono.loop.context import get_replica_context as get_replica_context
+from unisono.loop.context import in_cross_replica_context as in_cross_replica_context
+from unisono.loop.function import function as function
+from unisono.loop.gradients import value_and_grad as value_and_grad
+from unisono.loop.losses import compute_average_loss as compute_average_loss
+from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
+from unisono.loop.values import ReduceOp as ReduceOp
 from unisono.strategy import MirroredStrategy as MirroredStrategy
 from unisono.strategy import OneDeviceStrategy as OneDeviceStrategy
 from unisono.strategy import ParameterServerStrategy as ParameterServerStrategy

@@ -29,6 +29,35 @@ def explained(model: Any, batch: Any) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def explained_loop(name: str, batch: Any) -> Iterator[None]:
+    """The same for a function that `run` was given."""
+    try:
+        yield
+    except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+        if not raised_by_jax(error):
+            raise
+        shapes = [tuple(array.shape) for array in batch.arrays]
+        raise StepError(
+            f"The function {name!r} could not run on the replicas of a global batch of shapes {shapes}. Check that it uses keras.ops "
+            f"on traced values, and neither float() nor if on them. JAX says: {first_line(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def explained_function(fn: Any) -> Iterator[None]:
+    """The same for a function that is compiled as a whole."""
+    try:
+        yield
+    except (TypeError, ValueError, jax.errors.JAXTypeError) as error:
+        if not raised_by_jax(error):
+            raise
+        raise StepError(
+            f"The function {fn.__name__!r} could not be compiled. Check that it uses keras.ops on traced values, and neither float() "
+            f"nor if on them. JAX says: {first_line(error)}"
+        ) from error
+
+
 def raised_by_jax(error: BaseException) -> bool:
     """Whether the error comes out of JAX: by its kind, or by the innermost frame that it left."""
     frames = error.__traceback__

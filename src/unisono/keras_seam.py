@@ -6,9 +6,10 @@ Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses othe
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,9 +17,13 @@ from keras.src import backend
 from keras.src import utils as keras_utils
 from keras.src.backend.jax.trainer import JAXTrainer
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.layers.layer import Layer
 from keras.src.losses.loss import apply_mask, reduce_weighted_values, squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.optimizers.multi_optimizer import MultiOptimizer
+from keras.src.trainers import data_adapters
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 from keras.src.trainers.data_adapters import (
     array_data_adapter,
@@ -97,15 +102,19 @@ def check_version() -> None:
 
 
 class Watch:
-    """While it is entered, by however many threads: calls `made(model)` for each model made, and `used(model)` before one is
-    compiled or trained. Keras' classes are the stock objects before and after."""
+    """While it is entered, by however many threads: calls `made(thing)` for each layer, optimizer, metric and variable made,
+    `model_made(model)` for each model, and `model_used(model)` before a model is compiled or trained. Keras' classes are the stock
+    objects before and after."""
 
-    def __init__(self, made: Callable[[Any], None], used: Callable[[Any], None]) -> None:
+    def __init__(
+        self, made: Callable[[Any], None], model_made: Callable[[Any], None], model_used: Callable[[Any], None]
+    ) -> None:
         self._made = made
-        self._used = used
+        self._model_made = model_made
+        self._used = model_used
         self._entered = 0
         self._lock = threading.Lock()
-        self._stock: tuple[Any, ...] = ()
+        self._stock: dict[tuple[type, str], Any] = {}
 
     def __enter__(self) -> None:
         with self._lock:
@@ -117,25 +126,43 @@ class Watch:
         with self._lock:
             self._entered -= 1
             if self._entered == 0:
-                JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = self._stock
+                for (of, name), stock in self._stock.items():
+                    setattr(of, name, stock)
+                self._stock = {}
 
     def _patch(self) -> None:
-        made, used = self._made, self._used
-        self._stock = init, compile_, make = JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function
+        self._replace(JAXTrainer, "__init__", after=self._model_made)
+        for of in (BaseOptimizer, keras.metrics.Metric, keras.Variable):
+            self._replace(of, "__init__", after=self._made)
+        self._watch_layers()
+        self._replace(Trainer, "compile", before=self._used)
+        self._replace(JAXTrainer, "make_train_function", before=self._used)
 
-        def __init__(self: Any) -> None:
-            init(self)
-            made(self)
+    def _watch_layers(self) -> None:
+        """By `__new__`: Keras reads the arguments of `__init__` to know how to save a layer."""
+        stock, made = Layer.__dict__["__new__"], self._made
+        self._stock[Layer, "__new__"] = stock
 
-        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-            used(self)
-            return compile_(self, *args, **kwargs)
+        def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+            layer = stock(cls, *args, **kwargs)
+            made(layer)
+            return layer
 
-        def make_train_function(self: Any, force: bool = False) -> None:
-            used(self)
-            return make(self, force)
+        Layer.__new__ = staticmethod(__new__)
 
-        JAXTrainer.__init__, Trainer.compile, JAXTrainer.make_train_function = __init__, compile, make_train_function
+    def _replace(self, of: type, name: str, before: Callable[[Any], None] | None = None, after: Any = None) -> None:
+        stock = self._stock[of, name] = getattr(of, name)
+
+        @functools.wraps(stock)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(self)
+            result = stock(self, *args, **kwargs)
+            if after is not None:
+                after(self)
+            return result
+
+        setattr(of, name, method)
 
 
 def set_on(model: Any, name: str, value: Any) -> None:
@@ -223,6 +250,21 @@ def holds_value(variable: Any) -> bool:
     return variable._value is not None
 
 
+def stateless_scope() -> Any:
+    """The innermost StatelessScope around this line, if there is one."""
+    return backend.get_stateless_scope() if backend.in_stateless_scope() else None
+
+
+def raw_value(variable: Any) -> Any:
+    """The variable's array, in the variable's dtype."""
+    return variable._value
+
+
+def set_raw_value(variable: Any, value: Any) -> None:
+    """Takes an array that was computed from the variable's own, of its shape and dtype."""
+    variable._value = value
+
+
 class RecordingScope(keras.StatelessScope):
     """A StatelessScope that remembers which variables were assigned, also those that it was not told of."""
 
@@ -233,6 +275,67 @@ class RecordingScope(keras.StatelessScope):
     def add_update(self, update: tuple[Any, Any]) -> None:
         self.assigned[id(update[0])] = update[0]
         super().add_update(update)
+
+
+class ReadingScope(RecordingScope):
+    """One that also remembers which variables were read."""
+
+    def __init__(self, state_mapping: Sequence[tuple[Any, Any]] = (), **options: Any) -> None:
+        super().__init__(state_mapping=list(state_mapping), **options)
+        self.read: dict[int, Any] = {}
+
+    def get_current_value(self, variable: Any) -> Any:
+        self.read[id(variable)] = variable
+        return super().get_current_value(variable)
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def weights_of(optimizer: Any) -> list[Any]:
+    """The variables that the optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def name_scope_of(optimizer: Any) -> Any:
+    """In which the optimizer is built."""
+    return backend.name_scope(optimizer.name, caller=optimizer)
+
+
+def check_known(optimizer: Any, variables: list[Any]) -> None:
+    """Raises, as Keras does, for variables that the optimizer was not built for."""
+    optimizer._check_variables_are_known(variables)
+
+
+def updated_by(optimizer: Any) -> set[int]:
+    """The ids of the optimizer's own variables that an update changes: all but the learning rate."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return {id(v) for v in optimizer.variables if v is not getattr(inner, "_learning_rate", None)}
+
+
+@contextlib.contextmanager
+def other_apply(apply: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """In this thread and for the block, `optimizer.apply(gradients, variables)` is `apply(optimizer, gradients, variables)`."""
+    thread = threading.get_ident()
+
+    def in_place_of(stock: Callable[..., None]) -> Callable[..., None]:
+        def method(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+            (apply if threading.get_ident() == thread else stock)(self, grads, trainable_variables)
+
+        return method
+
+    with _apply_lock:
+        stocks = [(of, of.__dict__["apply"]) for of in (BaseOptimizer, LossScaleOptimizer, MultiOptimizer)]
+        for of, stock in stocks:
+            of.apply = in_place_of(stock)
+        try:
+            yield
+        finally:
+            for of, stock in stocks:
+                of.apply = stock
+
+
+_apply_lock = threading.RLock()
 
 
 # --- losses and metrics of compile() ----------------------------------------------------------------------------------
@@ -283,8 +386,18 @@ def computed_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, t
 
 
 def call_model(model: Any, x: Any, training: bool) -> Any:
-    """The forward pass as Keras' training step calls it, inside a scope that holds the state."""
+    """The forward pass of a training step, inside a scope that holds the state.
+
+    As Keras' own, but for one thing: layers that cast nothing by themselves (Embedding) add up their gradients in float32 in mixed
+    precision, as they do where a loop calls `model(x)`.
+    """
     forget_losses(model)
+    mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
+    with backend.AutocastScope(model.compute_dtype) if mixed else contextlib.nullcontext():
+        return _called(model, x, training)
+
+
+def _called(model: Any, x: Any, training: bool) -> Any:
     kwargs = {"training": training} if model._call_has_training_arg else {}
     if model.dtype_policy.quantization_mode is not None:
         return model.quantized_call(x, **kwargs)
@@ -308,6 +421,11 @@ def leaf_metrics(model: Any) -> list[Any]:
     trackers = [loss_tracker(model), *term_trackers(model)]
     metrics = [m for m in model.metrics if not any(m is tracker for tracker in trackers)]
     return [leaf for m in metrics for leaf in (m.metrics if isinstance(m, CompileMetrics) else [m])]
+
+
+def leaf_metrics_of(model: Any) -> list[Any]:
+    """All metrics of a model, the loss trackers among them, without those that only hold others."""
+    return [leaf for m in model.metrics for leaf in (m.metrics if isinstance(m, CompileMetrics) else [m])]
 
 
 def is_class_of_keras(metric: Any) -> bool:
@@ -362,6 +480,14 @@ def array_order(adapter: Any) -> tuple[int, Any]:
 
 def tf_dataset(adapter: Any) -> Any:
     return adapter._dataset
+
+
+def is_pipeline(dataset: Any) -> bool:
+    """A dataset of grain, tf.data or torch, which Keras reads by an adapter of its own."""
+    return any(
+        is_one(dataset)
+        for is_one in (data_adapters.is_tf_dataset, data_adapters.is_torch_dataloader, data_adapters.is_grain_dataset)
+    )
 
 
 def adapter_of(x: Any, batch_size: int | None, steps: int | None) -> Any:

@@ -128,3 +128,15 @@ def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
             f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
             f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
         )
+
+
+def check_variables(variables: list[Any], strategy: Any) -> None:
+    """In replica code: all must have been made in the strategy's scope."""
+    mine = strategy.owned.variables
+    others = [v for v in variables if id(v) not in mine]
+    if others:
+        raise ValueError(
+            f"Replica code of {strategy!r} uses {len(others)} variables that were not made in its scope: {others[0].path!r} "
+            f"{'among them' if len(others) > 1 else 'alone'}. Make models, optimizers, metrics and variables inside:\n\n"
+            f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
+        )

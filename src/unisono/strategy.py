@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from unisono import exchange, keras_seam, refusals, training
+from unisono.loop import running, values
+from unisono.loop.datasets import DistributedDataset, source_of
+from unisono.loop.run import Runs
+from unisono.owned import Owned
 from unisono.placement import Placement
 from unisono.xla import determinism, runtime
 
@@ -26,11 +31,21 @@ class Scopes(threading.local):
 
 
 _scopes = Scopes()
-_watch = keras_seam.Watch(made=lambda model: made_in_scope(model), used=lambda model: used_in_scope(model))
+_watch = keras_seam.Watch(
+    made=lambda thing: made_in_scope(thing),
+    model_made=lambda model: model_made_in_scope(model),
+    model_used=lambda model: used_in_scope(model),
+)
 
 
-def made_in_scope(model: Any) -> None:
-    """A model made in a scope of this thread belongs to its strategy."""
+def made_in_scope(thing: Any) -> None:
+    """What is made in a scope of this thread belongs to its strategy."""
+    if _scopes.open:
+        _scopes.open[-1].owned.add(thing)
+
+
+def model_made_in_scope(model: Any) -> None:
+    """A model that is trained uses its strategy."""
     if _scopes.open:
         training.Bond(model, _scopes.open[-1])
 
@@ -98,6 +113,8 @@ class Strategy:
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
         self._to_announce = of_machine
+        self.owned = Owned()
+        self._runs = Runs(self)
         runtime.check_threads()
 
     @property
@@ -125,6 +142,54 @@ class Strategy:
             finally:
                 _scopes.open.pop()
 
+    # A loop of the user's own.
+
+    def distribute_dataset(self, dataset: Any, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
+        """Global batches of which `run` gives each replica its rows.
+
+        Args:
+            dataset: A list or another iterable of global batches; a tuple or dict of arrays, or an array; a
+                keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader.
+            batch_size: The rows of a global batch, for arrays.
+            shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
+        """
+        return DistributedDataset(source_of(dataset, batch_size, shuffle), self.placement)
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls `fn` on every replica that has rows, and returns what it returns, for each replica.
+
+        Args:
+            fn: A function, compiled once for each kind of arguments. It gets a replica's rows of what comes from a distributed
+                dataset, a replica's value of what an earlier run returned, and everything else as it is.
+            args: Its arguments.
+            kwargs: Its arguments by name.
+        """
+        running.check()
+        self.announce()
+        return self._runs(fn, args, dict(kwargs or {}))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """The sum or the mean of what replicas returned.
+
+        Args:
+            reduce_op: un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".
+            value: What `run` returned, or a tree of it.
+            axis: Over which to sum within each replica too; 0 for the rows. A mean is then one over all rows.
+        """
+        return values.reduced(reduce_op, value, axis, self.placement)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """What replicas returned, one behind the other along an axis."""
+        return values.gathered(value, axis, self.placement)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """What each replica returned, in order; of a replica without rows, no rows or zero."""
+        return values.local_results(value, self.num_replicas_in_sync)
+
+    experimental_distribute_dataset = distribute_dataset
+    experimental_run_v2 = run
+    experimental_local_results = local_results
+
     def announce(self) -> None:
         """Says once, at the first fit, that R came from the machine."""
         if self._to_announce:
@@ -135,6 +200,10 @@ class Strategy:
     def check_use(self, model: Any) -> None:
         """Before training: the scope around this line, if there is one, must be the model's."""
         used_in_scope(model)
+
+    def check_variables(self, variables: list[Any]) -> None:
+        """In replica code: all must be this strategy's."""
+        refusals.check_variables(variables, self)
 
     def _check_form(self, positional: tuple[Any, ...], older: dict[str, Any]) -> None:
         """The arguments of older programs, which had other forms."""
@@ -263,14 +332,23 @@ class DefaultStrategy(Strategy):
         keras_seam.check_version()
         self.deterministic = True
         self._to_announce = False
+        self.owned = Owned()
+        self._runs = Runs(self)
 
-    @property
+    @functools.cached_property
+    def exchange(self) -> exchange.Exchange:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return exchange.choose(self.placement)
+
+    @functools.cached_property
     def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Placement(1, tuple(jax.devices()[:1]))
 
     @property
     def num_replicas_in_sync(self) -> int:
         return 1
+
+    def check_variables(self, variables: list[Any]) -> None:
+        """Those outside of every scope are its own."""
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:

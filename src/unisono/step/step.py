@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -37,6 +37,18 @@ class Output(NamedTuple):
     """Behind one another; there may be room for more."""
 
 
+class Carried(Protocol):
+    """One array of the outputs of an earlier step, that replicas go on from."""
+
+    def shapes(self, size: int) -> jax.ShapeDtypeStruct:
+        """The value of a replica with so many rows."""
+        ...
+
+    def on(self, device: int, run: Run) -> jax.Array:
+        """The values of neighbouring replicas, behind one another."""
+        ...
+
+
 class Step:
     """Steps of a placement's replicas, whatever they compute.
 
@@ -65,17 +77,21 @@ class Step:
         self._returned: list[Any] = []
         self._idle: dict[Any, Any] = {}
         self._constants: dict[int, list[Any]] = {}
+        self._carried: Sequence[Carried] = ()
 
     def __call__(self, state: State, batches: Sequence[Any], constants: Sequence[Any] = ()) -> tuple[dict[str, Any], State]:
         """The logs after the last of the batches, and the state."""
         return self.outputs(state, [global_batch(batch) for batch in batches], constants)[0], self.state
 
     def outputs(
-        self, state: State, batches: list[GlobalBatch], constants: Sequence[Any] = ()
+        self, state: State, batches: list[GlobalBatch], constants: Sequence[Any] = (), carried: Sequence[Carried] = ()
     ) -> tuple[dict[str, Any], list[Output]]:
-        """The logs and the replicas' outputs of the last of the batches; the state is then that of `self.state`."""
+        """The logs and the replicas' outputs of the last of the batches; the state is then that of `self.state`.
+
+        Replicas get a batch's rows, or (rows, values) where values of an earlier step are carried over.
+        """
         logs, outputs = {}, []
-        self._constants = {0: list(constants)}
+        self._constants, self._carried = {0: list(constants)}, carried
         if not self._looked:
             self._functions.look(state, batches[0].tree())
             self._looked = True
@@ -128,7 +144,7 @@ class Step:
         """A contribution, in shapes, which are the same for every number of rows."""
         rows = self._plan(batch.rows).size_at_end
         terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
-        like = batch.shapes(rows), np.int32(0), np.float32(1), terms, self._constants[0]
+        like = self._shapes(batch, rows), np.int32(0), np.float32(1), terms, self._constants[0]
         return jax.eval_shape(self._contribution, state, *like)[0]
 
     def _on(self, index: int) -> Work:
@@ -232,7 +248,8 @@ class Step:
         """One call of the program for replicas of this size."""
         device, batch = self._placement.devices[index], group[0]
         counted = self._is_counted(batch)
-        key = run.size, batch.signature, counted
+        carried = tuple((of.shape, str(of.dtype)) for of in (value.shapes(run.size) for value in self._carried))
+        key = run.size, batch.signature, carried, counted
         args = (
             self._on(index),
             self._numbers.on(device, np.int32, tuple(orders)),
@@ -250,10 +267,19 @@ class Step:
         batch, device = group[0], self._placement.devices[index]
         room = steps_in(batch, run, self._placement.replicas) * self._placement.replicas, run.size
         if run.count:
-            return sent(group, run.rows, room, device)
+            rows = sent(group, run.rows, room, device)
+            return (rows, [value.on(index, run) for value in self._carried]) if self._carried else rows
         if (index, key) not in self._idle:  # nothing is read
-            self._idle[index, key] = sent([batch], range(0), room, device)
+            rows, empty = sent([batch], range(0), room, device), []
+            for of in (value.shapes(run.size) for value in self._carried):
+                empty.append(jax.device_put(np.zeros((self._placement.replicas, *of.shape), of.dtype), device))
+            self._idle[index, key] = (rows, empty) if self._carried else rows
         return self._idle[index, key]
+
+    def _shapes(self, batch: GlobalBatch, rows: int) -> Any:
+        """What a replica of so many rows gets, in shapes."""
+        of_batch = batch.shapes(rows)
+        return (of_batch, [value.shapes(rows) for value in self._carried]) if self._carried else of_batch
 
     # Divisors.
 
@@ -280,7 +306,7 @@ class Step:
                 self._divisors[key] = [0.0 if d is None else d if isinstance(d, float) else None for d in found]
 
             state = self._held[0].state if state is None else state
-            jax.eval_shape(look, state, batch.shapes(rows), np.int32(0), np.float32(1), self._constants[0])
+            jax.eval_shape(look, state, self._shapes(batch, rows), np.int32(0), np.float32(1), self._constants[0])
         return self._divisors[key]
 
 

@@ -1,0 +1,136 @@
+"""The arguments of `run`: what each replica gets a part of, what all of them get, and what is known to the compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+
+from unisono.loop.same import Same
+from unisono.loop.values import PerReplica, Shards, is_value
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicated:
+    """A tree of arrays that every replica is meant to get whole."""
+
+    value: Any
+
+
+def replicate(value: Any) -> Any:
+    """Says that every replica is meant to get the whole of `value`, an array or a tree of arrays.
+
+    Args:
+        value: For example a matrix of class weights.
+
+    Returns:
+        The value, for an argument of `strategy.run`.
+    """
+    return Replicated(value)
+
+
+class Part(NamedTuple):
+    """A leaf that is an array in the program."""
+
+    kind: str
+    """The list that holds it: "rows", "carried", "constants"."""
+    index: int
+
+
+class Whole(NamedTuple):
+    """A leaf that the compiler knows."""
+
+    value: Hashable
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """The arguments without their arrays."""
+
+    structure: Any
+    leaves: tuple[Part | Whole, ...]
+
+    def filled(self, **arrays: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs)"""
+        leaves = [arrays[leaf.kind][leaf.index] if isinstance(leaf, Part) else bare(leaf.value) for leaf in self.leaves]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+class Arguments(NamedTuple):
+    template: Template
+    rows: list[Shards]
+    carried: list[PerReplica]
+    constants: list[Any]
+
+
+def bare(value: Any) -> Any:
+    return value.thing if isinstance(value, Same) else value
+
+
+def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
+    lists: dict[str, list[Any]] = {"rows": [], "carried": [], "constants": []}
+
+    def part(kind: str, value: Any) -> Part:
+        lists[kind].append(value)
+        return Part(kind, len(lists[kind]) - 1)
+
+    def kept(leaf: Any) -> Part | Whole:
+        if isinstance(leaf, Shards):
+            return part("rows", leaf)
+        if isinstance(leaf, PerReplica):
+            return part("carried", leaf)
+        if isinstance(leaf, Constant):
+            return part("constants", leaf.value)
+        if isinstance(leaf, keras.Variable):
+            return Whole(Same(leaf))
+        if is_array(leaf):
+            if len(leaf.shape):
+                refuse_undistributed(leaf, "as an argument", replicas)
+            return part("constants", leaf)
+        try:
+            hash(leaf)
+        except TypeError:
+            return Whole(Same(leaf))
+        return Whole(leaf)
+
+    opened = jax.tree.map(opened_up, (tuple(args), dict(kwargs)), is_leaf=is_leaf)
+    leaves, structure = jax.tree.flatten(opened, is_leaf=is_leaf)
+    return Arguments(Template(structure, tuple(map(kept, leaves))), **lists)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """One array of a `Replicated` tree."""
+
+    value: Any
+
+
+def opened_up(leaf: Any) -> Any:
+    return (
+        jax.tree.map(lambda a: Constant(np.asarray(a) if isinstance(a, (int, float)) else a), leaf.value)
+        if isinstance(leaf, Replicated)
+        else leaf
+    )
+
+
+def is_leaf(thing: Any) -> bool:
+    return is_value(thing) or isinstance(thing, Replicated | Constant | keras.Variable) or is_array(thing)
+
+
+def is_array(thing: Any) -> bool:
+    """An array of whatever library."""
+    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, keras.Variable | type)
+
+
+def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
+    shape = tuple(array.shape)
+    raise ValueError(
+        f"An array of shape {shape} reaches replica code {how} and is not distributed: every one of the {replicas} replicas would "
+        f"train on the same {shape[0]} rows. Take the batches from a distributed dataset:\n\n"
+        f"    for batch in strategy.distribute_dataset(dataset):\n        strategy.run(step, args=(batch,))\n\n"
+        f"or, if every replica is meant to have the whole array, write un.replicate(array)."
+    )

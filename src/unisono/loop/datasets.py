@@ -1,0 +1,150 @@
+"""Distributed datasets: global batches of which each replica will get its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import keras
+
+from unisono import keras_seam
+from unisono.data.adapter import GlobalBatches, one_ahead
+from unisono.data.division import held, is_whole
+from unisono.data.order import Order, draw_seed
+from unisono.loop.arguments import is_array
+from unisono.loop.values import Shards, is_value
+from unisono.placement import Placement
+
+
+class DistributedDataset:
+    """Global batches; iterate over it as often as you like.
+
+    `len()` is the number of batches, where the source knows it.
+    """
+
+    def __init__(self, source: Source, placement: Placement) -> None:
+        self.source = source
+        self._placement = placement
+        self._position = (0, 0)
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        for pass_, number, batch in self.source.batches():
+            self._position = pass_, number + 1
+            yield jax.tree.map(lambda rows: Shards(rows, self._placement), batch, is_leaf=is_whole)
+
+    def __len__(self) -> int:
+        length = self.source.length
+        if length is None:
+            raise TypeError("This dataset does not know how many batches it has. Count them as they come.")
+        return length
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(passes that were begun before this one, batches of this one that were handed out)"""
+        return self._position
+
+
+class DistributedIterator:
+    """One pass over a distributed dataset."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+
+class Source:
+    """Where global batches come from: a pass at a time, with their positions."""
+
+    def __init__(self, adapter: Any, unwrap: bool = False) -> None:
+        """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
+        self.order = Order(draw_seed())
+        self.adapter = GlobalBatches(adapter, self.order)
+        self._unwrap = unwrap
+
+    @property
+    def length(self) -> int | None:
+        return self.adapter.num_batches
+
+    def batches(self) -> Iterator[tuple[int, int, Any]]:
+        pass_ = self.order.passes
+        self.adapter.on_epoch_begin()
+        for number, batch in enumerate(self.adapter.get_jax_iterator()):
+            self.order.trained_on(pass_)
+            yield pass_, number, batch[0] if self._unwrap else batch
+        self.adapter.on_epoch_end()
+
+
+class Sequence(Source):
+    """Any iterable of global batches."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.order = Order(0)
+        self._batches = batches
+        self._is_stream = isinstance(batches, Iterator)
+
+    @property
+    def length(self) -> int | None:
+        return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
+
+    def batches(self) -> Iterator[tuple[int, int, Any]]:
+        pass_ = self.order.passes
+        if pass_ and self._is_stream:
+            raise ValueError(
+                "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
+                "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
+            )
+        found = (held(batch, (pass_, number)) for number, batch in enumerate(self._batches))
+        for number, batch in enumerate(found if self._is_stream else one_ahead(found)):
+            self.order.trained_on(pass_)
+            yield pass_, number, batch
+
+
+def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
+    """The source of whatever `distribute_dataset` may be given."""
+    refuse_distributed(dataset)
+    if isinstance(dataset, tuple | dict) or is_array(dataset):
+        if batch_size is None:
+            raise ValueError(
+                f"distribute_dataset received {'an array' if is_array(dataset) else f'a {type(dataset).__name__}'} without batch_size. "
+                f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
+                f"another iterable."
+            )
+        return Source(
+            keras_seam.ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple)
+        )
+    if batch_size is not None:
+        raise ValueError(
+            f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
+            f"out, or give a tuple of arrays."
+        )
+    if isinstance(dataset, keras.utils.PyDataset):
+        return Source(keras_seam.PyDatasetAdapter(dataset, shuffle=shuffle))
+    if shuffle:
+        raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
+    if keras_seam.is_pipeline(dataset):
+        return Source(keras_seam.adapter_of(dataset, None, None))
+    if not isinstance(dataset, Iterable):
+        raise TypeError(
+            f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "
+            f"dict of arrays with batch_size=, a keras.utils.PyDataset, a grain or tf.data dataset, or a torch DataLoader."
+        )
+    return Sequence(dataset)
+
+
+def refuse_distributed(dataset: Any) -> None:
+    parts = dataset if isinstance(dataset, list | tuple) else [dataset]
+    if any(isinstance(part, DistributedDataset) for part in parts):
+        raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
+    if any(is_value(leaf) for part in parts[:1] for leaf in jax.tree.leaves(part, is_leaf=is_value)):
+        raise ValueError(
+            "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
+        )

@@ -1,0 +1,139 @@
+"""`function`: a step that looks stateful, compiled.
+
+What calls `run` stays in Python on the host, where only its calls of `run` and `reduce` are compiled: values stay on the devices,
+and nothing waits for them. What does not is compiled as a whole, as a pure function of the variables that it uses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+
+from unisono import keras_seam
+from unisono.errors import explained_function
+from unisono.loop import running
+from unisono.loop.datasets import DistributedDataset, DistributedIterator
+from unisono.loop.same import Same
+from unisono.loop.values import is_value
+from unisono.replica.code import current
+
+ROUNDS = 4
+
+
+def function(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
+
+    Args:
+        fn: A function. With calls of `strategy.run`, its own lines are run by Python each time and its runs are compiled; without,
+            it is compiled as a whole, and its lines are run by Python once for each kind of arguments.
+
+    Returns:
+        A function of the same arguments.
+
+    Example:
+        >>> total = keras.Variable(0.0, trainable=False)
+        >>> add = function(lambda x: total.assign_add(x))
+        >>> float(add(2.0)), float(add(3.0)), float(total.value)
+        (2.0, 5.0, 5.0)
+    """
+    return functools.wraps(fn)(Function(fn))
+
+
+class Traced(NamedTuple):
+    """A function compiled for one kind of arguments."""
+
+    variables: list[Any]
+    program: Callable[..., Any]
+
+
+class Function:
+    """What `function` returns."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._runs_replicas = False
+        self._traced: dict[Any, Traced] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is not None or keras_seam.stateless_scope() is not None:
+            return self._fn(*args, **kwargs)  # a part of what is traced already
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+        if self._runs_replicas or any(map(is_distributed, leaves)):
+            return self._fn(*args, **kwargs)
+        arrays = [leaf for leaf in leaves if is_traced(leaf)]
+        fixed = tuple(None if is_traced(leaf) else hashable(leaf) for leaf in leaves)
+        key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
+        try:
+            if key not in self._traced:
+                self._traced[key] = self._compiled(leaves, structure, arrays)
+        except running.RunsReplicasError:
+            self._runs_replicas = True
+            return self._fn(*args, **kwargs)
+        return self._call(self._traced[key], arrays)
+
+    def __get__(self, instance: Any, _: Any = None) -> Any:
+        """As a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def _compiled(self, leaves: list[Any], structure: Any, arrays: list[Any]) -> Traced:
+        def call(arrays: list[Any]) -> Any:
+            left = iter(arrays)
+            args, kwargs = jax.tree.unflatten(structure, [next(left) if is_traced(leaf) else leaf for leaf in leaves])
+            return self._fn(*args, **kwargs)
+
+        variables = self._variables(call, arrays)
+
+        def pure(values: list[Any], arrays: list[Any]) -> Any:
+            mapping = list(zip(variables, values, strict=True))
+            with keras_seam.RecordingScope(state_mapping=mapping, collect_losses=True) as scope:
+                returned = jax.tree.map(bare, call(arrays))
+            return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
+
+        return Traced(variables, jax.jit(pure))
+
+    def _variables(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
+        """Those that the function reads or assigns. Layers and optimizers are built on the way."""
+        known: dict[int, Any] = {}
+        for _ in range(ROUNDS):
+            with explained_function(self._fn), keras_seam.ReadingScope(collect_losses=True) as scope, running.tracing():
+                jax.eval_shape(lambda arrays: jax.tree.map(bare, call(arrays)), arrays)
+            found = {**scope.read, **scope.assigned}
+            if found.keys() == known.keys():
+                return list(found.values())
+            made, known = [v.path for i, v in found.items() if i not in known], found
+        raise ValueError(
+            f"Every call of {self._fn.__name__!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
+            f"layers, optimizers, metrics and variables once, outside of the function."
+        )
+
+    def _call(self, traced: Traced, arrays: list[Any]) -> Any:
+        returned, assigned = traced.program([keras_seam.raw_value(v) for v in traced.variables], arrays)
+        for index, value in assigned.items():
+            keras_seam.set_raw_value(traced.variables[index], value)
+        return returned
+
+
+def is_distributed(thing: Any) -> bool:
+    return is_value(thing) or isinstance(thing, DistributedDataset | DistributedIterator)
+
+
+def is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def hashable(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        return Same(leaf)
+    return type(leaf), leaf
+
+
+def bare(value: Any) -> Any:
+    """The array of a variable."""
+    return value.value if isinstance(value, keras.Variable) else value

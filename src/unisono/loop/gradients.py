@@ -1,0 +1,132 @@
+"""`value_and_grad`: the loss of a function of no arguments and its gradients, in replica code and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from keras import ops
+
+from unisono import keras_seam
+from unisono.loop.values import PerReplica, Shards
+from unisono.replica.code import ReplicaCode, current
+from unisono.replica.losses import count_of
+
+
+class GradientScope(keras_seam.RecordingScope):
+    """Some variables at other values, over the scope outside."""
+
+    def __init__(self, outer: Any, state_mapping: list[tuple[Any, Any]]) -> None:
+        super().__init__(state_mapping=state_mapping, collect_losses=True)
+        self._outer = outer
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = super().get_current_value(variable)
+        return self._outer.get_current_value(variable) if value is None and self._outer is not None else value
+
+
+def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: bool = False) -> Any:
+    """Calls `fn` now, and returns its loss and the gradients of the loss.
+
+    What `fn` changes (moving statistics, metrics, random state) stays changed. In replica code the loss is best left to the
+    engine: `fn` returns one value for each example, and what comes back is this replica's share of the mean over the global
+    batch.
+
+    Args:
+        fn: Returns one of: a value for each example, of which the mean is taken; (values, weights), of which the weighted mean
+            is taken; a number, which is taken as it is. With `has_aux`, (that, anything else).
+        variables: The Keras variables, for example `model.trainable_variables`.
+        has_aux: Whether `fn` returns something beside the loss.
+
+    Returns:
+        (value, gradients), or ((value, what else there was), gradients) with `has_aux`.
+    """
+    variables = checked(variables)
+    code, outer = current(), keras_seam.stateless_scope()
+    start = [v.value for v in variables]
+    scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
+    assigned: list[Any] = []
+
+    def loss_of(values: list[Any]) -> tuple[Any, Any]:
+        scope = GradientScope(outer, list(zip(variables, values, strict=True)))
+        with scope:
+            returned = fn()
+        loss, aux = unpacked(returned, has_aux)
+        loss = share(loss, code)
+        assigned[:] = scope.assigned.values()
+        scaled = loss if scaler is None or code is None or code.scaled_by_user else scaler.scale_loss(loss)
+        return scaled, (loss, aux, [scope.state_mapping[id(v)] for v in assigned])
+
+    gradients, (loss, aux, left) = jax.grad(loss_of, has_aux=True)(start)
+    for variable, value in zip(assigned, left, strict=True):
+        variable.assign(value) if outer is None else outer.add_update((variable, value))
+    if scaler is not None and code is not None and not code.scaled_by_user:
+        gradients = unscaled(gradients, scaler, code)
+    return ((loss, aux) if has_aux else loss), gradients
+
+
+def unscaled(gradients: list[Any], scaler: Any, code: ReplicaCode) -> list[Any]:
+    """The gradients of the loss as it is. The optimizer, which takes the scale out by itself, gets those of the scaled one."""
+    scale, found = scaler.dynamic_scale.value, []
+    for gradient in gradients:
+        found.append(gradient / scale)
+        code.keep_scaled(found[-1], gradient)
+    return found
+
+
+def share(loss: Any, code: ReplicaCode | None) -> Any:
+    """One number, in float32: the loss, or this replica's part of the mean."""
+    values, weights = loss if isinstance(loss, tuple) else (loss, None)
+    if not ops.ndim(values):
+        if weights is not None:
+            raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
+        return ops.cast(values, "float32")
+    numerator = keras_seam.reduce_weighted_values(values, weights, reduction="sum", dtype=values.dtype)
+    divisor = count_of(values, weights)
+    mean = ops.divide_no_nan(numerator, divisor) if code is None else code.divided(numerator, divisor)
+    return ops.cast(mean, "float32")
+
+
+def unpacked(returned: Any, has_aux: bool) -> tuple[Any, Any]:
+    """(loss, what else there was)"""
+    if not has_aux:
+        loss, aux = returned, None
+    elif isinstance(returned, tuple) and len(returned) == 2:
+        loss, aux = returned
+    else:
+        raise ValueError(f"fn returned {type(returned).__name__}, but with has_aux=True it must return (loss, anything else).")
+    parts = loss if isinstance(loss, tuple) else (loss,)
+    if len(parts) > 2 or not all(is_number(part) for part in parts):
+        raise ValueError(
+            f"fn returned {described(loss)} as its loss. Return one value for each example, (values, weights), or one number; to return "
+            f"more, write has_aux=True and return (loss, the rest)."
+        )
+    return loss, aux
+
+
+def is_number(part: Any) -> bool:
+    return hasattr(part, "dtype") or isinstance(part, int | float)
+
+
+def described(loss: Any) -> str:
+    return "None" if loss is None else f"a {type(loss).__name__}"
+
+
+def checked(variables: Iterable[Any]) -> list[Any]:
+    if isinstance(variables, keras.Layer):
+        raise TypeError(f"value_and_grad received the {type(variables).__name__} itself. Write its trainable_variables.")
+    variables = [variables] if isinstance(variables, keras.Variable) else list(variables)
+    for variable in variables:
+        if isinstance(variable, PerReplica | Shards) or not isinstance(variable, keras.Variable):
+            raise TypeError(
+                f"value_and_grad received {type(variable).__name__} among the variables. Give it Keras variables, for example "
+                f"model.trainable_variables."
+            )
+        if not jnp.issubdtype(variable.dtype, jnp.floating):
+            raise TypeError(
+                f"value_and_grad received the variable {variable.path!r} of dtype {variable.dtype}, which has no gradient."
+            )
+    return variables

@@ -1,0 +1,62 @@
+"""`strategy.run`: a function on every replica, compiled once for each function and kind of arguments."""
+
+from __future__ import annotations
+
+import collections
+import types
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from unisono.loop.arguments import sorted_out
+from unisono.loop.same import Same
+from unisono.loop.segment import Segment
+
+MOST_SEGMENTS = 64
+REMADE = 3
+"""So many compilations of one line of code are more than anybody means."""
+
+
+class Runs:
+    """The compiled functions of one strategy."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._segments: collections.OrderedDict[Hashable, Segment] = collections.OrderedDict()
+        self._made: collections.Counter[Any] = collections.Counter()
+
+    def __call__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
+        key = identity(function), arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
+        segment = self._segments.get(key)
+        if segment is None:
+            segment = self._segments[key] = Segment(name_of(function), function, arguments.template, self._strategy)
+            self._note(function)
+            while len(self._segments) > MOST_SEGMENTS:
+                self._segments.popitem(last=False)
+        self._segments.move_to_end(key)
+        return segment(arguments)
+
+    def _note(self, function: Callable[..., Any]) -> None:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return
+        self._made[code] += 1
+        if self._made[code] == REMADE:
+            warnings.warn(
+                f"strategy.run has compiled {name_of(function)!r} ({code.co_filename}:{code.co_firstlineno}) {REMADE} times. Where the "
+                f"function is made anew for every step (a lambda, a function inside another one), make it once, outside of the loop; "
+                f"where a Python number among its arguments changes, pass it as an array: np.float32(value).",
+                stacklevel=4,
+            )
+
+
+def identity(function: Callable[..., Any]) -> Hashable:
+    """Equal for the same function, and for the same method of the same object."""
+    if isinstance(function, types.MethodType):
+        return Same(function.__func__), Same(function.__self__)
+    return Same(function)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

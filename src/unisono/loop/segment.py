@@ -1,0 +1,107 @@
+"""A function of the user's, compiled for the replicas, over the variables that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono import keras_seam
+from unisono.data.division import GlobalBatch, Rows, global_batch
+from unisono.errors import explained_loop
+from unisono.loop.arguments import Arguments, Template
+from unisono.loop.values import PerReplica
+from unisono.placement import Placement, split_evenly
+from unisono.replica.discovery import discover
+from unisono.replica.own_code import Leaf, OwnCode
+from unisono.step.step import Output, Step
+
+
+class Segment:
+    """`segment(arguments)` runs the function on every replica, and leaves the new state in the variables."""
+
+    def __init__(self, name: str, function: Callable[..., Any], template: Template, strategy: Any) -> None:
+        self._function = function
+        self._template = template
+        self._strategy = strategy
+        self._name = name
+        self._step: Step | None = None
+        self._code: OwnCode | None = None
+        self._variables: list[list[Any]] = []
+
+    def __call__(self, arguments: Arguments) -> Any:
+        placement: Placement = self._strategy.placement
+        batch = batch_of(arguments, placement)
+        constants = [as_constant(value) for value in arguments.constants]
+        with explained_loop(self._name, batch):
+            if self._step is None:
+                self._step = self._made(batch, arguments.carried, constants)
+            step, code = self._step, self._code
+            state = tuple([keras_seam.raw_value(v) for v in group] for group in self._variables)
+            try:
+                totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
+            finally:
+                self._leave(step)
+        assert code is not None
+        return self._returned(code.returned, totals, outputs)
+
+    def _made(self, batch: GlobalBatch, carried: Sequence[PerReplica], constants: list[Any]) -> Step:
+        strategy, placement = self._strategy, self._strategy.placement
+        rows = len(split_evenly(batch.rows, placement.replicas)[0])
+        shapes = batch.shapes(rows)
+        if carried:
+            shapes = shapes, [value.shapes(rows) for value in carried]
+        like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
+        variables = discover(
+            self._call,
+            shapes,
+            like,
+            placement.replicas,
+            lambda: strategy.owned.optimizers,
+            lambda: strategy.owned.metrics,
+            strategy.check_variables,
+        )
+        self._code = OwnCode(self._call, variables, placement.replicas)
+        self._variables = variables.all
+        return Step(self._name, self._code, placement, strategy.exchange)
+
+    def _call(self, batch: Any, constants: Any) -> Any:
+        rows, carried = batch if isinstance(batch, tuple) else (batch, [])
+        args, kwargs = self._template.filled(rows=rows, carried=carried, constants=constants)
+        return self._function(*args, **kwargs)
+
+    def _leave(self, step: Step) -> None:
+        """The variables hold the newest state, also when a step was interrupted."""
+        for variables, values in zip(self._variables, step.state, strict=False):
+            for variable, value in zip(variables, values, strict=True):
+                keras_seam.set_raw_value(variable, value)
+
+    def _returned(self, tree: Any, totals: dict[str, Any], outputs: list[Output]) -> Any:
+        placement = self._strategy.placement
+
+        def value(leaf: Any) -> Any:
+            if not isinstance(leaf, Leaf):
+                return leaf
+            return PerReplica(placement, outputs, leaf.index, totals.get(str(leaf.index)))
+
+        return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
+
+
+def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
+    """The global batch of the arguments; where there is none, a row for each replica, or what made the values that it gets."""
+    if arguments.rows:
+        counts = {shards.shape[0] for shards in arguments.rows}
+        if len(counts) > 1:
+            raise ValueError(
+                f"strategy.run received arrays of {' and '.join(map(str, sorted(counts)))} rows, from different global batches. Give it "
+                f"batches of one number of rows, for example by zipping the datasets before distributing them."
+            )
+        return global_batch(list(arguments.rows))
+    rows = arguments.carried[0].rows if arguments.carried else placement.replicas
+    return global_batch([Rows(np.zeros(rows, np.uint8))])
+
+
+def as_constant(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else np.asarray(value)

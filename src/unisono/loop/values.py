@@ -1,0 +1,216 @@
+"""What `run` takes and returns: a value for each replica."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono import tree
+from unisono.data.division import Rows
+from unisono.placement import Placement, split_evenly
+from unisono.step.plan import Run
+from unisono.step.step import Output
+
+
+class ReduceOp(enum.Enum):
+    """How `reduce` makes one value of those of the replicas."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def of(cls, op: Any) -> ReduceOp:
+        name = op.name if isinstance(op, enum.Enum) else op
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise ValueError(f'reduce received the operation {op!r}. Write un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".')
+
+
+def is_value(thing: Any) -> bool:
+    """What is one leaf in a tree of arguments or results."""
+    return isinstance(thing, PerReplica | Shards)
+
+
+class Shards(Rows):
+    """An array of a global batch, of which each replica gets its rows."""
+
+    placement: Placement
+
+    def __init__(self, rows: Rows, placement: Placement) -> None:
+        super().__init__(rows.array, rows.position)
+        object.__setattr__(self, "placement", placement)
+
+    @property
+    def values(self) -> tuple[np.ndarray, ...]:
+        """The rows of each replica, in order."""
+        return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(len(self.array), self.placement.replicas))
+
+    __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __array__
+
+    def __repr__(self) -> str:
+        return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"
+
+
+class PerReplica:
+    """One array of what replicas returned, on their devices."""
+
+    def __init__(self, placement: Placement, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
+        self._placement = placement
+        self._outputs = outputs
+        self._index = index
+        self.total = total
+        """The sum over replicas, where the step has made it already."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._outputs[0].arrays[self._index].dtype
+
+    @property
+    def rows(self) -> int:
+        """The rows of the global batch that it was made of."""
+        return max(output.run.rows.stop for output in self._outputs)
+
+    def shapes(self, size: int) -> jax.ShapeDtypeStruct:
+        """The value of a replica with so many rows."""
+        array = next((o.arrays[self._index] for o in self._outputs if o.run.size == size), None)
+        if array is None:
+            raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
+        return jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+
+    def on(self, device: int, run: Run) -> jax.Array:
+        """The values of neighbouring replicas, behind one another."""
+        for output in self._outputs:
+            if (output.device, output.run) == (device, run):
+                return output.arrays[self._index]
+        raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
+
+    @property
+    def present(self) -> dict[int, jax.Array]:
+        """The values of the replicas that had rows, each on its device."""
+        return {
+            output.run.first + number: output.arrays[self._index][number]
+            for output in self._outputs
+            for number in range(output.run.count)
+        }
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The value of each replica, in order; of one without rows, no rows or zero."""
+        present = self.present
+        like = next(iter(present.values()))
+        shape = (0, *like.shape[1:]) if like.ndim else ()
+        return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self._placement.replicas))
+
+    __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __array__
+    shape = ndim = property(lambda self: refuse(self))
+
+    def __repr__(self) -> str:
+        return f"<a {self.dtype} for each of {self._placement.replicas} replicas>"
+
+
+def refuse(value: Any) -> Any:
+    raise ValueError(
+        f"{value!r} has one value for each replica, and is used as one array. Outside of replica code write "
+        f'strategy.reduce("SUM", value, axis=None) for their sum, strategy.gather(value, axis=0) for all of them one behind the '
+        f"other, or strategy.local_results(value) for each."
+    )
+
+
+def by_replica(value: Any) -> dict[int, Any]:
+    """The values of the replicas that have rows."""
+    if isinstance(value, PerReplica):
+        return value.present
+    return {replica: jnp.asarray(part) for replica, part in enumerate(value.values) if len(part)}
+
+
+def local_results(value: Any, replicas: int) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(value, is_leaf=is_value)
+    if not any(map(is_value, leaves)):
+        return (value,)
+    columns = [leaf.values if is_value(leaf) else (leaf,) * replicas for leaf in leaves]
+    return tuple(jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True))
+
+
+def reduced(op: Any, value: Any, axis: int | None, placement: Placement) -> Any:
+    op = ReduceOp.of(op)
+    return jax.tree.map(lambda leaf: _reduced(op, leaf, axis, placement), value, is_leaf=is_value)
+
+
+def _reduced(op: ReduceOp, value: Any, axis: int | None, placement: Placement) -> Any:
+    if not is_value(value):
+        return of_host(op, value, placement.replicas)
+    if axis is None and isinstance(value, PerReplica) and value.total is not None:
+        count, total = None, value.total
+    else:
+        parts = {r: jax.device_put(part, placement.lead) for r, part in by_replica(value).items()}
+        count, total = sums(parts, axis, placement.replicas)
+    if op is ReduceOp.MEAN:
+        if count is None:
+            count = len(by_replica(value))
+        return total / count
+    return total.astype(value.dtype)
+
+
+def sums(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
+    """(how many values went into it, the sum): over replicas, in the order of the tree, and over an axis if one is given."""
+    count = len(parts)
+    if axis is not None:
+        if any(not -part.ndim <= axis < part.ndim for part in parts.values()):
+            rank = min(part.ndim for part in parts.values())
+            raise ValueError(
+                f"reduce received axis={axis} for values of rank {rank}. Write axis=None to sum over replicas alone."
+            )
+        count = sum(part.shape[axis] for part in parts.values())
+        parts = {r: jnp.sum(wide(part), axis) for r, part in parts.items()}
+    shapes = {part.shape for part in parts.values()}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"reduce received values of shapes {' and '.join(map(str, sorted(shapes)))} from the replicas, which cannot be added. Give "
+            f"axis=0 to add over their rows as well, or use strategy.gather(value, axis=0)."
+        )
+    total = tree.total(range(replicas), lambda span: len(span) == 1, lambda span: parts.get(span.start), add)
+    assert total is not None
+    return count, wide(total)
+
+
+def add(left: jax.Array, right: jax.Array) -> jax.Array:
+    return wide(left) + wide(right)
+
+
+def wide(array: jax.Array) -> jax.Array:
+    """Half precision is summed in float32."""
+    return array.astype(jnp.float32) if array.dtype in (jnp.float16, jnp.bfloat16) else array
+
+
+def of_host(op: ReduceOp, value: Any, replicas: int) -> Any:
+    """A value that is the same for every replica."""
+    if op is ReduceOp.MEAN or replicas == 1 or (np.ndim(value) == 0 and value == 0):
+        return value
+    raise ValueError(
+        f"reduce received {value!r}, one value and not one for each of {replicas} replicas: their sum would be {replicas} times it. "
+        f"Reduce what strategy.run returned."
+    )
+
+
+def gathered(value: Any, axis: int, placement: Placement) -> Any:
+    def one(leaf: Any) -> Any:
+        if not is_value(leaf):
+            raise ValueError(
+                f"gather received {leaf!r}, one value and not one for each replica. Gather what strategy.run returned."
+            )
+        parts = [jax.device_put(part, placement.lead) for part in by_replica(leaf).values()]
+        if not parts[0].ndim:
+            raise ValueError(
+                "gather received one number for each replica, and puts arrays one behind the other. Write "
+                'strategy.local_results(value), or strategy.reduce("SUM", value, axis=None).'
+            )
+        return jnp.concatenate(parts, axis)
+
+    return jax.tree.map(one, value, is_leaf=is_value)

@@ -1,0 +1,47 @@
+"""What was made in the scope of a strategy."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+
+from unisono import keras_seam
+
+
+class Owned:
+    """The layers, optimizers, metrics and variables of a strategy, as long as somebody else holds them."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, thing: Any) -> None:
+        key = id(thing)
+        self._made[key] = weakref.ref(thing, lambda _: self._made.pop(key, None))
+
+    def __contains__(self, thing: Any) -> bool:
+        found = self._made.get(id(thing))
+        return found is not None and found() is thing
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those of compiled models among them."""
+        of_models = [getattr(model, "optimizer", None) for model in self._of(keras.Model)]
+        found = [*self._of(keras.optimizers.Optimizer), *(o for o in of_models if o is not None)]
+        return list({id(o): o for o in found}.values())
+
+    @property
+    def metrics(self) -> list[Any]:
+        """Those of compiled models among them."""
+        of_models = [m for model in self._of(keras.Model) for m in keras_seam.leaf_metrics_of(model)]
+        return list({id(m): m for m in [*self._of(keras.metrics.Metric), *of_models]}.values())
+
+    @property
+    def variables(self) -> set[int]:
+        """The ids of all variables that belong to what was made."""
+        holders = [*self._of(keras.Layer), *self.optimizers, *self.metrics]
+        return {id(v) for v in self._of(keras.Variable)} | {id(v) for holder in holders for v in holder.variables}
+
+    def _of(self, kind: type) -> list[Any]:
+        return [thing for ref in list(self._made.values()) if isinstance(thing := ref(), kind) and thing is not None]

@@ -1,0 +1,143 @@
+"""Code of the user's while it is traced as a replica: what it may do, and what it has done."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from unisono import keras_seam
+
+
+class Update(NamedTuple):
+    """An optimizer that is to be applied, when all replicas have given their gradients."""
+
+    optimizer: Any
+    gradients: dict[int, Any]
+    """By the ids of the weights."""
+
+
+class NotBuiltError(Exception):
+    """An optimizer has to be built outside of the trace."""
+
+    def __init__(self, optimizer: Any, variables: list[Any]) -> None:
+        super().__init__("an optimizer is not built")
+        self.optimizer, self.variables = optimizer, variables
+
+
+class ReplicaScope(keras_seam.ReadingScope):
+    """The state of a replica: what is read and assigned is remembered, and what is updated in the end cannot be read."""
+
+    def __init__(self, state_mapping: Sequence[tuple[Any, Any]] = ()) -> None:
+        super().__init__(state_mapping, collect_losses=True)
+        self.updated: set[int] = set()
+
+    def get_current_value(self, variable: Any) -> Any:
+        if id(variable) in self.updated:
+            raise ValueError(
+                f"The replica's code reads {variable.path!r} after it was updated, but the update comes when all replicas have "
+                f"given their gradients, at the end of strategy.run. Read it in a second run:\n\n"
+                f"    @un.function\n    def step(batch):\n        strategy.run(update, args=(batch,))\n"
+                f"        return strategy.run(read_what_was_updated, args=(batch,))"
+            )
+        return super().get_current_value(variable)
+
+    def left(self, variable: Any, start: Any) -> Any:
+        """The value that the code leaves in a variable that had `start`."""
+        return self.state_mapping.get(id(variable), start)
+
+
+class ReplicaCode:
+    """One trace of the user's code."""
+
+    def __init__(self, scope: ReplicaScope, replica: Any, replicas: int, share: Any, totals: Any) -> None:
+        """`totals` are the global divisors, in the order in which the code asks for them; None while they are counted."""
+        self.scope = scope
+        self.replica = replica
+        self.replicas = replicas
+        self.share = share
+        self.divisors: list[Any] = []
+        self.updates: list[Update] = []
+        self.fixed_divisors: list[float] = []
+        self.scaled_by_user = False
+        self.scalers: dict[int, Any] = {}
+        """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
+        self._totals = totals
+        self._scaled: dict[int, tuple[Any, Any]] = {}
+        self.rows: Any = None
+        """The rows of this replica."""
+
+    def divided(self, numerator: Any, divisor: Any) -> Any:
+        """The numerator over the sum of all replicas' divisors."""
+        self.divisors.append(divisor)
+        return numerator if self._totals is None else ops.divide_no_nan(numerator, self._totals[len(self.divisors) - 1])
+
+    def fixed(self, divisor: float) -> Any:
+        """A divisor that the code gives: a constant that the compiler takes for a variable, so that it divides by it as by one
+        that was counted."""
+        self.fixed_divisors.append(divisor)
+        return ops.where(self.share > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
+
+    def keep_scaled(self, gradient: Any, scaled: Any) -> None:
+        """What an optimizer that scales the loss is to get, where the code hands it this gradient."""
+        self._scaled[id(gradient)] = gradient, scaled
+
+    def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """What `optimizer.apply` does here: the gradients are summed over replicas, and applied once."""
+        gradients = list(gradients)
+        if not optimizer.built:
+            if variables is None:
+                raise ValueError(
+                    "optimizer.apply received gradients without variables, and the optimizer is not built. Write "
+                    "optimizer.apply(gradients, model.trainable_variables)."
+                )
+            raise NotBuiltError(optimizer, list(variables))
+        variables = keras_seam.weights_of(optimizer) if variables is None else list(variables)
+        keras_seam.check_known(optimizer, variables)
+        if len(gradients) != len(variables):
+            raise ValueError(f"optimizer.apply received {len(gradients)} gradients for {len(variables)} variables.")
+        if any(update.optimizer is optimizer for update in self.updates):
+            raise ValueError(
+                f"The replica's code applies the optimizer {optimizer.name!r} twice, but one strategy.run makes one update of it. "
+                f"Apply all gradients at once, or call strategy.run twice."
+            )
+        found = {id(v): self._for(optimizer, g, v) for g, v in zip(gradients, variables, strict=True) if g is not None}
+        if not found and variables:
+            raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
+        self.updates.append(Update(optimizer, found))
+        self.scope.updated |= {id(v) for v in variables} | keras_seam.updated_by(optimizer)
+
+    def _for(self, optimizer: Any, gradient: Any, variable: Any) -> Any:
+        if not isinstance(optimizer, keras_seam.LossScaleOptimizer) or self.scaled_by_user:
+            return gradient
+        kept = self._scaled.get(id(gradient))
+        if kept is not None:
+            return kept[1]
+        return gradient * optimizer.dynamic_scale.value  # of a gradient that the code has changed
+
+
+class Current(threading.local):
+    def __init__(self) -> None:
+        self.code: ReplicaCode | None = None
+
+
+_current = Current()
+
+
+def current() -> ReplicaCode | None:
+    """The replica whose code runs here; None outside."""
+    return _current.code
+
+
+@contextlib.contextmanager
+def running(code: ReplicaCode) -> Iterator[ReplicaCode]:
+    """Runs what stands in the block as the code of a replica."""
+    before, _current.code = _current.code, code
+    try:
+        with code.scope, keras_seam.other_apply(code.apply):
+            yield code
+    finally:
+        _current.code = before

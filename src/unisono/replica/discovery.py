@@ -1,0 +1,100 @@
+"""What code of the user's reads and assigns, found by tracing it once with nothing known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono import keras_seam
+from unisono.replica.code import NotBuiltError, ReplicaCode, ReplicaScope, running
+from unisono.replica.own_code import Call, Variables
+from unisono.replica.program import scaling_variables
+
+ROUNDS = 8
+"""Each builds some layers or an optimizer; more than so many mean that something is made again every time."""
+
+
+def discover(
+    call: Call,
+    batch: Any,
+    constants: Any,
+    replicas: int,
+    optimizers: Callable[[], Sequence[Any]],
+    metrics: Callable[[], Sequence[Any]],
+    check: Callable[[list[Any]], None],
+) -> Variables:
+    """Builds what is not built, and sorts what is found.
+
+    Args:
+        call: The code.
+        batch: The rows of a replica, in shapes.
+        constants: What is the same for every replica, in shapes.
+        replicas: R.
+        optimizers: Those that the code may read, as they are then.
+        metrics: Those that it may feed.
+        check: Raises for variables that the code must not use.
+    """
+    known: set[int] = set()
+    for _ in range(ROUNDS):
+        code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
+        code.rows = jax.tree.leaves(batch)[0].shape[0]
+        try:
+            with running(code):
+                jax.eval_shape(call, batch, constants)
+        except NotBuiltError as error:
+            with keras_seam.name_scope_of(error.optimizer):
+                error.optimizer.build(error.variables)
+            continue
+        found = {**code.scope.read, **code.scope.assigned}
+        if found.keys() == known:
+            check(list(found.values()))
+            return sorted_out(code, optimizers(), metrics())
+        known = set(found)
+    made = [v.path for i, v in found.items() if i not in known]
+    raise ValueError(
+        f"Every run of the replica's code makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
+        f"layers, metrics and variables once, inside strategy.scope(), and use them in the code."
+    )
+
+
+def sorted_out(code: ReplicaCode, optimizers: Sequence[Any], metrics: Sequence[Any]) -> Variables:
+    found = {**code.scope.read, **code.scope.assigned}
+    applied = [
+        (
+            update.optimizer,
+            [position for position, v in enumerate(keras_seam.weights_of(update.optimizer)) if id(v) in update.gradients],
+        )
+        for update in code.updates
+    ]
+    updated = {id(update.optimizer) for update in code.updates}
+    read = [o for o in optimizers if id(o) not in updated and any(id(v) in found for v in o.variables)]
+    used_optimizers = [*(update.optimizer for update in code.updates), *read]
+    used_metrics = [m for m in metrics if any(id(v) in found for v in m.variables)]
+    owned = {id(v) for thing in [*used_optimizers, *used_metrics] for v in thing.variables}
+    weights = {id(v): v for o, _ in applied for v in keras_seam.weights_of(o)}
+    weights |= {i: v for i, v in found.items() if v.trainable and i not in owned}
+    others = [v for i, v in found.items() if i not in owned and i not in weights]
+    refuse_assigned(code, weights)
+    scales = {id(v) for o, _ in applied for v in scaling_variables(o)}
+    slots = {id(v) for o in used_optimizers for v in o.variables}
+    return Variables(
+        list(weights.values()),
+        others,
+        used_optimizers,
+        used_metrics,
+        applied,
+        [position for position, v in enumerate(others) if id(v) in code.scope.assigned],
+        any(i in slots and i not in scales for i in code.scope.read),
+    )
+
+
+def refuse_assigned(code: ReplicaCode, weights: dict[int, Any]) -> None:
+    for index in itertools.filterfalse(lambda i: i not in weights, code.scope.assigned):
+        raise ValueError(
+            f"The replica's code assigns {weights[index].path!r}, a trainable variable: replicas cannot agree on its value. Trainable "
+            f"state changes through optimizer.apply alone; make other state with trainable=False."
+        )

@@ -1,0 +1,194 @@
+"""Replicas that run code of the user's: what `strategy.run` is given."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono import keras_seam
+from unisono.replica import assigned, finish, metrics
+from unisono.replica.base import State
+from unisono.replica.code import ReplicaCode, ReplicaScope, running
+from unisono.replica.contribution import Contribution
+from unisono.replica.program import scaling_variables
+
+Call = Callable[[Any, Any], Any]
+"""`call(batch, constants)` calls the user's function."""
+
+
+class Variables(NamedTuple):
+    """What the code reads and assigns."""
+
+    weights: list[Any]
+    """Trainable variables."""
+    others: list[Any]
+    optimizers: list[Any]
+    metrics: list[Any]
+    applied: list[tuple[Any, list[int]]]
+    """Optimizers that are applied, and the positions, among their weights, of those that get a gradient."""
+    assigned: list[int]
+    """Positions, among the others, of those that the code assigns."""
+    slots_read: bool
+    """Whether replicas read the state of an optimizer, beside a loss scale."""
+
+    @property
+    def slots(self) -> list[Any]:
+        return [v for optimizer in self.optimizers for v in optimizer.variables]
+
+    @property
+    def tracked(self) -> list[Any]:
+        return [v for metric in self.metrics for v in metric.variables]
+
+    @property
+    def all(self) -> list[list[Any]]:
+        """In the groups of the state."""
+        return [self.weights, self.others, self.slots, self.tracked]
+
+
+class OwnCode:
+    """The functions of replicas that run code of the user's."""
+
+    def __init__(self, call: Call, variables: Variables, replicas: int) -> None:
+        self._call = call
+        self._replicas = replicas
+        self.variables = variables
+        self.alone = replicas == 1
+        self.returned: Any = None
+        """The tree that the code returns: `Leaf`s and what is no array."""
+        self._weighted_by_share: dict[int, bool] = {}
+
+    def contribution(
+        self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any
+    ) -> tuple[Contribution, list[Any]]:
+        weights, others, slots, tracked = state
+        of, rows = self.variables, rows_of(batch)
+        reset = metrics.reset_values(of.metrics, of.tracked)
+        start = weights, assigned.for_replica(of.others, others, replica), slots, tracked if self.alone else reset
+        means = metrics.BatchLevelMeans(of.metrics)
+        with self._running(start, batch, replica, share, divisors) as code, means.watch():
+            returned = self._call(batch, constants)
+            outputs, self.returned = split(returned)
+        _, others_left, _, tracked_left = (list(map(code.scope.left, *pair)) for pair in zip(of.all, start, strict=True))
+        by_share = dict.fromkeys(means.variables(), True) | self._weighted_by_share
+        contribution = Contribution(
+            self._gradients(code),
+            assigned.handed_on(of.others, of.assigned, self.alone, others, others_left, rows, replica),
+            tracked_left if self.alone else metrics.added(of.tracked, by_share, reset, tracked_left, share),
+            jnp.float32(0),
+            jnp.zeros(len(code.divisors)),
+            {str(i): summable(a) for i, a in enumerate(outputs) if is_summed(a)},
+        )
+        return contribution, outputs
+
+    def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any) -> list[Any]:
+        of = self.variables
+        weights, others, slots, _ = state
+        reset = metrics.reset_values(of.metrics, of.tracked)
+        start = weights, assigned.for_replica(of.others, others, replica), slots, reset
+        with self._running(start, batch, replica, share, None) as code:
+            self._call(batch, constants)
+        return code.divisors
+
+    @contextlib.contextmanager
+    def _running(self, values: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Iterator[ReplicaCode]:
+        mapping = [pair for vs, of in zip(self.variables.all, values, strict=True) for pair in zip(vs, of, strict=True)]
+        code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, share, totals)
+        code.rows = rows_of(batch)
+        code.scalers = scalers(self.variables.applied)
+        with running(code):
+            yield code
+
+    def _gradients(self, code: ReplicaCode) -> list[Any]:
+        """Of all optimizers, one behind the other."""
+        by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
+        found = []
+        for optimizer, positions in self.variables.applied:
+            weights, gradients = keras_seam.weights_of(optimizer), by_optimizer[id(optimizer)]
+            found += [gradients[id(weights[position])] for position in positions]
+        return [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in found]
+
+    def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
+        weights, others, slots, tracked = state
+        of = self.variables
+        values = {id(v): a for vs, group in ((of.weights, weights), (of.slots, slots)) for v, a in zip(vs, group, strict=True)}
+        gradients = iter(total.gradients)
+        for optimizer, positions in of.applied:
+            mine, own = keras_seam.weights_of(optimizer), optimizer.variables
+            by_position = {position: next(gradients) for position in positions}
+            new = finish.applied(
+                optimizer,
+                [values[id(v)] for v in own],
+                [by_position.get(position) for position in range(len(mine))],
+                [values[id(v)] for v in mine],
+            )
+            values |= {id(v): a for vs, group in zip((mine, own), new, strict=True) for v, a in zip(vs, group, strict=True)}
+        merged, disagree = assigned.merged(of.others, of.assigned, self.alone, others, total.assigned, rows, present)
+        after = [values[id(v)] for v in of.weights], merged, [values[id(v)] for v in of.slots]
+        return (*after, finish.added(tracked, total.metrics, self.alone)), disagree
+
+    def results(self, state: State) -> dict[str, Any]:
+        return {}
+
+    def alone_by_itself(self, state: State, batch: Any) -> None:
+        return None
+
+    def read(self) -> list[bool]:
+        return [True, True, self.variables.slots_read, False]
+
+    def scales(self) -> list[tuple[int, int]]:
+        scales = {id(v) for optimizer, _ in self.variables.applied for v in scaling_variables(optimizer)}
+        return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
+
+    def look(self, state: State, batch: Any) -> None:
+        pass
+
+    def check(self, disagree: list[Any]) -> None:
+        assigned.check_counters(self.variables.others, self.variables.assigned, disagree)
+
+
+class Leaf(NamedTuple):
+    """Stands for an array in a tree that the code returns."""
+
+    index: int
+
+
+def split(returned: Any) -> tuple[list[Any], Any]:
+    """(the arrays of a tree, the tree with `Leaf`s in their place)."""
+    leaves, structure = jax.tree.flatten(returned)
+    arrays, kept = [], []
+    for leaf in leaves:
+        value = getattr(leaf, "value", leaf) if type(leaf).__module__.startswith("keras.") else leaf
+        if isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
+            kept.append(Leaf(len(arrays)))
+            arrays.append(jnp.asarray(value))
+        else:
+            kept.append(leaf)
+    return arrays, jax.tree.unflatten(structure, kept)
+
+
+def is_summed(output: Any) -> bool:
+    """Numbers are summed over replicas at once: most of them are losses, and one sum costs nothing there."""
+    return output.ndim == 0 and (jnp.issubdtype(output.dtype, jnp.floating) or output.dtype == jnp.int32)
+
+
+def summable(output: Any) -> Any:
+    return output.astype(jnp.float32) if jnp.issubdtype(output.dtype, jnp.floating) else output
+
+
+def rows_of(batch: Any) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def scalers(applied: list[tuple[Any, list[int]]]) -> dict[int, Any]:
+    """For the ids of weights, the optimizer that scales their loss."""
+    return {
+        id(keras_seam.weights_of(optimizer)[position]): optimizer
+        for optimizer, positions in applied
+        if scaling_variables(optimizer)
+        for position in positions
+    }

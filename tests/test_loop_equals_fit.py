@@ -1,0 +1,57 @@
+"""A loop of the user's own and fit train to the same bits, on every placement."""
+
+import keras
+import pytest
+
+import unisono as un
+from loops import MODELS, Loop, by_fit, data, policy
+from trainings import on
+
+ROWS = {48: 123, 128: 300}
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=64, dynamic_growth_steps=3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("batch_size", [48, 128])
+@pytest.mark.parametrize("name", ["conv", "transformer", "lstm"])
+def test_loop_and_fit_have_one_fingerprint(name, batch_size, precision):
+    """Ragged batches at the end; the loss by the engine on one placement, by compute_average_loss on another."""
+    if (name, precision) == ("transformer", "mixed_float16"):
+        pytest.skip("plain Keras cannot run attention in float16 on CPU: JAX has no such product")
+    x, y = data(name, ROWS[batch_size])
+    optimizer = scaled if precision == "mixed_float16" else keras.optimizers.Adam
+    with policy(precision):
+        seen = {by_fit(on(3), MODELS[name], optimizer, x, y, batch_size)}
+        for devices, loss, how in ((1, "vector", "for"), (4, "average", "iterator"), (8, "vector", "epoch")):
+            seen.add(Loop(on(devices), MODELS[name], optimizer, loss, batch_size).train(x, y, how=how))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+@pytest.mark.parametrize("loss", ["vector", "average", "fixed"])
+def test_every_r_and_every_loss(replicas, loss):
+    """A fixed divisor that is every batch's real one."""
+    x, y = data("conv", 48)
+    fit = by_fit(on(1, replicas), MODELS["conv"], keras.optimizers.Adam, x, y, 12)
+    assert Loop(on(1, replicas), MODELS["conv"], loss=loss).train(x, y) == fit
+    assert Loop(un.MirroredStrategy(replicas=replicas, devices=min(2, replicas)), MODELS["conv"], loss=loss).train(x, y) == fit
+
+
+def test_shuffled_rows_come_in_the_order_of_fit():
+    x, y = data("dense", 43)
+    assert Loop(on(2)).train(x, y, shuffle=True) == by_fit(on(1), MODELS["dense"], keras.optimizers.Adam, x, y, 12, shuffle=True)
+
+
+def test_fit_goes_on_where_a_loop_stopped():
+    """And a loop where fit did: state lies in the variables in between."""
+    x, y = data("dense", 36)
+    loop = Loop(on(2))
+    loop.train(x, y, epochs=1)
+    loop.model.compile(loop.optimizer, "sparse_categorical_crossentropy")
+    loop.model.fit(x, y, batch_size=12, epochs=1, shuffle=False, verbose=0)
+    assert int(loop.optimizer.iterations.value) == 6
+    loop.train(x, y, epochs=1)
+    assert int(loop.optimizer.iterations.value) == 9
