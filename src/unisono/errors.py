@@ -8,6 +8,9 @@ from typing import Any
 
 import jax
 
+UNBOUND = "Found an unbound axis name"
+"""How JAX begins what it says of a collective without devices."""
+
 
 class StepError(ValueError):
     """A step could not be traced, compiled or run; the cause says more."""
@@ -34,6 +37,14 @@ def explained_loop(name: str, batch: Any) -> Iterator[None]:
     """The same for a function that `run` was given."""
     try:
         yield
+    except NameError as error:
+        if not str(error).startswith(UNBOUND):
+            raise
+        raise ValueError(
+            f"The function {name!r} uses a collective over an axis, but replicas of one device run one after another: they have nobody "
+            f"to talk to. Return the value, and add over replicas after strategy.run, by "
+            f'strategy.reduce("SUM", value, axis=None).'
+        ) from error
     except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
         if not raised_by_jax(error):
             raise

@@ -9,7 +9,8 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -106,9 +107,7 @@ class Watch:
     `model_made(model)` for each model, and `model_used(model)` before a model is compiled or trained. Keras' classes are the stock
     objects before and after."""
 
-    def __init__(
-        self, made: Callable[[Any], None], model_made: Callable[[Any], None], model_used: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, made: Callable[[Any], None], model_made: Callable[[Any], None], model_used: Callable[[Any], None]) -> None:
         self._made = made
         self._model_made = model_made
         self._used = model_used
@@ -289,7 +288,75 @@ class ReadingScope(RecordingScope):
         return super().get_current_value(variable)
 
 
+# --- what replica code calls ------------------------------------------------------------------------------------------
+
+
+Method = Callable[..., Any]
+
+_replacing = threading.RLock()
+
+
+@contextlib.contextmanager
+def replaced(methods: Mapping[str, Callable[[Method], Method]]) -> Iterator[None]:
+    """For the block and in this thread alone, calls of Keras' methods, by our names in `CALLS`, go to what `methods` makes of
+    them."""
+    thread = threading.get_ident()
+
+    def in_place_of(stock: Method, ours: Method) -> Method:
+        @functools.wraps(stock)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return (ours if threading.get_ident() == thread else stock)(self, *args, **kwargs)
+
+        return method
+
+    with _replacing:
+        stocks = [(of, name, of.__dict__[name], wrap) for call, wrap in methods.items() for of, name in CALLS[call]]
+        for of, name, stock, wrap in stocks:
+            setattr(of, name, in_place_of(stock, wrap(stock)))
+        try:
+            yield
+        finally:
+            for of, name, stock, _ in stocks:
+                setattr(of, name, stock)
+
+
+OPTIMIZERS = (BaseOptimizer, LossScaleOptimizer, MultiOptimizer)
+
+CALLS: dict[str, list[tuple[type, str]]] = {
+    "apply": [(of, "apply") for of in OPTIMIZERS],
+    "stateless_apply": [(of, "stateless_apply") for of in OPTIMIZERS if "stateless_apply" in of.__dict__],
+    "scale_loss": [(of, "scale_loss") for of in OPTIMIZERS if "scale_loss" in of.__dict__],
+    "loss": [(keras.losses.Loss, "__call__")],
+    "metric": [(keras.metrics.Metric, "__call__")],
+    "mean": [(keras.metrics.Mean, "update_state")],
+}
+"""The calls that replica code makes of Keras and that mean something of their own there."""
+
+
+def set_keras_mask(values: Any, mask: Any) -> None:
+    backend.set_keras_mask(values, mask)
+
+
 # --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def dead_attributes(optimizer: Any) -> list[str]:
+    """Attributes that somebody has set on an optimizer of Keras and that it does not have."""
+    if not type(optimizer).__module__.startswith("keras."):
+        return []
+    known = _attributes.get(type(optimizer))
+    if known is None:
+        known = _attributes[type(optimizer)] = {name for of in type(optimizer).__mro__ for name in names_set_by(of)}
+    return [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+
+
+_attributes: dict[type, set[str]] = {}
+
+
+def names_set_by(of: type) -> set[str]:
+    """The names that the methods of a class use as attributes, and those of the class."""
+    codes = [f.__code__ for f in vars(of).values() if isinstance(f, types.FunctionType)]
+    return {name for code in codes for name in code.co_names} | set(vars(of))
 
 
 def weights_of(optimizer: Any) -> list[Any]:
@@ -311,31 +378,6 @@ def updated_by(optimizer: Any) -> set[int]:
     """The ids of the optimizer's own variables that an update changes: all but the learning rate."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return {id(v) for v in optimizer.variables if v is not getattr(inner, "_learning_rate", None)}
-
-
-@contextlib.contextmanager
-def other_apply(apply: Callable[[Any, Any, Any], None]) -> Iterator[None]:
-    """In this thread and for the block, `optimizer.apply(gradients, variables)` is `apply(optimizer, gradients, variables)`."""
-    thread = threading.get_ident()
-
-    def in_place_of(stock: Callable[..., None]) -> Callable[..., None]:
-        def method(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-            (apply if threading.get_ident() == thread else stock)(self, grads, trainable_variables)
-
-        return method
-
-    with _apply_lock:
-        stocks = [(of, of.__dict__["apply"]) for of in (BaseOptimizer, LossScaleOptimizer, MultiOptimizer)]
-        for of, stock in stocks:
-            of.apply = in_place_of(stock)
-        try:
-            yield
-        finally:
-            for of, stock in stocks:
-                of.apply = stock
-
-
-_apply_lock = threading.RLock()
 
 
 # --- losses and metrics of compile() ----------------------------------------------------------------------------------

@@ -140,3 +140,24 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
             f"{'among them' if len(others) > 1 else 'alone'}. Make models, optimizers, metrics and variables inside:\n\n"
             f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
         )
+
+
+def check_scope_of_run(scope: Any, strategy: Any) -> None:
+    """At strategy.run."""
+    if scope is not strategy:
+        raise ValueError(
+            f"{strategy!r} is asked to run in the scope of {scope!r}. A step belongs to one strategy: write the run of the strategy in "
+            f"whose scope it is."
+        )
+
+
+def check_attributes(optimizer: Any) -> None:
+    """Attributes that older programs set, and that do nothing."""
+    dead = keras_seam.dead_attributes(optimizer)
+    if not dead:
+        return
+    write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or keep the value elsewhere."
+    raise AttributeError(
+        f"optimizer.{dead[0]} was set, but {type(optimizer).__name__} has no such attribute: the line does nothing in Keras 3, and "
+        f"training would go on as before. {write}"
+    )

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import keras
 
 from unisono import exchange, keras_seam, refusals, training
-from unisono.loop import running, values
+from unisono.loop import older, running, values
 from unisono.loop.datasets import DistributedDataset, source_of
 from unisono.loop.run import Runs
 from unisono.owned import Owned
@@ -42,6 +43,8 @@ def made_in_scope(thing: Any) -> None:
     """What is made in a scope of this thread belongs to its strategy."""
     if _scopes.open:
         _scopes.open[-1].owned.add(thing)
+        if isinstance(thing, keras.metrics.Metric):
+            older.name_metric(thing)
 
 
 def model_made_in_scope(model: Any) -> None:
@@ -135,7 +138,7 @@ class Strategy:
                 f"This is the scope of {_scopes.open[-1]!r}; the scope of {self!r} cannot begin inside it. Leave the first scope "
                 f"before you enter another."
             )
-        with _watch:
+        with _watch, older.reductions():
             _scopes.open.append(self)
             try:
                 yield self
@@ -165,6 +168,8 @@ class Strategy:
             kwargs: Its arguments by name.
         """
         running.check()
+        older.name_arrays()
+        refusals.check_scope_of_run(_scopes.open[-1] if _scopes.open else self, self)
         self.announce()
         return self._runs(fn, args, dict(kwargs or {}))
 
@@ -200,6 +205,10 @@ class Strategy:
     def check_use(self, model: Any) -> None:
         """Before training: the scope around this line, if there is one, must be the model's."""
         used_in_scope(model)
+
+    def check_attributes(self, optimizer: Any) -> None:
+        """At every run: what was set on an optimizer must be something that it has."""
+        refusals.check_attributes(optimizer)
 
     def check_variables(self, variables: list[Any]) -> None:
         """In replica code: all must be this strategy's."""

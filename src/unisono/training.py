@@ -180,6 +180,8 @@ class Bond:
                     batches.append(batch)
             except Exception as e:  # what came before it is trained on
                 error = e
+            if trained_on is not None:
+                refusals.check_attributes(self.model.optimizer)
             try:
                 with explained(self.model, batches[0]):
                     logs, state = current(state, batches)

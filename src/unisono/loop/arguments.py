@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 
@@ -20,15 +21,21 @@ class Replicated:
 
     value: Any
 
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        return np.asarray(self.value, *args, **kwargs)
+
 
 def replicate(value: Any) -> Any:
     """Says that every replica is meant to get the whole of `value`, an array or a tree of arrays.
 
     Args:
-        value: For example a matrix of class weights.
+        value: For example a vector of class weights.
 
     Returns:
-        The value, for an argument of `strategy.run`.
+        What stands for the value: an argument of `strategy.run`, or, for one array, the array in code that finds it by its name.
     """
     return Replicated(value)
 

@@ -49,6 +49,7 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
     start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[Any] = []
+    divided = 0 if code is None else len(code.divisors)
 
     def loss_of(values: list[Any]) -> tuple[Any, Any]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
@@ -57,15 +58,27 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
         loss, aux = unpacked(returned, has_aux)
         loss = share(loss, code)
         assigned[:] = scope.assigned.values()
-        scaled = loss if scaler is None or code is None or code.scaled_by_user else scaler.scale_loss(loss)
-        return scaled, (loss, aux, [scope.state_mapping[id(v)] for v in assigned])
+        return scaled(loss, scaler, code), (loss, aux, [scope.state_mapping[id(v)] for v in assigned])
 
     gradients, (loss, aux, left) = jax.grad(loss_of, has_aux=True)(start)
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
         gradients = unscaled(gradients, scaler, code)
+    if code is not None and len(code.divisors) > divided:
+        code.note_share(loss)
     return ((loss, aux) if has_aux else loss), gradients
+
+
+def scaled(loss: Any, scaler: Any, code: ReplicaCode | None) -> Any:
+    """As the optimizer wants it, unless the user's code has done that."""
+    if scaler is None or code is None or code.scaled_by_user:
+        return loss
+    code.scales = True
+    try:
+        return scaler.scale_loss(loss)
+    finally:
+        code.scales = False
 
 
 def unscaled(gradients: list[Any], scaler: Any, code: ReplicaCode) -> list[Any]:

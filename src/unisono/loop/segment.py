@@ -11,7 +11,9 @@ import numpy as np
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch
 from unisono.errors import explained_loop
-from unisono.loop.arguments import Arguments, Template
+from unisono.loop.arguments import Arguments, Template, refuse_undistributed
+from unisono.loop.closure import arrays_around, is_among
+from unisono.loop.traces import check_collectives, constants_of
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement, split_evenly
 from unisono.replica.discovery import discover
@@ -39,12 +41,14 @@ class Segment:
             if self._step is None:
                 self._step = self._made(batch, arguments.carried, constants)
             step, code = self._step, self._code
+            assert code is not None
+            for optimizer in code.variables.optimizers:
+                self._strategy.check_attributes(optimizer)
             state = tuple([keras_seam.raw_value(v) for v in group] for group in self._variables)
             try:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
             finally:
                 self._leave(step)
-        assert code is not None
         return self._returned(code.returned, totals, outputs)
 
     def _made(self, batch: GlobalBatch, carried: Sequence[PerReplica], constants: list[Any]) -> Step:
@@ -61,11 +65,21 @@ class Segment:
             placement.replicas,
             lambda: strategy.owned.optimizers,
             lambda: strategy.owned.metrics,
-            strategy.check_variables,
+            self._check,
         )
         self._code = OwnCode(self._call, variables, placement.replicas)
         self._variables = variables.all
         return Step(self._name, self._code, placement, strategy.exchange)
+
+    def _check(self, variables: list[Any], program: Any) -> None:
+        """Before the function is compiled."""
+        self._strategy.check_variables(variables)
+        check_collectives(self._name, program)
+        constants = constants_of(program)
+        replicas = self._strategy.num_replicas_in_sync
+        for name, array in arrays_around(self._function) if constants else []:
+            if is_among(array, constants):
+                refuse_undistributed(array, f"by the name {name!r}", replicas)
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from unisono import keras_seam
+from unisono.replica import mistakes
 
 
 class Update(NamedTuple):
@@ -58,10 +59,13 @@ class ReplicaCode:
         self.scope = scope
         self.replica = replica
         self.replicas = replicas
-        self.share = share
+        self.share_of_rows = share
         self.divisors: list[Any] = []
         self.updates: list[Update] = []
         self.fixed_divisors: list[float] = []
+        self.shares: list[Any] = []
+        self.scales = False
+        """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
         self.scalers: dict[int, Any] = {}
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
@@ -75,11 +79,26 @@ class ReplicaCode:
         self.divisors.append(divisor)
         return numerator if self._totals is None else ops.divide_no_nan(numerator, self._totals[len(self.divisors) - 1])
 
+    def scaling(self, scale_loss: Any) -> Any:
+        """`optimizer.scale_loss`, noted: the engine does not scale once more."""
+
+        def noted(optimizer: Any, loss: Any) -> Any:
+            if isinstance(optimizer, keras_seam.LossScaleOptimizer) and not self.scales:
+                self.scaled_by_user = True
+            return scale_loss(optimizer, loss)
+
+        return noted
+
+    def note_share(self, value: Any) -> Any:
+        """Remembers a loss that is a replica's part of the global one."""
+        self.shares.append(value)
+        return value
+
     def fixed(self, divisor: float) -> Any:
         """A divisor that the code gives: a constant that the compiler takes for a variable, so that it divides by it as by one
         that was counted."""
         self.fixed_divisors.append(divisor)
-        return ops.where(self.share > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
+        return ops.where(self.share_of_rows > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
     def keep_scaled(self, gradient: Any, scaled: Any) -> None:
         """What an optimizer that scales the loss is to get, where the code hands it this gradient."""
@@ -133,11 +152,24 @@ def current() -> ReplicaCode | None:
 
 
 @contextlib.contextmanager
-def running(code: ReplicaCode) -> Iterator[ReplicaCode]:
-    """Runs what stands in the block as the code of a replica."""
+def running(code: ReplicaCode, metrics: Sequence[Any] = ()) -> Iterator[ReplicaCode]:
+    """Runs what stands in the block as the code of a replica that feeds these metrics."""
     before, _current.code = _current.code, code
+    calls = {
+        "apply": lambda _: lambda optimizer, grads, trainable_variables=None: code.apply(optimizer, grads, trainable_variables),
+        "stateless_apply": lambda _: refuse_stateless_apply,
+        "scale_loss": code.scaling,
+        **mistakes.calls(code),
+    }
     try:
-        with code.scope, keras_seam.other_apply(code.apply):
+        with code.scope, keras_seam.replaced(calls), mistakes.unreadable(metrics):
             yield code
     finally:
         _current.code = before
+
+
+def refuse_stateless_apply(*_: Any, **__: Any) -> Any:
+    raise ValueError(
+        "Replica code calls optimizer.stateless_apply, which would apply one replica's gradients alone. Write "
+        "optimizer.apply(gradients, variables): there the gradients of all replicas are summed first."
+    )

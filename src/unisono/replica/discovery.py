@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from unisono import keras_seam
 from unisono.replica.code import NotBuiltError, ReplicaCode, ReplicaScope, running
-from unisono.replica.own_code import Call, Variables
+from unisono.replica.own_code import Call, Variables, split
 from unisono.replica.program import scaling_variables
 
 ROUNDS = 8
@@ -25,7 +25,7 @@ def discover(
     replicas: int,
     optimizers: Callable[[], Sequence[Any]],
     metrics: Callable[[], Sequence[Any]],
-    check: Callable[[list[Any]], None],
+    check: Callable[[list[Any], Any], None],
 ) -> Variables:
     """Builds what is not built, and sorts what is found.
 
@@ -36,25 +36,32 @@ def discover(
         replicas: R.
         optimizers: Those that the code may read, as they are then.
         metrics: Those that it may feed.
-        check: Raises for variables that the code must not use.
+        check: Raises for variables that the code must not use, and for what its program must not do.
     """
     known: set[int] = set()
+    made: list[str] = []
+    alive = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
         code.rows = jax.tree.leaves(batch)[0].shape[0]
+        alive.append(code)
         try:
-            with running(code):
-                jax.eval_shape(call, batch, constants)
+            with running(code, metrics()):
+                program = jax.make_jaxpr(lambda *args: split(call(*args))[0])(batch, constants)
         except NotBuiltError as error:
             with keras_seam.name_scope_of(error.optimizer):
                 error.optimizer.build(error.variables)
             continue
+        except Exception:
+            if code.scope.read.keys() <= known:
+                raise
+            known |= code.scope.read.keys()  # a layer was built on the way, whose variables the code will find there next time
+            continue
         found = {**code.scope.read, **code.scope.assigned}
         if found.keys() == known:
-            check(list(found.values()))
+            check([*found.values(), *(v for update in code.updates for v in update.optimizer.variables)], program)
             return sorted_out(code, optimizers(), metrics())
-        known = set(found)
-    made = [v.path for i, v in found.items() if i not in known]
+        made, known = [v.path for i, v in found.items() if i not in known], set(found)
     raise ValueError(
         f"Every run of the replica's code makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
         f"layers, metrics and variables once, inside strategy.scope(), and use them in the code."

@@ -100,7 +100,7 @@ class OwnCode:
         code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, share, totals)
         code.rows = rows_of(batch)
         code.scalers = scalers(self.variables.applied)
-        with running(code):
+        with running(code, self.variables.metrics):
             yield code
 
     def _gradients(self, code: ReplicaCode) -> list[Any]:

@@ -124,7 +124,11 @@ class Step:
     def _receive(self, state: State, batch: GlobalBatch) -> None:
         """Takes the state from Keras' loop, which hands back what it was given unless a callback has assigned something."""
         leaves = list(itertools.chain.from_iterable(state))
-        if len(leaves) == len(self._returned) and all(a is b for a, b in zip(leaves, self._returned, strict=True)):
+        if (
+            0 in self._held
+            and len(leaves) == len(self._returned)
+            and all(a is b for a, b in zip(leaves, self._returned, strict=True))
+        ):
             return
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
         self._held[0] = Work(distinct(state), *self._counters(0, state, batch))

@@ -1,0 +1,134 @@
+"""TensorFlow's tutorial of a custom training loop, in its own words: a small conv net, trained and tested by loops of three shapes.
+
+Run it with `python examples/fashion_mnist_loop.py`; with `--full` on Fashion-MNIST, which Keras downloads.
+"""
+
+import argparse
+
+import unisono as un  # before keras, so that Keras runs on JAX
+
+# isort: split
+import keras
+import numpy as np
+from keras import layers
+from sklearn.datasets import load_digits
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--full", action="store_true", help="Fashion-MNIST in place of the digits that scikit-learn brings")
+full = parser.parse_args().full
+
+strategy = un.MirroredStrategy(devices=2, replicas=2)  # before the data, because it makes two CPU devices where there is no GPU
+EPOCHS = 10 if full else 5
+GLOBAL_BATCH_SIZE = 64 * strategy.num_replicas_in_sync
+
+
+def load():
+    """Images of one channel in [0, 1] and their classes: (train, test)."""
+    if full:
+        return tuple((x[..., None] / np.float32(255), y) for x, y in keras.datasets.fashion_mnist.load_data())
+    x, y = load_digits(return_X_y=True)
+    x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
+    return (x[:1500], y[:1500]), (x[1500:], y[1500:])
+
+
+train, test = load()
+train_dataset = strategy.distribute_dataset(train, batch_size=GLOBAL_BATCH_SIZE, shuffle=True)
+test_dataset = strategy.distribute_dataset(test, batch_size=GLOBAL_BATCH_SIZE)
+
+
+def create_model():
+    padding = "valid" if full else "same"  # two valid convolutions and two pools would leave nothing of 8 x 8 pixels
+    regularizer = keras.regularizers.L2(1e-5)
+    return keras.Sequential([
+        keras.Input(train[0].shape[1:]),
+        layers.Conv2D(32, 3, padding=padding, activation="relu", kernel_regularizer=regularizer),
+        layers.MaxPooling2D(),
+        layers.Conv2D(64, 3, padding=padding, activation="relu", kernel_regularizer=regularizer),
+        layers.MaxPooling2D(),
+        layers.Flatten(),
+        layers.Dense(64, activation="relu", kernel_regularizer=regularizer),
+        layers.Dense(10, activation="softmax", kernel_regularizer=regularizer),
+    ])  # fmt: skip
+
+
+keras.utils.set_random_seed(0)
+with strategy.scope():
+    model = create_model()
+    optimizer = keras.optimizers.Adam()
+    test_loss = keras.metrics.Mean(name="test_loss")
+    train_accuracy = keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
+    test_accuracy = keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
+loss_object = keras.losses.SparseCategoricalCrossentropy(reduction=None)  # one loss for each example
+
+
+def train_step(inputs):
+    """A replica's share of the loss. The gradients of all replicas are summed where they are applied."""
+    images, labels = inputs
+
+    def compute_loss():
+        predictions = model(images, training=True)
+        loss = un.compute_average_loss(loss_object(labels, predictions), global_batch_size=GLOBAL_BATCH_SIZE)
+        return loss + un.scale_regularization_loss(model.losses), predictions
+
+    (loss, predictions), gradients = un.value_and_grad(compute_loss, model.trainable_variables, has_aux=True)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    train_accuracy.update_state(labels, predictions)
+    return loss
+
+
+def test_step(inputs):
+    images, labels = inputs
+    predictions = model(images, training=False)
+    test_loss.update_state(loss_object(labels, predictions))
+    test_accuracy.update_state(labels, predictions)
+
+
+@un.function
+def distributed_train_step(batch):
+    return strategy.reduce(un.ReduceOp.SUM, strategy.run(train_step, args=(batch,)), axis=None)
+
+
+@un.function
+def distributed_train_epoch(dataset):
+    total_loss = 0.0
+    for batch in dataset:
+        total_loss += distributed_train_step(batch)
+    return total_loss / len(dataset)
+
+
+def test_and_print(name, train_loss):
+    for batch in test_dataset:
+        strategy.run(test_step, args=(batch,))
+    print(
+        f"{name:<16}  loss {float(train_loss):.4f}  accuracy {float(train_accuracy.result()):.2%}"
+        f"  test loss {float(test_loss.result()):.4f}  test accuracy {float(test_accuracy.result()):.2%}"
+    )
+    for metric in (train_accuracy, test_loss, test_accuracy):
+        metric.reset_state()
+
+
+print(strategy)
+print("The whole dataset in a for-loop")
+for epoch in range(EPOCHS):
+    total_loss = 0.0
+    for batch in train_dataset:
+        total_loss += distributed_train_step(batch)
+    test_and_print(f"  epoch {epoch + 1}", total_loss / len(train_dataset))
+
+print("Ten steps by iter and next")
+batches = iter(train_dataset)
+total_loss = 0.0
+for _ in range(10):
+    total_loss += distributed_train_step(next(batches))
+test_and_print("  ten steps", total_loss / 10)
+
+print("A whole epoch in one function")
+test_and_print("  one epoch", distributed_train_epoch(train_dataset))
+
+# The tutorial's example of how to divide: two replicas, a global batch of 4.
+example = strategy.distribute_dataset(np.float32([2, 3, 4, 5]), batch_size=4)
+shares = strategy.run(un.compute_average_loss, args=(next(iter(example)),), kwargs={"global_batch_size": 4})
+print("Losses 2, 3 on one replica and 4, 5 on the other, of a global batch of 4")
+print(f"  a replica's share  {', '.join(f'{float(share):g}' for share in strategy.local_results(shares))}")
+print(f"  loss of the batch  {float(strategy.reduce('SUM', shares, axis=None)):g}")
+print(f"  mean of the shares {float(strategy.reduce('MEAN', shares, axis=None)):g}, which is the loss of nothing")

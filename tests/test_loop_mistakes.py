@@ -1,0 +1,305 @@
+"""Lines that lose people days elsewhere, and what they are told here. And correct lines, which must never raise."""
+
+import functools
+import warnings
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+from loops import CLASSES, Loop, crossentropy, data
+from trainings import on
+
+X, Y = data("dense", 24)
+
+
+@pytest.fixture(params=[1, 4])
+def loop(request):
+    return Loop(on(1, request.param))
+
+
+def first(loop):
+    return next(iter(loop.strategy.distribute_dataset((X, Y), batch_size=12)))
+
+
+# 1. Arrays that are not distributed.
+
+
+def test_a_batch_that_is_not_distributed_is_refused(loop):
+    replicas = loop.strategy.num_replicas_in_sync
+    with pytest.raises(
+        ValueError, match=rf"shape \(24, 6\).*every one of the {replicas} replicas.*same 24 rows(.|\n)*un.replicate"
+    ):
+        loop.strategy.run(loop.step, args=((X, Y),))
+    with pytest.raises(ValueError, match="as an argument and is not distributed"):
+        loop.strategy.run(loop.step, kwargs={"batch": (ops.convert_to_tensor(X), Y)})
+
+
+def test_an_array_in_a_closure_is_refused(loop):
+    x = X[:8]
+    with pytest.raises(ValueError, match=r"by the name 'x' and is not distributed"):
+        loop.strategy.run(lambda: ops.sum(loop.model(x)))
+    x = jax.numpy.asarray(x)
+    with pytest.raises(ValueError, match=r"by the name 'x' and is not distributed"):
+        loop.strategy.run(lambda: ops.sum(x))
+
+
+def test_a_global_array_some_rows_of_it_and_a_function_that_has_it_are_refused(loop):
+    def inner():
+        return ops.sum(loop.model(X[3:9]))
+
+    for code in (lambda: ops.sum(loop.model(X)), inner, lambda: inner() + 1, functools.partial(lambda x: ops.sum(x), X)):
+        with pytest.raises(ValueError, match="is not distributed"):
+            loop.strategy.run(code)
+
+
+def test_an_attribute_of_an_object_is_refused(loop):
+    class Trainer:
+        def __init__(self):
+            self.rows = X
+
+        def step(self):
+            return ops.sum(loop.model(self.rows))
+
+    with pytest.raises(ValueError, match=r"by the name 'self.rows'"):
+        loop.strategy.run(Trainer().step)
+
+
+def test_replicate_says_that_it_is_meant(loop):
+    weights = un.replicate(np.arange(CLASSES, dtype="float32"))
+    of_all = loop.strategy.run(lambda x, w: ops.sum(ops.convert_to_tensor(x)) + ops.sum(w), args=(un.replicate(X), weights))
+    for value in loop.strategy.local_results(of_all):
+        np.testing.assert_allclose(value, X.sum() + 10, rtol=1e-5)
+    in_closure = loop.strategy.run(lambda: ops.sum(ops.convert_to_tensor(weights)))
+    assert [float(v) for v in loop.strategy.local_results(in_closure)] == [10] * loop.strategy.num_replicas_in_sync
+
+
+def test_numbers_variables_and_python_values_pass(loop):
+    scale, unused = np.float32(2), X  # noqa: F841
+
+    def code(batch, factor, name, option=None, variable=None):
+        assert name == "name"
+        assert option == {"a": [1, 2]}
+        assert X.shape == (24, 6)  # looked at, and not computed with
+        return ops.sum(batch[0]) * factor * scale + variable
+
+    value = loop.strategy.run(
+        code, args=(first(loop), 3.0, "name"), kwargs={"option": {"a": [1, 2]}, "variable": loop.optimizer.learning_rate}
+    )
+    total = loop.strategy.reduce("SUM", value)
+    replicas = loop.strategy.num_replicas_in_sync
+    np.testing.assert_allclose(total, 6 * X[:12].sum() + replicas * 0.001, rtol=1e-5)
+
+
+# 2. Distributed twice.
+
+
+def test_a_distributed_dataset_is_not_distributed_again(loop):
+    dataset = loop.strategy.distribute_dataset((X, Y), batch_size=12)
+    with pytest.raises(ValueError, match="is distributed already: iterate over it, or give it to fit"):
+        loop.strategy.distribute_dataset(dataset)
+    with pytest.raises(ValueError, match="batches of a distributed dataset, which are distributed already"):
+        loop.strategy.distribute_dataset(list(dataset))
+
+
+# 3. Losses that take a mean of a replica's rows.
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_a_loss_with_a_mean_is_refused(loop, reduction):
+    loss_fn = crossentropy(reduction)
+    rows = 12 // loop.strategy.num_replicas_in_sync
+    with pytest.raises(ValueError, match=rf"reduction='{reduction}'.* the {rows} rows of a replica(.|\n)*reduction=None"):
+        loop.strategy.run(lambda batch: loss_fn(batch[1], loop.model(batch[0])), args=(first(loop),))
+
+
+@pytest.mark.parametrize("reduction", [None, "none", "sum"])
+def test_a_loss_without_a_mean_is_right(loop, reduction):
+    loss_fn = crossentropy(reduction)
+
+    def code(batch):
+        return ops.sum(loss_fn(batch[1], loop.model(batch[0]))) / 12
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        value = loop.strategy.reduce("SUM", loop.strategy.run(code, args=(first(loop),)))
+    np.testing.assert_allclose(value, crossentropy()(Y[:12], loop.model(X[:12])), rtol=1e-5)
+
+
+# 4. A mean of shares.
+
+
+def test_a_mean_metric_that_is_fed_with_a_share_is_refused(loop):
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean(name="train_loss")
+
+    def code(batch):
+        mean.update_state(un.compute_average_loss(loop.loss(batch[1], loop.model(batch[0]))))
+
+    def by_engine(batch):
+        value, _ = un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), loop.model.trainable_variables)
+        mean.update_state(value)
+
+    for wrong in (code, by_engine):
+        with pytest.raises(
+            ValueError, match=r"'train_loss' is a mean(.|\n)*one value for each example(.|\n)*train_loss.update_state"
+        ):
+            loop.strategy.run(wrong, args=(first(loop),))
+
+
+def test_a_mean_metric_of_values_of_examples_is_right(loop):
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean()
+    loop.strategy.run(lambda batch: mean.update_state(loop.loss(batch[1], loop.model(batch[0]))), args=(first(loop),))
+    np.testing.assert_allclose(mean.result(), crossentropy()(Y[:12], loop.model(X[:12])), rtol=1e-5)
+
+
+# 5. Things of somebody else's.
+
+
+def test_what_was_made_outside_of_the_scope_is_refused():
+    strategy = on(1, 4)
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(CLASSES)])
+    batch = next(iter(strategy.distribute_dataset((X, Y), batch_size=12)))
+    with pytest.raises(ValueError, match=r"2 variables that were not made in its scope(.|\n)*with strategy.scope\(\):"):
+        strategy.run(lambda batch: model(batch[0]), args=(batch,))
+    loop, metric = Loop(strategy), keras.metrics.Mean()
+    with pytest.raises(ValueError, match="not made in its scope"):
+        loop.strategy.run(lambda batch: metric.update_state(loop.model(batch[0])), args=(batch,))
+    loop.optimizer = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match="not made in its scope"):
+        loop.one(batch)
+
+
+def test_a_step_of_one_strategy_under_another_is_refused():
+    loop, other = Loop(on(1, 4)), on(2, 4)
+    batch = next(iter(other.distribute_dataset((X, Y), batch_size=12)))
+    with pytest.raises(ValueError, match="not made in its scope"):
+        other.run(loop.step, args=(batch,))
+    with other.scope(), pytest.raises(ValueError, match="A step belongs to one strategy"):
+        loop.strategy.run(loop.step, args=(first(loop),))
+
+
+def test_collectives_are_refused(loop):
+    for code in (lambda batch: jax.lax.psum(ops.sum(batch[0]), "replicas"), lambda batch: jax.lax.axis_index("i")):
+        with pytest.raises(ValueError, match=r"one after another: they have nobody to talk to.*strategy.reduce"):
+            loop.strategy.run(code, args=(first(loop),))
+    with pytest.raises(NotImplementedError, match="strategy.reduce"):
+        loop.strategy.run(lambda batch: un.get_replica_context().all_reduce("SUM", batch[0]), args=(first(loop),))
+
+
+# 6. Lines of older programs.
+
+
+def test_a_dead_attribute_of_an_optimizer_is_refused(loop):
+    loop.one(first(loop))
+    loop.optimizer.lr = 0.01
+    with pytest.raises(AttributeError, match=r"optimizer.lr was set, but Adam has no such.*optimizer.learning_rate = "):
+        loop.one(first(loop))
+    del loop.optimizer.lr
+    loop.optimizer.learning_rate = 0.01
+    loop.one(first(loop))
+    loop.model.compile(keras.optimizers.SGD(), "mse")
+    loop.model.optimizer.momentun = 0.9
+    with pytest.raises(AttributeError, match=r"optimizer.momentun was set, but SGD"):
+        loop.model.fit(X, np.zeros((24, CLASSES)), verbose=0)
+
+
+def test_older_names_work(loop):
+    with loop.strategy.scope():
+        loss = keras.losses.MeanSquaredError(reduction=keras.losses.Reduction.NONE)
+        metric = keras.metrics.Mean()
+    assert not hasattr(keras.losses, "Reduction")
+    loop.strategy.run(lambda batch: metric(loss(batch[0], batch[0] + 2)), args=(first(loop),))
+    assert metric.result().numpy() == pytest.approx(4)
+    metric.reset_states()
+    assert metric.result().numpy() == 0
+
+
+# Updates.
+
+
+def test_reading_an_updated_weight_is_refused_and_two_runs_are_shown(loop):
+    def code(batch):
+        loop.step(batch)
+        return loop.model(batch[0])
+
+    with pytest.raises(
+        ValueError, match=r"kernel' after it was updated(.|\n)*strategy.run\(update(.|\n)*strategy.run\(read_what_was_updated"
+    ):
+        loop.strategy.run(code, args=(first(loop),))
+
+
+def test_two_updates_of_one_optimizer_are_refused(loop):
+    def code(batch):
+        _, gradients = un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), loop.model.trainable_variables)
+        loop.optimizer.apply(gradients, loop.model.trainable_variables)
+        loop.optimizer.apply(gradients, loop.model.trainable_variables)
+
+    with pytest.raises(ValueError, match="applies the optimizer 'adam.*' twice.*call strategy.run twice"):
+        loop.strategy.run(code, args=(first(loop),))
+
+
+def test_assigning_a_weight_is_refused(loop):
+    kernel = loop.model.trainable_variables[0]
+    with pytest.raises(ValueError, match="assigns 'sequential.*kernel', a trainable variable"):
+        loop.strategy.run(lambda batch: kernel.assign(kernel + 1), args=(first(loop),))
+
+
+def test_stateless_apply_is_refused(loop):
+    loop.optimizer.build(loop.model.trainable_variables)
+    with pytest.raises(ValueError, match=r"stateless_apply.*optimizer.apply\(gradients, variables\)"):
+        loop.strategy.run(lambda: loop.optimizer.stateless_apply([], [], []))
+
+
+def test_values_of_replicas_are_not_one_array(loop):
+    value = loop.strategy.run(lambda batch: loop.model(batch[0]), args=(first(loop),))
+    for use in (np.asarray, jax.numpy.asarray, float, lambda v: v + 1, lambda v: 2 * v, lambda v: v[0], lambda v: v.shape, list):
+        with pytest.raises(ValueError, match=r"one value for each replica, and is used as one array.*strategy.reduce"):
+            use(value)
+    loop.optimizer.build(loop.model.trainable_variables)
+    with pytest.raises(ValueError, match="one value for each replica"):
+        loop.optimizer.apply([value, value], loop.model.trainable_variables)
+    with pytest.raises(ValueError, match="one value for each replica"):
+        loop.model(first(loop)[0])
+
+
+def test_metrics_are_not_read_in_replica_code(loop):
+    for name in ("result", "reset_state"):
+        with pytest.raises(ValueError, match=rf"calls sparse_categorical_accuracy.*\.{name}\(\).*after strategy.run"):
+            loop.strategy.run(
+                lambda batch, name=name: [
+                    loop.accuracy.update_state(batch[1], loop.model(batch[0])),
+                    getattr(loop.accuracy, name)(),
+                ],
+                args=(first(loop),),
+            )
+
+
+def test_what_cannot_be_compiled_is_named(loop):
+    def code(batch):
+        return float(ops.sum(batch[0]))
+
+    with pytest.raises(ValueError, match="'code' could not run.*neither float"):
+        loop.strategy.run(code, args=(first(loop),))
+    with pytest.raises(ValueError, match="makes variables anew"):
+        loop.strategy.run(lambda: layers.Dense(2)(ops.ones((1, 2))))
+
+
+def test_a_function_that_is_made_anew_for_every_step_is_named(loop):
+    def three_times():
+        for number in range(3):
+            loop.strategy.run(lambda number=number: ops.ones(()) * number)
+
+    with pytest.warns(UserWarning, match=r"compiled '<lambda>' .*3 times.*make it once"):
+        three_times()
+
+
+def test_losses_are_for_replica_code():
+    with pytest.raises(RuntimeError, match="un.compute_average_loss is for replica code"):
+        un.compute_average_loss(np.ones(3, "float32"))
+    with pytest.raises(RuntimeError, match="un.scale_regularization_loss is for replica code"):
+        un.scale_regularization_loss(1.0)
