@@ -61,7 +61,7 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind):
             }
         )
     exchange = kind(placement)
-    totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b))
+    totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b), exchange.placement.replicas)
 
     expected = on_one_device(values, replicas)
     assert len(totals) == len(exchange.homes)

@@ -15,12 +15,12 @@ def placement(replicas: int, devices: int) -> Placement:
 
 
 def test_one_device_and_equal_replicas_are_one_run():
-    assert plan(32, placement(8, 1)).whole == Run(4, 0, 0, 8, range(32))
-    assert plan(3, placement(8, 1)).whole == Run(1, 0, 0, 3, range(3))
+    assert plan(32, None, placement(8, 1)).whole == Run(4, 0, 0, 8, range(32))
+    assert plan(3, None, placement(8, 1)).whole == Run(1, 0, 0, 3, range(3))
 
 
 def test_larger_replicas_come_first_in_a_program_of_their_own():
-    now = plan(11, placement(8, 1))
+    now = plan(11, None, placement(8, 1))
     assert now.whole is None
     assert now.parts[0].runs == (Run(2, 0, 0, 3, range(6)), Run(1, 3, 3, 5, range(6, 11)))
     assert now.size_at_end == 1
@@ -28,7 +28,7 @@ def test_larger_replicas_come_first_in_a_program_of_their_own():
 
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
 def test_every_row_and_every_replica_is_run_once_whatever_the_devices(rows, replicas, data):
-    now = plan(rows, placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    now = plan(rows, None, placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
     runs = [run for part in now.parts for run in part.runs]
     assert [row for run in runs for row in run.rows] == list(range(rows))
     assert [r for run in runs for r in range(run.first, run.first + run.count)] == list(range(min(rows, replicas)))
@@ -36,3 +36,25 @@ def test_every_row_and_every_replica_is_run_once_whatever_the_devices(rows, repl
     assert [run.size for run in runs for _ in range(run.count)] == [len(p) for p in split_evenly(rows, replicas) if p]
     assert all(run.before == sum(r.count for r in part.runs[:i]) for part in now.parts for i, run in enumerate(part.runs))
     assert (now.size_at_end, now.present) == (runs[-1].size, min(rows, replicas))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12).filter(any), st.data())
+def test_rows_that_were_dealt_out_stay_where_they_are(sizes, data):
+    """Also with replicas in the middle that have none: the others are neighbours in the tree."""
+    replicas = len(sizes)
+    now = plan(sum(sizes), tuple(sizes), placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    runs = [run for part in now.parts for run in part.runs]
+    assert [row for run in runs for row in run.rows] == list(range(sum(sizes)))
+    present = [replica for replica, size in enumerate(sizes) if size]
+    assert [r for run in runs for r in range(run.first, run.first + run.count)] == present
+    assert [run.size for run in runs for _ in range(run.count)] == [size for size in sizes if size]
+    spans = sorted((part.span.start, part.span.stop) for part in now.parts)
+    assert [leaf for start, stop in spans for leaf in range(start, stop)] == list(range(now.leaves))
+    assert now.leaves in (replicas, len(present))
+
+
+def test_sizes_that_are_even_are_the_plan_of_even_sizes():
+    for rows in range(1, 30):
+        for devices in (1, 3, 8):
+            even = tuple(len(part) for part in split_evenly(rows, 8))
+            assert plan(rows, even, placement(8, devices)) == plan(rows, None, placement(8, devices))

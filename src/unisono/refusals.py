@@ -142,6 +142,15 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
         )
 
 
+def check_replicas(replicas: int, strategy: Any) -> None:
+    """Of a distributed dataset that is given to fit, evaluate or predict."""
+    if replicas != strategy.num_replicas_in_sync:
+        raise ValueError(
+            f"The dataset is distributed to {replicas} replicas, and the model belongs to {strategy!r}. Distribute it by the model's "
+            f"strategy: strategy.distribute_dataset(dataset)."
+        )
+
+
 def check_scope_of_run(scope: Any, strategy: Any) -> None:
     """At strategy.run."""
     if scope is not strategy:

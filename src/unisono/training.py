@@ -18,6 +18,7 @@ from unisono.data.adapter import GlobalBatches
 from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
+from unisono.loop.datasets import DistributedDataset
 from unisono.pace import Group, Pace
 from unisono.placement import split_evenly
 from unisono.replica.program import ReplicaFunctions
@@ -74,10 +75,12 @@ class Bond:
             self.model.predict_function = self._several(self._predict_step, INPUTS)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._read_by_keras(args, kwargs)
         with self._grouping("fit", "train", args, kwargs):
             return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._read_by_keras(args, kwargs)
         with self._grouping("evaluate", "test", args, kwargs):
             return self._restoring("evaluate", *args, **kwargs)
 
@@ -90,11 +93,23 @@ class Bond:
         callbacks: Any = None,
         **more: Any,
     ) -> Any:
+        (x,), _ = self._read_by_keras((x,), {})
         source = keras_seam.adapter_of(x, batch_size, steps)
         refusals.check_source(source, steps)
         if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
             source = GlobalBatches(source, self.order)
         return self._restoring("predict", source, batch_size, verbose, steps, callbacks, **more)
+
+    def _read_by_keras(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with adapters in place of distributed datasets."""
+
+        def read(value: Any) -> Any:
+            if not isinstance(value, DistributedDataset):
+                return value
+            refusals.check_replicas(value.replicas, self.strategy)
+            return value.adapter
+
+        return tuple(map(read, args)), {name: read(value) for name, value in kwargs.items()}
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         return self._restoring("train_on_batch", *args, **kwargs)

@@ -24,6 +24,8 @@ class Rows:
 
     array: np.ndarray
     position: Position | None = None
+    sizes: tuple[int, ...] | None = None
+    """The rows of each replica, where they were dealt out already; else they are split evenly."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,6 +43,8 @@ def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any
     Copies unless it is told that nobody writes into the arrays: a generator may put its next batch into the same ones.
     """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
+    if leaves and all(isinstance(leaf, Rows) for leaf in leaves):
+        return jax.tree.unflatten(structure, [dataclasses.replace(leaf, position=position) for leaf in leaves])
     arrays = [as_array(leaf) for leaf in leaves]
     rows_of(arrays, position)
     return jax.tree.unflatten(structure, [Rows(np.array(a) if copy else a, position) for a in arrays])
@@ -55,6 +59,8 @@ class GlobalBatch:
     structure: Any
     rows: int
     position: Position | None
+    sizes: tuple[int, ...] | None = None
+    """The rows of each replica, unless they are split evenly."""
 
     @property
     def signature(self) -> Hashable:
@@ -80,7 +86,7 @@ def global_batch(batch: Any) -> GlobalBatch:
     if not all(isinstance(leaf, Rows) for leaf in leaves):
         return global_batch(held(batch, copy=False))
     arrays = [leaf.array for leaf in leaves]
-    return GlobalBatch(arrays, [leaf.dtype for leaf in leaves], structure, len(arrays[0]), leaves[0].position)
+    return GlobalBatch(arrays, [leaf.dtype for leaf in leaves], structure, len(arrays[0]), leaves[0].position, leaves[0].sizes)
 
 
 def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], device: jax.Device) -> Any:

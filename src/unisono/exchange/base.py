@@ -24,10 +24,10 @@ class Exchange(Protocol):
         each of them, and sent from the lead to devices that are no home."""
         ...
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int) -> list[Any]:
         """The sum over all replicas, once for each home.
 
         `nodes` has, for each device, the sums that it has finished, by their spans of replicas: the cover of its block
-        in the tree. None stands for replicas without rows. All values are trees of arrays of one structure.
+        in the tree over so many leaves. None stands for replicas without rows. All values are trees of arrays of one structure.
         """
         ...

@@ -37,18 +37,18 @@ class Collectives:
         self._unpack = Program(unpacked)
         self._programs: dict[Any, Any] = {}
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int) -> list[Any]:
         schedule = tuple(tuple((s.start, s.stop, value is not None) for s, value in of.items()) for of in nodes)
         example = next(value for of in nodes for value in of.values() if value is not None)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
-        key = (schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
+        key = (leaves, schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
         slots = max(map(len, nodes))
         packed = [
             self._packed_on(device, key, slots, of, shapes) for device, of in zip(self.placement.devices, nodes, strict=True)
         ]
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
         if key not in self._programs:
-            self._programs[key] = jax.jit(partial(self._summed, schedule))
+            self._programs[key] = jax.jit(partial(self._summed, leaves, schedule))
         one_at_a_time = jax.block_until_ready if self.placement.lead.platform == "cpu" else lambda arrays: arrays
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
         sums = one_at_a_time(self._programs[key](one_at_a_time(arrays)))
@@ -74,10 +74,10 @@ class Collectives:
         sharding = NamedSharding(self._mesh, PartitionSpec("devices"))
         return jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), sharding, parts)
 
-    def _summed(self, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def _summed(self, leaves: int, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         here, nowhere = PartitionSpec("devices"), PartitionSpec()
         run = jax.shard_map(
-            partial(jax.tree.map, partial(self._sum_of, schedule)),
+            partial(jax.tree.map, partial(self._sum_of, leaves, schedule)),
             mesh=self._mesh,
             in_specs=here,
             out_specs=nowhere,
@@ -85,7 +85,7 @@ class Collectives:
         )
         return run(arrays)
 
-    def _sum_of(self, schedule: Schedule, mine: jax.Array) -> jax.Array:
+    def _sum_of(self, leaves: int, schedule: Schedule, mine: jax.Array) -> jax.Array:
         devices = len(self.placement.devices)
         pieces = mine[0].reshape(mine.shape[1], devices, -1)
         pieces = lax.all_to_all(pieces, "devices", split_axis=1, concat_axis=0)  # (device, node, my piece of it)
@@ -94,8 +94,7 @@ class Collectives:
             for device, nodes in enumerate(schedule)
             for slot, (start, stop, there) in enumerate(nodes)
         }
-        everyone = range(self.placement.replicas)
-        total = tree.total(everyone, known.__contains__, known.__getitem__, jnp.add)
+        total = tree.total(range(leaves), known.__contains__, known.__getitem__, jnp.add)
         return lax.all_gather(total, "devices", tiled=True)
 
 

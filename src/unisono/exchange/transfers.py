@@ -20,12 +20,11 @@ class Transfers:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add) -> list[Any]:
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int) -> list[Any]:
         lead = self.placement.lead
         here = dict(nodes[0])
         away = [item for of_device in nodes[1:] for item in of_device.items()]
         if away:
             copies = jax.device_put([value for _, value in away], lead)
             here |= zip((span for span, _ in away), copies, strict=True)
-        everyone = range(self.placement.replicas)
-        return [tree.total(everyone, here.__contains__, here.__getitem__, lambda left, right: add(lead, left, right))]
+        return [tree.total(range(leaves), here.__contains__, here.__getitem__, lambda left, right: add(lead, left, right))]

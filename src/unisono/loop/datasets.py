@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
 from unisono import keras_seam
 from unisono.data.adapter import GlobalBatches, one_ahead
-from unisono.data.division import held, is_whole
+from unisono.data.division import Position, Rows, held, is_whole
 from unisono.data.order import Order, draw_seed
 from unisono.loop.arguments import is_array
 from unisono.loop.values import Shards, is_value
@@ -41,6 +43,16 @@ class DistributedDataset:
         if length is None:
             raise TypeError("This dataset does not know how many batches it has. Count them as they come.")
         return length
+
+    @property
+    def adapter(self) -> OfSource:
+        """For Keras' loops."""
+        return OfSource(self.source)
+
+    @property
+    def replicas(self) -> int:
+        """Of the strategy that distributes it."""
+        return self._placement.replicas
 
     @property
     def position(self) -> tuple[int, int]:
@@ -106,6 +118,96 @@ class Sequence(Source):
         for number, batch in enumerate(found if self._is_stream else one_ahead(found)):
             self.order.trained_on(pass_)
             yield pass_, number, batch
+
+
+class Pipelines(Source):
+    """A source for each replica: what they give at a time is one global batch."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.order = Order(0)
+        self._sources = sources
+
+    @property
+    def length(self) -> int | None:
+        lengths = [source.length for source in self._sources]
+        return None if None in lengths else max(length for length in lengths if length is not None)
+
+    def batches(self) -> Iterator[tuple[int, int, Any]]:
+        pass_ = self.order.passes
+        for number, parts in enumerate(itertools.zip_longest(*(source.batches() for source in self._sources))):
+            self.order.trained_on(pass_)
+            yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
+
+
+def joined(parts: list[Any], position: Position) -> Any:
+    """One global batch of those of the replicas; None is that of one whose pipeline has ended."""
+    present = [part for part in parts if part is not None]
+    structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
+    if len(structures) > 1:
+        raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
+    sizes = tuple(0 if part is None else len(jax.tree.leaves(part, is_leaf=is_whole)[0].array) for part in parts)
+    join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
+    return jax.tree.map(join, *present, is_leaf=is_whole)
+
+
+class InputContext:
+    """For which replica a pipeline is."""
+
+    def __init__(self, input_pipeline_id: int, replicas: int) -> None:
+        self.input_pipeline_id = input_pipeline_id
+        self.num_input_pipelines = replicas
+        self.num_replicas_in_sync = replicas
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The rows of a replica, of a global batch of so many."""
+        if global_batch_size % self.num_replicas_in_sync:
+            raise ValueError(
+                f"A global batch of {global_batch_size} rows cannot be dealt out evenly to {self.num_replicas_in_sync} replicas. Choose a "
+                f"multiple, or use strategy.distribute_dataset, which takes any number."
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+
+def pipelines(dataset_fn: Callable[[InputContext], Any], replicas: int) -> Pipelines:
+    found = []
+    for replica in range(replicas):
+        dataset = dataset_fn(InputContext(replica, replicas))
+        if isinstance(dataset, tuple | dict) or is_array(dataset):
+            raise ValueError(
+                "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
+                "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
+            )
+        found.append(source_of(dataset, None, False))
+    return Pipelines(found)
+
+
+class OfSource(keras_seam.DataAdapter):
+    """A source as an adapter for Keras' loops."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return (batch for _, _, batch in self._source.batches())
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_whole) for batch in self.get_jax_iterator())
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._source.length
+
+    @property
+    def batch_size(self) -> None:
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
 
 
 def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:

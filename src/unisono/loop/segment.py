@@ -49,7 +49,8 @@ class Segment:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
             finally:
                 self._leave(step)
-        return self._returned(code.returned, totals, outputs)
+        like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
+        return self._returned(code.returned, like, totals, outputs)
 
     def _made(self, batch: GlobalBatch, carried: Sequence[PerReplica], constants: list[Any]) -> Step:
         strategy, placement = self._strategy, self._strategy.placement
@@ -92,13 +93,13 @@ class Segment:
             for variable, value in zip(variables, values, strict=True):
                 keras_seam.set_raw_value(variable, value)
 
-    def _returned(self, tree: Any, totals: dict[str, Any], outputs: list[Output]) -> Any:
+    def _returned(self, tree: Any, like: Rows, totals: dict[str, Any], outputs: list[Output]) -> Any:
         placement = self._strategy.placement
 
         def value(leaf: Any) -> Any:
             if not isinstance(leaf, Leaf):
                 return leaf
-            return PerReplica(placement, outputs, leaf.index, totals.get(str(leaf.index)))
+            return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)))
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
 
@@ -113,8 +114,8 @@ def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
                 f"batches of one number of rows, for example by zipping the datasets before distributing them."
             )
         return global_batch(list(arguments.rows))
-    rows = arguments.carried[0].rows if arguments.carried else placement.replicas
-    return global_batch([Rows(np.zeros(rows, np.uint8))])
+    like = arguments.carried[0].like if arguments.carried else Rows(np.zeros(placement.replicas, np.uint8))
+    return global_batch([like])
 
 
 def as_constant(value: Any) -> Any:

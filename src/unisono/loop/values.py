@@ -42,12 +42,14 @@ class Shards(Rows):
     placement: Placement
 
     def __init__(self, rows: Rows, placement: Placement) -> None:
-        super().__init__(rows.array, rows.position)
+        super().__init__(rows.array, rows.position, rows.sizes)
         object.__setattr__(self, "placement", placement)
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:
         """The rows of each replica, in order."""
+        if self.sizes is not None:
+            return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
         return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(len(self.array), self.placement.replicas))
 
     __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
@@ -60,8 +62,10 @@ class Shards(Rows):
 class PerReplica:
     """One array of what replicas returned, on their devices."""
 
-    def __init__(self, placement: Placement, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
+    def __init__(self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
+        """`like` has the rows of the global batch that the values were made of."""
         self._placement = placement
+        self.like = like
         self._outputs = outputs
         self._index = index
         self.total = total
@@ -70,11 +74,6 @@ class PerReplica:
     @property
     def dtype(self) -> np.dtype:
         return self._outputs[0].arrays[self._index].dtype
-
-    @property
-    def rows(self) -> int:
-        """The rows of the global batch that it was made of."""
-        return max(output.run.rows.stop for output in self._outputs)
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
         """The value of a replica with so many rows."""

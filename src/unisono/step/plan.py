@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 from unisono import tree
 from unisono.placement import Placement, split_evenly
@@ -44,6 +47,8 @@ class Plan:
     rows: int
     present: int
     """How many replicas have rows."""
+    leaves: int
+    """Of the tree over which is summed."""
     parts: tuple[Part, ...]
     size_at_end: int
     """The rows of the last replica: its program finishes the step, on every placement."""
@@ -55,21 +60,35 @@ class Plan:
         return self.parts[0].runs[0] if alone else None
 
 
-def plan(rows: int, placement: Placement) -> Plan:
-    shards = [part for part in split_evenly(rows, placement.replicas) if part]
+def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan:
+    """`sizes` are the rows of each replica, unless they are split evenly."""
+    if sizes is None:
+        shards = split_evenly(rows, placement.replicas)
+    else:
+        ends = tuple(itertools.accumulate(sizes))
+        shards = tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
+    present = [replica for replica, shard in enumerate(shards) if shard]
+    # Leaves of the tree are replicas; where some in the middle have no rows, those that have some, so that they are neighbours.
+    leaves = list(range(placement.replicas)) if present == list(range(len(present))) else present
+    blocks = [range(bisect.bisect_left(leaves, b.start), bisect.bisect_left(leaves, b.stop)) for b in placement.blocks]
     parts = tuple(
-        Part(device, span, runs_of(span, shards))
-        for device, block in enumerate(placement.blocks)
-        for span in tree.cover(block, range(placement.replicas))
+        Part(device, span, runs_of(span, leaves, shards))
+        for device, block in enumerate(blocks)
+        for span in (tree.cover(block, range(len(leaves))) if block else [])
     )
-    return Plan(rows, len(shards), parts, len(shards[-1]))
+    return Plan(rows, len(present), len(leaves), parts, len(shards[present[-1]]))
 
 
-def runs_of(span: range, shards: list[range]) -> tuple[Run, ...]:
-    """At most two: of the larger replicas, then of the smaller."""
-    runs = []
-    present = range(span.start, min(span.stop, len(shards)))
-    for size in sorted({len(shards[r]) for r in present}, reverse=True):
-        mine = [r for r in present if len(shards[r]) == size]
-        runs.append(Run(size, mine[0], mine[0] - span.start, len(mine), range(shards[mine[0]].start, shards[mine[-1]].stop)))
+def runs_of(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[Run, ...]:
+    """Neighbours of one size; at most two runs, where rows are split evenly."""
+    runs: list[Run] = []
+    for before, leaf in enumerate(span):
+        replica, shard = leaves[leaf], shards[leaves[leaf]]
+        last = runs[-1] if runs else None
+        if not shard:
+            break
+        if last is not None and last.size == len(shard) and last.first + last.count == replica:
+            runs[-1] = dataclasses.replace(last, count=last.count + 1, rows=range(last.rows.start, shard.stop))
+        else:
+            runs.append(Run(len(shard), replica, before, 1, shard))
     return tuple(runs)

@@ -35,7 +35,7 @@ class Sum:
             run = partial(tree.total, known=lambda span: len(span) == 1, add=partial(self._add_on, device))
             value = partial(_of_leaf, contribution, index)
             nodes.append({span: run(span, value=value) for span in tree.cover(block, everyone)})
-        totals = self._exchange.total(nodes, self._add_on)
+        totals = self._exchange.total(nodes, self._add_on, self._placement.replicas)
         return dict(zip(self._exchange.homes, totals, strict=True))
 
     def _add_on(self, device: Any, left: Any, right: Any) -> Any:

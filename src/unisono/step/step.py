@@ -63,7 +63,7 @@ class Step:
         self._functions = functions
         self._contribution = jax.jit(functions.contribution)  # traced once, read twice
         self._numbers = Numbers()
-        self._plan = functools.cache(functools.partial(plan, placement=placement))
+        self._plans = functools.cache(functools.partial(plan, placement=placement))
         self._looked = False
         self._divisors: dict[Any, list[float | None]] = {}
         self._blocks = {c: Block(name, functions, self._contribution, c, placement.replicas) for c in (False, True)}
@@ -97,7 +97,7 @@ class Step:
             self._looked = True
         self._receive(state, batches[0])
         for group in self._groups(batches):
-            whole = self._plan(group[0].rows).whole
+            whole = self._plan(group[0]).whole
             logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
             self._functions.check(disagree)
         return logs, outputs
@@ -146,7 +146,7 @@ class Step:
 
     def _like(self, state: State, batch: GlobalBatch) -> Contribution:
         """A contribution, in shapes, which are the same for every number of rows."""
-        rows = self._plan(batch.rows).size_at_end
+        rows = self._plan(batch).size_at_end
         terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
         like = self._shapes(batch, rows), np.int32(0), np.float32(1), terms, self._constants[0]
         return jax.eval_shape(self._contribution, state, *like)[0]
@@ -183,12 +183,15 @@ class Step:
 
     def _groups(self, batches: list[GlobalBatch]) -> Iterator[list[GlobalBatch]]:
         """Batches that one call can take."""
-        for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.signature)):
+        for _, same in itertools.groupby(batches, key=lambda batch: (batch.rows, batch.sizes, batch.signature)):
             same = list(same)
-            whole = self._plan(same[0].rows).whole
+            whole = self._plan(same[0]).whole
             most = steps_in(same[0], whole, self._placement.replicas) if whole else 1
             for start in range(0, len(same), most):
                 yield same[start : start + most]
+
+    def _plan(self, batch: GlobalBatch) -> Plan:
+        return self._plans(batch.rows, batch.sizes)
 
     def _at_once(self, group: list[GlobalBatch], run: Run) -> tuple[dict[str, Any], list[Any], list[Output]]:
         orders = Orders(steps=len(group), count=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
@@ -196,7 +199,7 @@ class Step:
         return done.logs, done.disagree, [Output(0, run, done.outputs)]
 
     def _in_parts(self, batch: GlobalBatch) -> tuple[dict[str, Any], list[Any], list[Output]]:
-        now = self._plan(batch.rows)
+        now = self._plan(batch)
         given = {index: self._given(batch, index) for index in range(len(self._placement.devices))}
         for part in now.parts:
             if part.runs:  # the state is sent before the lead runs, and takes it along: it is there again only when that is done
@@ -234,7 +237,7 @@ class Step:
                 outputs.append(Output(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
         kind = tuple(what)
-        totals = self._exchange.total(nodes, lambda device, left, right: self._add(device, kind, left, right))
+        totals = self._exchange.total(nodes, lambda device, left, right: self._add(device, kind, left, right), now.leaves)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:
@@ -298,7 +301,7 @@ class Step:
 
     def _sizes(self, batch: GlobalBatch) -> list[int]:
         """The rows of each replica that has some."""
-        return [run.size for part in self._plan(batch.rows).parts for run in part.runs for _ in range(run.count)]
+        return [run.size for part in self._plan(batch).parts for run in part.runs for _ in range(run.count)]
 
     def _divisors_of(self, batch: GlobalBatch, rows: int, state: State | None = None) -> list[float | None]:
         """What a replica of so many rows adds to the divisor of each loss term; None where masks or weights decide."""
