@@ -14,7 +14,6 @@ import unisono as un  # before keras, so that Keras runs on JAX
 import keras
 import numpy as np
 from keras import layers, ops
-from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -174,7 +173,10 @@ def by_loop(seed, distributed=True, replicated=False):
         accuracy.reset_state()
     return history, bits(model)
 
-import os, time
+
+import os
+import time
+
 VEC = bool(os.environ.get("VEC"))
 try:
     by_loop(0, distributed=False)

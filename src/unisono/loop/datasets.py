@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -29,12 +30,24 @@ class DistributedDataset:
         self.source = source
         self._placement = placement
         self._position = (0, 0)
+        self._warned = False
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._batches())
 
     def _batches(self) -> Iterator[Any]:
+        small = None
         for pass_, number, batch in self.source.batches():
+            if small is not None and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"A batch of {small} rows for {self.replicas} replicas, and more batches behind it: replicas without rows have "
+                    f"nothing to do. A distributed dataset has global batches: if these are a replica's, make them {self.replicas} times "
+                    f"as large.",
+                    stacklevel=3,
+                )
+            rows = jax.tree.leaves(batch, is_leaf=is_whole)[0]
+            small = rows.shape[0] if rows.sizes is None and rows.shape[0] < self.replicas else None
             self._position = pass_, number + 1
             yield jax.tree.map(lambda rows: Shards(rows, self._placement), batch, is_leaf=is_whole)
 
@@ -246,7 +259,8 @@ def refuse_distributed(dataset: Any) -> None:
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
-    if any(is_value(leaf) for part in parts[:1] for leaf in jax.tree.leaves(part, is_leaf=is_value)):
+    first = parts[0] if parts and isinstance(dataset, list | tuple) else None
+    if any(map(is_value, jax.tree.leaves(first, is_leaf=is_value))):
         raise ValueError(
             "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
         )

@@ -52,10 +52,34 @@ class Runs:
 
 
 def identity(function: Callable[..., Any]) -> Hashable:
-    """Equal for the same function, and for the same method of the same object."""
+    """Equal for functions of the same code that find the same things around them: a lambda that is made anew for every step is
+    compiled once."""
     if isinstance(function, types.MethodType):
-        return Same(function.__func__), Same(function.__self__)
-    return Same(function)
+        return identity(function.__func__), Same(function.__self__)
+    if not isinstance(function, types.FunctionType) or function.__dict__:
+        return Same(function)
+    found = [contents(cell) for cell in function.__closure__ or ()]
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return function.__code__, Same(function.__globals__), tuple(map(known_by, [*found, *defaults]))
+
+
+def contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell
+
+
+def known_by(thing: Any) -> Hashable:
+    """Numbers and texts by what they are, functions as above, and all else by identity."""
+    if isinstance(thing, bool | int | float | str | bytes | None):
+        return type(thing), thing
+    return identity(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else Same(thing)
+
+
+def is_recursive(function: types.FunctionType) -> bool:
+    """Whether the function is around itself, or may be."""
+    return any(isinstance(contents(cell), types.FunctionType) for cell in function.__closure__ or ())
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from unisono.data.division import GlobalBatch, Rows, global_batch
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template, refuse_undistributed
 from unisono.loop.closure import arrays_around, is_among
-from unisono.loop.traces import check_collectives, constants_of
+from unisono.loop.traces import check_collectives, constants_of, divisors_of_sums
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement, split_evenly
 from unisono.replica.discovery import discover
@@ -32,6 +34,9 @@ class Segment:
         self._step: Step | None = None
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
+        self._divisors: set[int] = set()
+        self._most_rows = 0
+        self._warned = False
 
     def __call__(self, arguments: Arguments) -> Any:
         placement: Placement = self._strategy.placement
@@ -44,11 +49,12 @@ class Segment:
             assert code is not None
             for optimizer in code.variables.optimizers:
                 self._strategy.check_attributes(optimizer)
-            state = tuple([keras_seam.raw_value(v) for v in group] for group in self._variables)
+            state = tuple([unshared(v, step.holds) for v in group] for group in self._variables)
             try:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
             finally:
                 self._leave(step)
+        self._compare(code.fixed_divisors, batch.rows)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
@@ -77,6 +83,7 @@ class Segment:
         self._strategy.check_variables(variables)
         check_collectives(self._name, program)
         constants = constants_of(program)
+        self._divisors = divisors_of_sums(program)
         replicas = self._strategy.num_replicas_in_sync
         for name, array in arrays_around(self._function) if constants else []:
             if is_among(array, constants):
@@ -86,6 +93,21 @@ class Segment:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         args, kwargs = self._template.filled(rows=rows, carried=carried, constants=constants)
         return self._function(*args, **kwargs)
+
+    def _compare(self, sizes: Sequence[float], rows: int) -> None:
+        """Says once that the code divides by another size of the global batch than this one's, as `sizes` have it, or as whole
+        numbers that it divides sums by do where they were the rows of batches before."""
+        self._most_rows = max(self._most_rows, rows)
+        wrong = [s for s in sizes if s != rows] + [d for d in self._divisors if d == self._most_rows != rows]
+        if wrong and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The function {self._name!r} divides a sum by {wrong[0]:.0f}, and this global batch has {rows} rows: its examples weigh "
+                f"{rows}/{wrong[0]:.0f} of what those of other batches do. If that is not meant, return the loss of each example from the "
+                f"function given to un.value_and_grad, or write un.compute_average_loss(losses) without global_batch_size: both divide by "
+                f"the rows that there are.",
+                stacklevel=5,
+            )
 
     def _leave(self, step: Step) -> None:
         """The variables hold the newest state, also when a step was interrupted."""
@@ -104,8 +126,21 @@ class Segment:
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
 
 
+def unshared(variable: Any, held: Callable[[Any], int]) -> Any:
+    """The variable's array, whose memory a step uses again; a copy where somebody else holds the array too."""
+    value = keras_seam.raw_value(variable)
+    ours = 3 + held(value)  # the variable, this name, the argument of getrefcount
+    return value.copy() if sys.getrefcount(value) > ours else value
+
+
 def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
     """The global batch of the arguments; where there is none, a row for each replica, or what made the values that it gets."""
+    for value in [*arguments.rows, *arguments.carried]:
+        if value.placement.replicas != placement.replicas:
+            raise ValueError(
+                f"strategy.run received a batch of a dataset that was distributed to {value.placement.replicas} replicas, and has "
+                f"{placement.replicas}. Distribute the dataset by the strategy that runs it."
+            )
     if arguments.rows:
         counts = {shards.shape[0] for shards in arguments.rows}
         if len(counts) > 1:

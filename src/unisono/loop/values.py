@@ -64,7 +64,7 @@ class PerReplica:
 
     def __init__(self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
         """`like` has the rows of the global batch that the values were made of."""
-        self._placement = placement
+        self.placement = placement
         self.like = like
         self._outputs = outputs
         self._index = index
@@ -104,14 +104,14 @@ class PerReplica:
         present = self.present
         like = next(iter(present.values()))
         shape = (0, *like.shape[1:]) if like.ndim else ()
-        return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self._placement.replicas))
+        return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self.placement.replicas))
 
     __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __array__
     shape = ndim = property(lambda self: refuse(self))
 
     def __repr__(self) -> str:
-        return f"<a {self.dtype} for each of {self._placement.replicas} replicas>"
+        return f"<a {self.dtype} for each of {self.placement.replicas} replicas>"
 
 
 def refuse(value: Any) -> Any:

@@ -55,7 +55,7 @@ class Functions(Protocol):
         """The arrays that replicas read beside those groups: (group, position in it)."""
         ...
 
-    def look(self, state: State, batch: Any) -> None:
+    def look(self, state: State, batch: Any, constants: Any) -> None:
         """Before anything is compiled: a look at some rows of the host."""
         ...
 

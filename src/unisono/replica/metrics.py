@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
@@ -78,6 +79,12 @@ def added(variables: list[Any], by_share: dict[int, bool], reset: list[Any], aft
         (new - old) * share if by_share.get(id(variable)) else new - old
         for variable, new, old in zip(variables, after, reset, strict=True)
     ]
+
+
+def some_rows(batch: Any) -> tuple[int, Any]:
+    """(how many, a batch of so many rows) to look at; parts are needed, so that one row is taken several times."""
+    rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
+    return (rows, batch) if rows > 1 else (4, jax.tree.map(lambda a: np.repeat(a, 4, axis=0), batch))
 
 
 def unpromised(metrics: Iterable[Any]) -> list[Any]:

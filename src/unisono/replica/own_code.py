@@ -21,6 +21,9 @@ Call = Callable[[Any, Any], Any]
 """`call(batch, constants)` calls the user's function."""
 
 
+MOST_DIVISORS = 64
+
+
 class Variables(NamedTuple):
     """What the code reads and assigns."""
 
@@ -60,6 +63,8 @@ class OwnCode:
         self.alone = replicas == 1
         self.returned: Any = None
         """The tree that the code returns: `Leaf`s and what is no array."""
+        self.fixed_divisors: list[float] = []
+        """What the code divides losses by, where it says so itself."""
         self._weighted_by_share: dict[int, bool] = {}
 
     def contribution(
@@ -73,6 +78,7 @@ class OwnCode:
         with self._running(start, batch, replica, share, divisors) as code, means.watch():
             returned = self._call(batch, constants)
             outputs, self.returned = split(returned)
+        self.fixed_divisors = code.fixed_divisors
         _, others_left, _, tracked_left = (list(map(code.scope.left, *pair)) for pair in zip(of.all, start, strict=True))
         by_share = dict.fromkeys(means.variables(), True) | self._weighted_by_share
         contribution = Contribution(
@@ -144,8 +150,24 @@ class OwnCode:
         scales = {id(v) for optimizer, _ in self.variables.applied for v in scaling_variables(optimizer)}
         return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
 
-    def look(self, state: State, batch: Any) -> None:
-        pass
+    def look(self, state: State, batch: Any, constants: Any) -> None:
+        """Finds out how metrics of the user's own are merged."""
+        of = self.variables
+        if self.alone or not metrics.unpromised(of.metrics):
+            return
+        one, totals = OwnCode(self._call, of, 1), jnp.ones(MOST_DIVISORS)
+        rows, batch = metrics.some_rows(batch)
+
+        @jax.jit
+        def after(tracked: list[Any], some: Any) -> list[Any]:
+            here = (*state[:3], tracked), some, jnp.int32(0), jnp.float32(1), totals, constants
+            return one.contribution(*here)[0].metrics
+
+        def updated(tracked: list[Any], part: range) -> list[Any]:
+            return after(tracked, jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch))
+
+        reset = metrics.reset_values(of.metrics, of.tracked)
+        self._weighted_by_share = metrics.weighted_by_share(of.metrics, of.tracked, reset, updated, rows)
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.variables.others, self.variables.assigned, disagree)

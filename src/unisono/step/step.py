@@ -75,6 +75,7 @@ class Step:
         self._current: set[int] = set()
         """The devices that hold the state of now, not of a step before."""
         self._returned: list[Any] = []
+        self._references: dict[int, int] = {}
         self._idle: dict[Any, Any] = {}
         self._constants: dict[int, list[Any]] = {}
         self._carried: Sequence[Carried] = ()
@@ -92,8 +93,8 @@ class Step:
         """
         logs, outputs = {}, []
         self._constants, self._carried = {0: list(constants)}, carried
-        if not self._looked:
-            self._functions.look(state, batches[0].tree())
+        if not self._looked and not carried:  # what is carried cannot be cut into rows
+            self._functions.look(state, batches[0].tree(), self._constants[0])
             self._looked = True
         self._receive(state, batches[0])
         for group in self._groups(batches):
@@ -108,7 +109,12 @@ class Step:
         if 0 not in self._held:
             return ()
         self._returned = list(itertools.chain.from_iterable(self._held[0].state))
+        self._references = {id(array): 2 for array in self._returned}  # that list, and what the lead holds
         return self._held[0].state
+
+    def holds(self, array: Any) -> int:
+        """How many references to an array of the state are the step's own."""
+        return self._references.get(id(array), 0)
 
     @property
     def says_more(self) -> bool:

@@ -1,0 +1,230 @@
+"""Distributed datasets: every source, lengths, positions, the replicas' own pipelines, and fit on them."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loops import CLASSES, Loop, crossentropy, data
+from sources import Batches, generated, tf_data, torch_loader
+from trainings import on
+
+X, Y = data("dense", 43)
+
+
+class Iterable:
+    """What can be iterated over again and again."""
+
+    def __iter__(self):
+        return generated((X, Y), 12)
+
+
+SOURCES = {
+    "arrays": lambda strategy: strategy.distribute_dataset((X, Y), batch_size=12),
+    "a list": lambda strategy: strategy.distribute_dataset(list(generated((X, Y), 12))),
+    "an iterable": lambda strategy: strategy.distribute_dataset(Iterable()),
+    "a PyDataset": lambda strategy: strategy.distribute_dataset(Batches((X, Y), 12)),
+    "a PyDataset with workers": lambda strategy: strategy.distribute_dataset(Batches((X, Y), 12, workers=2)),
+    "arrays of JAX": lambda strategy: strategy.distribute_dataset(tuple(map(keras.ops.convert_to_tensor, (X, Y))), batch_size=12),
+}
+
+
+@pytest.fixture(scope="module")
+def of_arrays():
+    return Loop(on(1)).train(X, Y)
+
+
+def trained_on(source, strategy):
+    loop = Loop(strategy)
+    dataset = source(strategy)
+    for _ in range(2):
+        loop.whole_epoch(dataset)
+    return loop.train(X, Y, epochs=0)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_trains_what_arrays_train(source, of_arrays):
+    assert trained_on(SOURCES[source], on(3)) == of_arrays
+
+
+def test_torch_and_tf_train_what_arrays_train(of_arrays):
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    for source in (torch_loader, tf_data):
+        dataset = source((X, Y), 12)["x"]
+        assert trained_on(lambda strategy, dataset=dataset: strategy.distribute_dataset(dataset), on(3)) == of_arrays
+
+
+def test_lengths_and_positions():
+    strategy = on(2, 4)
+    dataset = strategy.distribute_dataset((X, Y), batch_size=10)
+    assert len(dataset) == 5
+    assert dataset.position == (0, 0)
+    seen = [(batch[0].shape[0], dataset.position) for _ in range(2) for batch in dataset]
+    assert seen == [(rows, (p, b + 1)) for p in range(2) for b, rows in enumerate((10, 10, 10, 10, 3))]
+    assert len(strategy.distribute_dataset([X, Y])) == 2
+    with pytest.raises(TypeError, match="does not know how many batches"):
+        len(strategy.distribute_dataset(Iterable()))
+
+
+def test_the_end_of_the_data_uses_every_row_once():
+    """An iterator that runs out in the middle of a loop."""
+    dataset = on(2, 4).distribute_dataset(np.arange(31), batch_size=10)
+    batches, seen = iter(dataset), []
+
+    def ten_steps():
+        for _ in range(10):
+            seen.append(np.concatenate(next(batches).values))
+
+    with pytest.raises(StopIteration):
+        ten_steps()
+    assert [len(rows) for rows in seen] == [10, 10, 10, 1]
+    assert np.concatenate(seen).tolist() == list(range(31))
+
+
+@pytest.mark.filterwarnings("ignore:A batch of")
+@given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 9))
+def test_every_row_goes_to_one_replica(rows, batch_size, replicas):
+    strategy = on(1, replicas)
+    seen = [part for batch in strategy.distribute_dataset(np.arange(rows), batch_size=batch_size) for part in batch.values]
+    assert np.concatenate(seen).tolist() == list(range(rows))
+    assert all(
+        max(map(len, of)) - min(map(len, of)) <= 1 for of in (seen[i : i + replicas] for i in range(0, len(seen), replicas))
+    )
+
+
+def test_nested_batches():
+    strategy = on(1, 2)
+    rows = {"a": X, "b": (Y, [X])}
+    batch = next(iter(strategy.distribute_dataset(rows, batch_size=8)))
+    assert batch["a"].shape == (8, 6)
+    np.testing.assert_array_equal(batch["b"][1][0].values[1], X[4:8])
+    value = strategy.run(lambda batch: batch["b"][0] + 1, args=(batch,))
+    assert strategy.gather(value, axis=0).tolist() == (Y[:8] + 1).tolist()
+
+
+def test_what_is_no_dataset():
+    strategy = on(1, 2)
+    with pytest.raises(ValueError, match=r"a tuple without batch_size. Write distribute_dataset\(..., batch_size=n\)"):
+        strategy.distribute_dataset((X, Y))
+    with pytest.raises(ValueError, match="which has batches of its own. Leave it out"):
+        strategy.distribute_dataset([X], batch_size=3)
+    with pytest.raises(TypeError, match="It takes a list or another iterable"):
+        strategy.distribute_dataset(3)
+    with pytest.raises(ValueError, match="cannot shuffle a list"):
+        strategy.distribute_dataset([X], shuffle=True)
+    stream = strategy.distribute_dataset(generated((X, Y)))
+    assert len(list(stream)) == 5
+    with pytest.raises(ValueError, match="made of a generator, which was read once"):
+        list(stream)
+
+
+def test_batches_of_different_numbers_of_rows():
+    strategy = on(1, 2)
+    first, second = (next(iter(strategy.distribute_dataset([X[:rows]]))) for rows in (4, 6))
+    with pytest.raises(ValueError, match=r"arrays of 4 and 6 rows, from different global batches.*zipping"):
+        strategy.run(lambda a, b: a.sum() + b.sum(), args=(first, second))
+
+
+# The replicas' own pipelines.
+
+
+def pipelines(strategy, rows, size, drop=False):
+    def of_replica(context):
+        mine = rows[context.input_pipeline_id :: context.num_input_pipelines]
+        stop = len(mine) // size * size if drop else len(mine)
+        return [mine[start : start + size] for start in range(0, stop, size)]
+
+    return strategy.distribute_datasets_from_function(of_replica)
+
+
+def test_a_pipeline_for_each_replica():
+    """The second one ends first."""
+    found = [[part.tolist() for part in batch.values] for batch in pipelines(on(1, 2), np.arange(9), 2)]
+    assert found == [[[0, 2], [1, 3]], [[4, 6], [5, 7]], [[8], []]]
+    dropped = pipelines(on(2, 2), np.arange(9), 2, drop=True)
+    assert [[part.tolist() for part in batch.values] for batch in dropped] == found[:2]
+    assert len(dropped) == 2
+
+
+@pytest.mark.parametrize("sizes", [(1, 0, 3, 2), (0, 2, 2, 0), (3, 3, 0, 1), (0, 0, 0, 4)])
+def test_rows_that_were_dealt_out_train_to_the_same_bits(sizes):
+    """Whatever the number of rows of each replica, none among them, on one device and on several, in a loop and in fit."""
+
+    def dataset(strategy):
+        ends = np.cumsum((0, *sizes))
+
+        def of_replica(context):
+            rows = slice(ends[context.input_pipeline_id], ends[context.input_pipeline_id + 1])
+            return [(X[rows], Y[rows])] * 2 if rows.stop > rows.start else []
+
+        return strategy.distribute_datasets_from_function(of_replica)
+
+    seen = {trained_on(dataset, on(devices, 4)) for devices in (1, 2, 3, 4)}
+    for devices in (1, 3):
+        keras.utils.set_random_seed(0)
+        loop = Loop(on(devices, 4))
+        loop.model.compile(loop.optimizer, crossentropy())
+        loop.model.fit(dataset(loop.strategy), epochs=2, verbose=0)
+        seen.add(loop.train(X, Y, epochs=0))
+    assert len(seen) == 1
+
+
+def test_sizes_of_replicas():
+    sizes = []
+    on(1, 4).distribute_datasets_from_function(lambda context: sizes.append(context.get_per_replica_batch_size(12)) or [X])
+    assert sizes == [3, 3, 3, 3]
+    with pytest.raises(ValueError, match=r"12 rows cannot be dealt out evenly to 5 replicas.*strategy.distribute_dataset"):
+        on(1, 5).distribute_datasets_from_function(lambda context: [context.get_per_replica_batch_size(12)])
+    with pytest.raises(ValueError, match="It must return a replica's batches"):
+        on(1, 2).distribute_datasets_from_function(lambda context: (X, Y))
+
+
+# fit, evaluate and predict on them.
+
+
+def test_fit_takes_distributed_datasets():
+    """And calls callbacks as often as on the data itself."""
+
+    def trained(distributed):
+        loop, calls = Loop(on(2, 4)), []
+        data = [(X, Y), (X[:17], Y[:17])]
+        if distributed:
+            x, validation = (loop.strategy.distribute_dataset(rows, batch_size=10) for rows in data)
+        else:
+            x, validation = (Batches(rows, 10) for rows in data)
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: calls.append(("train", batch)),
+            on_epoch_end=lambda epoch, logs: calls.append(("epoch", epoch)),
+        )
+        loop.model.compile(loop.optimizer, crossentropy(), metrics=["accuracy"])
+        history = loop.model.fit(x, validation_data=validation, epochs=2, verbose=0, shuffle=False, callbacks=[count]).history
+        evaluated = loop.model.evaluate(validation, verbose=0, return_dict=True)
+        assert evaluated["loss"] == history["val_loss"][-1]
+        predicted = loop.model.predict(loop.strategy.distribute_dataset(X, batch_size=10) if distributed else X, 10, verbose=0)
+        assert predicted.shape == (43, CLASSES)
+        return loop.train(X, Y, epochs=0), history, calls, predicted.tolist()
+
+    assert trained(True) == trained(False)
+
+
+def test_a_dataset_of_another_strategy():
+    loop = Loop(on(2, 4))
+    loop.model.compile("sgd", crossentropy())
+    with pytest.raises(ValueError, match="distributed to 3 replicas, and the model belongs to"):
+        loop.model.fit(on(1, 3).distribute_dataset([(X, Y)]), verbose=0)
+    with pytest.raises(ValueError, match="of a dataset that was distributed to 3 replicas"):
+        loop.strategy.run(lambda x: x, args=(next(iter(on(1, 3).distribute_dataset([X]))),))
+
+
+def test_a_batch_smaller_than_r_that_is_not_the_last_is_warned_about():
+    """It looks like a replica's batch where a global one is due."""
+    strategy = on(1, 8)
+    with pytest.warns(UserWarning, match=r"A batch of 4 rows for 8 replicas.*global batch"):
+        list(strategy.distribute_dataset(X[:8], batch_size=4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(strategy.distribute_dataset(X[:10], batch_size=8))

@@ -1,0 +1,206 @@
+"""Metrics, moving statistics and precision in a loop: as in fit, with no code of the user's."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+from loops import CLASSES, Loop, crossentropy, data
+from trainings import on
+
+X, Y = data("dense", 43)
+SCORES = np.random.default_rng(5).uniform(size=43).astype("float32")
+TRUE = np.random.default_rng(6).integers(0, 2, 43)
+
+METRICS = {
+    "Mean": lambda: keras.metrics.Mean(),
+    "Precision": lambda: keras.metrics.Precision(),
+    "Recall": lambda: keras.metrics.Recall(thresholds=[0.3, 0.7]),
+    "AUC": lambda: keras.metrics.AUC(),
+    "SensitivityAtSpecificity": lambda: keras.metrics.SensitivityAtSpecificity(0.5),
+    "RootMeanSquaredError": lambda: keras.metrics.RootMeanSquaredError(),
+    "BinaryAccuracy": lambda: keras.metrics.BinaryAccuracy(),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("devices", [1, 3])
+def test_metrics_of_replicas_are_those_of_all_rows(name, devices):
+    strategy = on(devices, 4)
+    with strategy.scope():
+        metric = METRICS[name]()
+    whole = METRICS[name]()
+
+    def code(batch):
+        metric.update_state(*batch if name != "Mean" else (batch[1],))
+
+    for batch in strategy.distribute_dataset((TRUE, SCORES), batch_size=10):
+        strategy.run(code, args=(batch,))
+    whole.update_state(*((TRUE, SCORES) if name != "Mean" else (SCORES,)))
+    np.testing.assert_allclose(metric.result(), whole.result(), rtol=1e-5)
+    metric.reset_state()
+    assert all(not np.any(v.value) for v in metric.variables if "threshold" not in v.path)
+
+
+class Farthest(keras.metrics.Metric):
+    """Keeps a maximum."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = self.add_variable((), "zeros", name="most")
+
+    def update_state(self, values):
+        self.most.assign(ops.maximum(self.most, ops.max(values)))
+
+    def result(self):
+        return self.most.value
+
+
+class Counted(keras.metrics.Metric):
+    """Keeps a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, values):
+        self.total.assign_add(ops.sum(ops.cast(values > 0.5, "float32")))
+
+    def result(self):
+        return self.total.value
+
+
+def test_metrics_of_the_users_own():
+    """Sums are merged, what is no sum is refused by name."""
+    strategy = on(2, 4)
+    with strategy.scope():
+        counted, farthest = Counted(), Farthest()
+    for batch in strategy.distribute_dataset(SCORES, batch_size=10):
+        strategy.run(counted.update_state, args=(batch,))
+    assert float(counted.result()) == (SCORES > 0.5).sum()
+    with pytest.raises(ValueError, match=r"\(Farthest\) cannot be merged over replicas"):
+        strategy.run(farthest.update_state, args=(batch,))
+
+
+def test_a_mean_of_one_number_for_each_replica_weighs_rows():
+    strategy = on(2, 4)
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+    for batch in strategy.distribute_dataset(SCORES, batch_size=43):
+        strategy.run(lambda batch: mean.update_state(ops.mean(batch)), args=(batch,))
+    np.testing.assert_allclose(mean.result(), SCORES.mean(), rtol=1e-5)
+
+
+def test_a_metric_outside_of_replica_code():
+    """Updated with what reduce gives, as a plain metric; and goes on in replica code from there."""
+    loop = Loop(on(2, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean()
+    losses = []
+    for batch in loop.strategy.distribute_dataset((X, Y), batch_size=12):
+        losses.append(float(loop.one(batch)))
+        mean.update_state(losses[-1])
+    np.testing.assert_allclose(mean.result(), np.mean(losses), rtol=1e-6)
+    loop.strategy.run(lambda batch: mean.update_state(batch[0][:, 0] * 0 + losses[0]), args=(batch,))
+    np.testing.assert_allclose(mean.result(), np.mean(losses + [losses[0]] * 7), rtol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.8, 0.99])
+def test_moving_statistics_follow_all_rows(momentum):
+    """The moving mean moves as if the mean were that of all rows."""
+    strategy = on(3, 4)
+    with strategy.scope():
+        layer = layers.BatchNormalization(momentum=momentum)
+        layer.build((None, 6))
+    expected = np.zeros(6)
+    for batch in strategy.distribute_dataset(X, batch_size=12):
+        rows = np.concatenate(batch.values)
+        strategy.run(lambda batch: layer(batch, training=True), args=(batch,))
+        expected = expected * momentum + rows.mean(0) * (1 - momentum)
+    np.testing.assert_allclose(layer.moving_mean.value, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_one_replica_that_overflows_skips_the_step_for_all():
+    """The scale is halved once, weights and slots stay."""
+    loop = Loop(
+        on(2, 4), optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=8)
+    )
+    loop.train(X, Y, epochs=1)
+    wrong = X[:12].copy()
+    wrong[5] = np.inf
+    (good,) = loop.strategy.distribute_dataset([(X[:12], Y[:12])])
+    (bad,) = loop.strategy.distribute_dataset([(wrong, Y[:12])])
+    before = un.fingerprint(loop.model.trainable_variables, loop.optimizer.inner_optimizer)
+    loop.one(bad)
+    assert un.fingerprint(loop.model.trainable_variables, loop.optimizer.inner_optimizer) == before
+    assert float(loop.optimizer.dynamic_scale.value) == 4
+    loop.one(good)
+    assert un.fingerprint(loop.model.trainable_variables, loop.optimizer.inner_optimizer) != before
+    assert float(loop.optimizer.dynamic_scale.value) == 4
+
+
+def test_clipping_acts_on_the_sum_of_all_replicas():
+    """Opposite gradients: 1 - 5 is clipped, not each of them."""
+    strategy = on(2, 2)
+    with strategy.scope():
+        weight = keras.Variable(0.0)
+        optimizer = keras.optimizers.SGD(1.0, clipvalue=2.0)
+
+    def code(batch):
+        value, gradients = un.value_and_grad(lambda: ops.sum(batch * weight), [weight])
+        optimizer.apply(gradients, [weight])
+        return value
+
+    (batch,) = strategy.distribute_dataset([np.array([1.0, -5.0], "float32")])
+    strategy.run(code, args=(batch,))
+    assert float(weight.value) == 2.0
+
+
+def test_masked_tokens_are_not_counted():
+    """A loss over tokens is divided by the valid ones, as in fit; by weights, where the code gives some."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 20, (11, 6)) * (np.arange(6) < rng.integers(1, 7, (11, 1)))
+    targets = rng.integers(0, CLASSES, (11, 6))
+
+    def make(strategy):
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [layers.Input((6,), dtype="int32"), layers.Embedding(20, 8, mask_zero=True), layers.Dense(CLASSES)]
+            )
+            return model, keras.optimizers.SGD(0.5)
+
+    def by_loop(strategy, weights):
+        model, optimizer = make(strategy)
+        loss_fn = crossentropy(None)
+
+        def code(batch):
+            def loss():
+                values = loss_fn(batch[1], model(batch[0]))
+                return (values, ops.cast(batch[0] != 0, "float32")) if weights else values
+
+            value, gradients = un.value_and_grad(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        (batch,) = strategy.distribute_dataset([(tokens, targets)])
+        return float(strategy.reduce("SUM", strategy.run(code, args=(batch,)))), un.fingerprint(model.trainable_variables)
+
+    model, optimizer = make(on(2, 4))
+    model.compile(optimizer, crossentropy())
+    loss = model.fit(tokens, targets, batch_size=11, verbose=0).history["loss"][0]
+    by_mask = by_loop(on(2, 4), weights=False)
+    assert by_mask == by_loop(on(1, 4), weights=False)
+    assert by_mask == (pytest.approx(loss), un.fingerprint(model.trainable_variables))
+    assert by_loop(on(2, 4), weights=True)[0] == pytest.approx(loss, rel=1e-6)
+
+
+def test_an_epoch_of_a_loop_and_of_fit_say_the_same():
+    loop = Loop(on(2, 4))
+    loop.train(X, Y, epochs=1)
+    keras.utils.set_random_seed(0)
+    other = Loop(on(1, 4))
+    other.model.compile(other.optimizer, crossentropy(), metrics=["accuracy"])
+    history = other.model.fit(X, Y, batch_size=12, shuffle=False, verbose=0).history
+    assert float(loop.accuracy.result()) == history["accuracy"][0]
