@@ -1,4 +1,4 @@
-"""TensorFlow's tutorial of a custom training loop, in its own words: a small conv net, trained and tested by loops of three shapes.
+"""TensorFlow's tutorial of a custom training loop, in its own vocabulary: a conv net, trained by loops of three shapes.
 
 Run it with `python examples/fashion_mnist_loop.py`; with `--full` on Fashion-MNIST, which Keras downloads.
 """
@@ -13,31 +13,36 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_digits
 
-parser = argparse.ArgumentParser(description=__doc__)
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--full", action="store_true", help="Fashion-MNIST in place of the digits that scikit-learn brings")
-full = parser.parse_args().full
+parser.add_argument("--devices", type=int, default=2, help="how many devices run the 2 replicas; changes no bit")
+options = parser.parse_args()
 
-strategy = un.MirroredStrategy(devices=2, replicas=2)  # before the data, because it makes two CPU devices where there is no GPU
-EPOCHS = 10 if full else 5
+strategy = un.MirroredStrategy(devices=options.devices, replicas=2)  # first: it makes the CPU devices where there is no GPU
+keras.utils.set_random_seed(0)  # before the datasets, whose order is drawn from it
+EPOCHS = 10 if options.full else 5
 GLOBAL_BATCH_SIZE = 64 * strategy.num_replicas_in_sync
 
 
 def load():
-    """Images of one channel in [0, 1] and their classes: (train, test)."""
-    if full:
-        return tuple((x[..., None] / np.float32(255), y) for x, y in keras.datasets.fashion_mnist.load_data())
+    """(images, classes) to train on and to test with; images have one channel, in [0, 1]."""
+    if options.full:
+        return [(x[..., None] / np.float32(255), y) for x, y in keras.datasets.fashion_mnist.load_data()]
     x, y = load_digits(return_X_y=True)
     x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
     return (x[:1500], y[:1500]), (x[1500:], y[1500:])
 
 
 train, test = load()
+# Whole batches, because the loss is divided by GLOBAL_BATCH_SIZE. Without that argument, un.compute_average_loss divides by the rows
+# that a batch has.
+train = tuple(rows[: len(rows) // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE] for rows in train)
 train_dataset = strategy.distribute_dataset(train, batch_size=GLOBAL_BATCH_SIZE, shuffle=True)
 test_dataset = strategy.distribute_dataset(test, batch_size=GLOBAL_BATCH_SIZE)
 
 
 def create_model():
-    padding = "valid" if full else "same"  # two valid convolutions and two pools would leave nothing of 8 x 8 pixels
+    padding = "valid" if options.full else "same"  # two valid convolutions and two pools would leave nothing of 8 x 8 pixels
     regularizer = keras.regularizers.L2(1e-5)
     return keras.Sequential([
         keras.Input(train[0].shape[1:]),
@@ -51,7 +56,6 @@ def create_model():
     ])  # fmt: skip
 
 
-keras.utils.set_random_seed(0)
 with strategy.scope():
     model = create_model()
     optimizer = keras.optimizers.Adam()
@@ -131,4 +135,4 @@ shares = strategy.run(un.compute_average_loss, args=(next(iter(example)),), kwar
 print("Losses 2, 3 on one replica and 4, 5 on the other, of a global batch of 4")
 print(f"  a replica's share  {', '.join(f'{float(share):g}' for share in strategy.local_results(shares))}")
 print(f"  loss of the batch  {float(strategy.reduce('SUM', shares, axis=None)):g}")
-print(f"  mean of the shares {float(strategy.reduce('MEAN', shares, axis=None)):g}, which is the loss of nothing")
+print(f"  mean of the shares {float(strategy.reduce('MEAN', shares, axis=None)):g}, half of it: shares are to be added")

@@ -6,6 +6,11 @@ import re
 from processes import python
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def is_picture(file):
+    return file.read_bytes().startswith(PNG) and file.stat().st_size > 20_000
 
 
 def test_one_line_changes_the_placement_and_no_bit():
@@ -35,3 +40,48 @@ def test_half_precision_prints_its_dtypes():
         assert float(lines[0][0]) > 95
     assert "no loss scale" in bfloat16
     assert re.search(r"loss scale \d+", float16)
+
+
+def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_path):
+    picture = tmp_path / "curves.png"
+    finished = python(str(EXAMPLES / "cifar_fit_and_loop.py"), "--picture", str(picture), timeout=500)
+    assert finished.returncode == 0, finished.stderr
+    assert "is refused:\n  An array of shape (128, 8, 8, 1) reaches replica code as an argument" in finished.stdout
+    seen = re.findall(r"^(.+?) +seed (\d)  validation accuracy ([\d.]+)%  ([0-9a-f]{32})$", finished.stdout, re.MULTILINE)
+    runs = {name: [line[1:] for line in seen if line[0] == name] for name in ("fit", "loop", "loop, not distributed")}
+    assert [len(lines) for lines in runs.values()] == [5, 5, 5]
+    assert runs["fit"] == runs["loop"]
+    assert len({fingerprint for *_, fingerprint in seen}) == 10
+    assert min(float(accuracy) for _, accuracy, _ in runs["loop"]) > 85
+    assert "fit and loop have the same fingerprint for 5 of 5 seeds" in finished.stdout
+    assert re.search(r"(A|No) gap on this data: right and wrong loop end [\d.]+ points apart", finished.stdout)
+    assert is_picture(picture)
+
+
+def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
+    finished = python(str(EXAMPLES / "fashion_mnist_loop.py"))
+    assert finished.returncode == 0, finished.stderr
+    assert "Warning" not in finished.stderr
+    rows = re.findall(r"(.+?) +loss ([\d.]+)  accuracy ([\d.]+)%  test loss ([\d.]+)  test accuracy ([\d.]+)%", finished.stdout)
+    assert [name.strip() for name, *_ in rows] == [*(f"epoch {i}" for i in range(1, 6)), "ten steps", "one epoch"]
+    losses = [float(loss) for _, loss, *_ in rows]
+    assert losses == sorted(losses, reverse=True)
+    assert float(rows[-1][-1]) > 75
+    assert "a replica's share  1.25, 2.25\n" in finished.stdout
+    assert "loss of the batch  3.5\n" in finished.stdout
+    assert "mean of the shares 1.75" in finished.stdout
+
+
+def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
+    picture = tmp_path / "curves.png"
+    finished = python(str(EXAMPLES / "accumulation.py"), "--picture", str(picture))
+    assert finished.returncode == 0, finished.stderr
+    assert len(re.findall(r"final loss 0\.\d+, mean of 3 runs", finished.stdout)) == 4
+    difference = re.search(r"largest difference between the final losses of a run: (\S+)", finished.stdout)
+    assert difference is not None
+    assert float(difference[1]) < 1e-5
+    bits = re.findall(r"run \d  ([0-9a-f]{32})  ([0-9a-f]{32})  the same bits", finished.stdout)
+    assert len(bits) == 3
+    assert all(one == other for one, other in bits)
+    assert len({one for one, _ in bits}) == 3
+    assert is_picture(picture)

@@ -55,3 +55,39 @@ def test_fit_goes_on_where_a_loop_stopped():
     assert int(loop.optimizer.iterations.value) == 6
     loop.train(x, y, epochs=1)
     assert int(loop.optimizer.iterations.value) == 9
+
+
+class Says(Loop):
+    """Returns more than its loss, and feeds its metric inside of what is differentiated."""
+
+    def __init__(self, strategy, name, what):
+        super().__init__(strategy, MODELS[name])
+        self.what = what
+
+    def step(self, batch):
+        x, y = batch
+
+        def loss():
+            predictions = self.model(x, training=True)
+            if "metric" in self.what:
+                self.accuracy.update_state(y, predictions)
+            return self.loss(y, predictions), predictions
+
+        (value, predictions), gradients = un.value_and_grad(loss, self.model.trainable_variables, has_aux=True)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        said = {"predictions": predictions, "gradients": gradients, "rows": x, "loss": value}
+        return {key: said[key] for key in said if key in self.what}
+
+    def one(self, batch):
+        self.strategy.run(self.step, args=(batch,))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("conv", ""), ("conv", "metric predictions rows"), ("conv", "gradients loss"), ("transformer", "predictions loss")],
+)
+def test_what_the_code_returns_changes_no_bit(name, what):
+    x, y = data(name, 43)
+    fit = by_fit(on(1, 4), MODELS[name], keras.optimizers.Adam, x, y, 12)
+    assert Says(on(2, 4), name, what).train(x, y) == fit
+    assert Says(on(1, 1), name, what).train(x, y) == by_fit(on(1, 1), MODELS[name], keras.optimizers.Adam, x, y, 12)

@@ -189,7 +189,7 @@ def test_masked_tokens_are_not_counted():
 
     model, optimizer = make(on(2, 4))
     model.compile(optimizer, crossentropy())
-    loss = model.fit(tokens, targets, batch_size=11, verbose=0).history["loss"][0]
+    loss = model.fit(tokens, targets, batch_size=11, shuffle=False, verbose=0).history["loss"][0]
     by_mask = by_loop(on(2, 4), weights=False)
     assert by_mask == by_loop(on(1, 4), weights=False)
     assert by_mask == (pytest.approx(loss), un.fingerprint(model.trainable_variables))

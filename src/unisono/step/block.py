@@ -120,7 +120,7 @@ class Block:
             replica = orders.first + number
             found = self._functions.divisors(work.state, part(replica), replica, share, constants)
             found = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-            return counter.pushed(divisors, orders.before + number, flat(found))
+            return counter.pushed(divisors, orders.before + number, {"float32": found})
 
         divisors = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
         there = orders.before + orders.count
@@ -135,7 +135,8 @@ class Block:
         def run(number: Any, carry: Any) -> Any:
             contributions, outputs = carry
             replica = orders.first + number
-            contribution, output = self._contribution(work.state, part(replica), replica, share, divisors, constants)
+            found = self._contribution(work.state, part(replica), replica, share, divisors, constants)
+            contribution, output = lax.optimization_barrier(found)  # how it is packed must not change how it is computed
             put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, number, 0)  # noqa: E731
             return counter.pushed(contributions, orders.before + number, flat(contribution)), jax.tree.map(put, outputs, output)
 
@@ -166,7 +167,8 @@ class Block:
         if self._counted:
             found = self._functions.divisors(work.state, batch, zero, share, constants)
             given = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-        total, outputs = self._contribution(work.state, batch, zero, share, given, constants)
+        found = self._contribution(work.state, batch, zero, share, given, constants)
+        total, outputs = lax.optimization_barrier(found)
         new, differ = self._functions.finished(work.state, total, rows, jnp.int32(1))
         outputs = jax.tree.map(lambda a: a[None], outputs)
         return work._replace(state=as_before(new, work.state)), total.logs, differ, outputs
