@@ -347,6 +347,43 @@ def test_regularizers_count_once():
         assert float(model.trainable_variables[0].value[0, 0]) == pytest.approx(-1)
 
 
+def test_losses_of_the_model_are_added_to_those_of_the_examples():
+    """To the values for each example, or by their share to a number: the loss of fit."""
+
+    def trained(how):
+        keras.utils.set_random_seed(0)
+        strategy = on(2, 4)
+        with strategy.scope():
+            model = keras.Sequential(
+                [layers.Input((6,)), layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"), layers.Dense(CLASSES)]
+            )
+            optimizer = keras.optimizers.SGD(0.1)
+        if how == "fit":
+            model.compile(optimizer, crossentropy())
+            return model.fit(X, Y, batch_size=43, shuffle=False, verbose=0).history["loss"][0], model
+        loss_fn = crossentropy(None)
+
+        def step(batch):
+            def loss():
+                values = loss_fn(batch[1], model(batch[0], training=True))
+                if how == "values":
+                    return values + sum(model.losses)
+                return un.compute_average_loss(values) + un.scale_regularization_loss(model.losses)
+
+            value, gradients = un.value_and_grad(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            return value
+
+        (batch,) = strategy.distribute_dataset([(X, Y)])
+        return float(strategy.reduce("SUM", strategy.run(step, args=(batch,)))), model
+
+    (loss, model), *others = [trained(how) for how in ("fit", "values", "number")]
+    for value, other in others:
+        assert value == pytest.approx(loss, rel=1e-6)
+        for a, b in zip(other.trainable_variables, model.trainable_variables, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
 def test_the_tutorials_example_of_average_losses():
     """Two replicas, losses 2, 3 and 4, 5: 1.25 and 2.25 each, 3.5 in all."""
     strategy = on(1, 2)

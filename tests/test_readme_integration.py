@@ -8,6 +8,7 @@ import pytest
 from processes import python
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+LOOP = (pathlib.Path(__file__).parent.parent / "docs" / "loop.md").read_text()
 MAKEFILE = (pathlib.Path(__file__).parent.parent / "Makefile").read_text()
 
 
@@ -22,6 +23,19 @@ def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
     fingerprints = re.findall(r"^[0-9a-f]{32}$", finished.stdout, re.MULTILINE)
     assert len(fingerprints) == 2
     assert fingerprints[0] == fingerprints[1]
+
+
+def test_the_loop_in_the_docs_learns(tmp_path):
+    pytest.importorskip("sklearn")
+    program = re.search(r"```python\n(.*?)```", LOOP, re.DOTALL)
+    assert program is not None
+    file = tmp_path / "program.py"
+    file.write_text(program[1])
+    finished = python(str(file))
+    assert finished.returncode == 0, finished.stderr
+    losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", finished.stdout, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses[2] < losses[1] < losses[0]
 
 
 def test_every_make_target_that_the_readme_names_exists():
