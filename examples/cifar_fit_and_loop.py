@@ -206,10 +206,10 @@ def draw(curves):
 
 def verdict(curves):
     right, wrong = (curves[name][:, -1] for name in ("loop", "loop, not distributed"))
-    gap = 100 * (wrong.mean() - right.mean())
+    gap = 100 * abs(right.mean() - wrong.mean())
     spread = 100 * (right.std(ddof=1) + wrong.std(ddof=1))
-    ends = f"right and wrong loop end {abs(gap):.1f} points apart, and the seeds of both spread over {spread:.1f}"
-    return f"{'A gap' if abs(gap) > spread else 'No gap'} on this data: {ends}"
+    found = "A gap" if gap > spread else "No gap"
+    return f"{found} between right and wrong loop on this data: {gap:.1f} points, spread {spread:.1f}"
 
 
 try:

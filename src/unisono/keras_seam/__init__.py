@@ -1,0 +1,75 @@
+"""Everything private in Keras that Unisono leans on: nothing outside of this room touches an underscored name of Keras.
+
+Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses others by name.
+"""
+
+from keras.src.losses.loss import apply_mask as apply_mask
+from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter as GeneratorDataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter as TFDatasetAdapter
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
+
+from unisono.keras_seam.callbacks import HOOKS as HOOKS
+from unisono.keras_seam.callbacks import argument as argument
+from unisono.keras_seam.callbacks import wants_batches as wants_batches
+from unisono.keras_seam.calls import replaced as replaced
+from unisono.keras_seam.calls import set_keras_mask as set_keras_mask
+from unisono.keras_seam.data import ArrayDataAdapter as ArrayDataAdapter
+from unisono.keras_seam.data import DataAdapter as DataAdapter
+from unisono.keras_seam.data import PyDatasetAdapter as PyDatasetAdapter
+from unisono.keras_seam.data import adapter_of as adapter_of
+from unisono.keras_seam.data import array_batches as array_batches
+from unisono.keras_seam.data import array_order as array_order
+from unisono.keras_seam.data import first_batch as first_batch
+from unisono.keras_seam.data import has_length as has_length
+from unisono.keras_seam.data import in_groups as in_groups
+from unisono.keras_seam.data import is_pipeline as is_pipeline
+from unisono.keras_seam.data import replace_adapter as replace_adapter
+from unisono.keras_seam.data import static_rows as static_rows
+from unisono.keras_seam.data import tf_dataset as tf_dataset
+from unisono.keras_seam.data import unpack as unpack
+from unisono.keras_seam.instances import set_on as set_on
+from unisono.keras_seam.instances import wrapped_function as wrapped_function
+from unisono.keras_seam.instances import wrapped_method as wrapped_method
+from unisono.keras_seam.losses import call_model as call_model
+from unisono.keras_seam.losses import compiled_loss as compiled_loss
+from unisono.keras_seam.losses import computed_loss as computed_loss
+from unisono.keras_seam.losses import forget_losses as forget_losses
+from unisono.keras_seam.losses import get_keras_mask as get_keras_mask
+from unisono.keras_seam.losses import is_class_of_keras as is_class_of_keras
+from unisono.keras_seam.losses import is_of_keras as is_of_keras
+from unisono.keras_seam.losses import leaf_metrics as leaf_metrics
+from unisono.keras_seam.losses import leaf_metrics_of as leaf_metrics_of
+from unisono.keras_seam.losses import loss_terms as loss_terms
+from unisono.keras_seam.losses import loss_tracker as loss_tracker
+from unisono.keras_seam.losses import other_losses as other_losses
+from unisono.keras_seam.losses import term_trackers as term_trackers
+from unisono.keras_seam.models import BOND as BOND
+from unisono.keras_seam.models import METHODS as METHODS
+from unisono.keras_seam.models import Watch as Watch
+from unisono.keras_seam.models import bond_of as bond_of
+from unisono.keras_seam.models import drop_state as drop_state
+from unisono.keras_seam.models import is_built as is_built
+from unisono.keras_seam.models import layers_of as layers_of
+from unisono.keras_seam.models import of_class as of_class
+from unisono.keras_seam.models import overrides as overrides
+from unisono.keras_seam.optimizers import check_known as check_known
+from unisono.keras_seam.optimizers import dead_attributes as dead_attributes
+from unisono.keras_seam.optimizers import name_scope_of as name_scope_of
+from unisono.keras_seam.optimizers import updated_by as updated_by
+from unisono.keras_seam.optimizers import weights_of as weights_of
+from unisono.keras_seam.state import STATE_NAMES as STATE_NAMES
+from unisono.keras_seam.state import WITHOUT_OPTIMIZER as WITHOUT_OPTIMIZER
+from unisono.keras_seam.state import ReadingScope as ReadingScope
+from unisono.keras_seam.state import RecordingScope as RecordingScope
+from unisono.keras_seam.state import current_values as current_values
+from unisono.keras_seam.state import hold_state as hold_state
+from unisono.keras_seam.state import holds_value as holds_value
+from unisono.keras_seam.state import raw_value as raw_value
+from unisono.keras_seam.state import set_raw_value as set_raw_value
+from unisono.keras_seam.state import stateless_scope as stateless_scope
+from unisono.keras_seam.state import take_state as take_state
+from unisono.keras_seam.versions import CHECKED as CHECKED
+from unisono.keras_seam.versions import check_version as check_version
