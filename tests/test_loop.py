@@ -155,6 +155,24 @@ def test_arrays_that_somebody_holds_are_not_used_again(loop):
         np.testing.assert_array_equal(value, copy)
 
 
+def test_a_call_that_fails_leaves_the_state_as_it_is(loop):
+    """Also where another function has changed it since this one's last call."""
+    batch, kernel = first(loop, X, 12), loop.model.trainable_variables[0]
+
+    def look(batch, number):
+        return ops.sum(loop.model(batch[0])) + number
+
+    loop.strategy.run(look, args=(batch, np.float32(1)))
+    loop.train(X, Y)
+    before = np.array(kernel.value)
+    with pytest.raises(ValueError, match="made of a generator|different global batches"):
+        loop.strategy.run(look, args=((batch[0], first(loop, X, 5)[0]), np.float32(1)))
+    loop.optimizer.lr = 0.1
+    with pytest.raises(AttributeError, match="learning_rate"):
+        loop.train(X, Y)
+    np.testing.assert_array_equal(kernel.value, before)
+
+
 def test_memory_of_the_state_is_used_again():
     loop = Loop(on(1, 4))
     loop.train(X[:40], Y[:40])

@@ -70,6 +70,17 @@ def test_lengths_and_positions():
         len(strategy.distribute_dataset(Iterable()))
 
 
+def test_the_order_is_drawn_at_the_first_pass():
+    """As in fit: a seed that is set after the dataset was distributed counts."""
+    datasets = [on(1, 2).distribute_dataset(np.arange(20), batch_size=20, shuffle=True) for _ in range(2)]
+    orders = []
+    for dataset in datasets:
+        keras.utils.set_random_seed(5)
+        orders.append([batch.array.tolist() for _ in range(2) for batch in dataset])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+
+
 def test_the_end_of_the_data_uses_every_row_once():
     """An iterator that runs out in the middle of a loop."""
     dataset = on(2, 4).distribute_dataset(np.arange(31), batch_size=10)

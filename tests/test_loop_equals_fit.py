@@ -14,8 +14,17 @@ def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=64, dynamic_growth_steps=3)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("batch_size", [48, 128])
+@pytest.mark.parametrize(
+    ("precision", "batch_size"),
+    [
+        ("float32", 48),
+        ("float32", 128),
+        ("mixed_float16", 48),
+        ("mixed_bfloat16", 128),
+        pytest.param("mixed_float16", 128, marks=pytest.mark.full),
+        pytest.param("mixed_bfloat16", 48, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("name", ["conv", "transformer", "lstm"])
 def test_loop_and_fit_have_one_fingerprint(name, batch_size, precision):
     """Ragged batches at the end; the loss by the engine on one placement, by compute_average_loss on another."""

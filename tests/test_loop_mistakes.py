@@ -298,6 +298,32 @@ def test_a_function_that_is_made_anew_for_every_step_is_named(loop):
         three_times()
 
 
+def test_the_step_of_another_model_is_another_step():
+    """Several trainings by one function are no mistake."""
+    strategy = on(1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            loop = Loop(strategy)
+            strategy.run(lambda batch, loop=loop: loop.model(batch[0]), args=(first(loop),))
+
+
+def test_an_average_loss_of_replicated_rows_is_that_of_all_of_them():
+    """There is no global batch then; R replicas have the rows, each of them all."""
+    loop = Loop(on(2, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean()
+
+    def code(batch):
+        values = loop.loss(batch[1], loop.model(ops.convert_to_tensor(batch[0])))
+        mean.update_state(values)
+        return un.compute_average_loss(values), un.value_and_grad(lambda: values, [])[0]
+
+    found = loop.strategy.reduce("SUM", loop.strategy.run(code, args=(un.replicate((X, Y)),)))
+    np.testing.assert_allclose(found, [crossentropy()(Y, loop.model(X))] * 2, rtol=1e-5)
+    assert float(mean.count.value) == 4 * 24
+
+
 def test_losses_are_for_replica_code():
     with pytest.raises(RuntimeError, match="un.compute_average_loss is for replica code"):
         un.compute_average_loss(np.ones(3, "float32"))

@@ -274,8 +274,11 @@ class Strategy:
         )
 
     def __repr__(self) -> str:
+        def counted(count: int, noun: str) -> str:
+            return f"{count} {noun}{'s' * (count != 1)}"
+
         kind = self.devices[0].platform
-        return f"<{type(self).__name__}: {self.num_replicas_in_sync} replicas on {len(self.devices)} {kind} devices>"
+        return f"<{type(self).__name__}: {counted(self.num_replicas_in_sync, 'replica')} on {counted(len(self.devices), f'{kind} device')}>"
 
 
 def whole_number(name: str, value: Any) -> Any:

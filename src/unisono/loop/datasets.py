@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -91,21 +92,25 @@ class Source:
 
     def __init__(self, adapter: Any, unwrap: bool = False) -> None:
         """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
-        self.order = Order(draw_seed())
-        self.adapter = GlobalBatches(adapter, self.order)
+        self._adapter = adapter
         self._unwrap = unwrap
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """The seed is drawn when it is first needed, as fit does."""
+        return Order(draw_seed())
 
     @property
     def length(self) -> int | None:
-        return self.adapter.num_batches
+        return self._adapter.num_batches
 
     def batches(self) -> Iterator[tuple[int, int, Any]]:
-        pass_ = self.order.passes
-        self.adapter.on_epoch_begin()
-        for number, batch in enumerate(self.adapter.get_jax_iterator()):
+        pass_, adapter = self.order.passes, GlobalBatches(self._adapter, self.order)
+        adapter.on_epoch_begin()
+        for number, batch in enumerate(adapter.get_jax_iterator()):
             self.order.trained_on(pass_)
             yield pass_, number, batch[0] if self._unwrap else batch
-        self.adapter.on_epoch_end()
+        adapter.on_epoch_end()
 
 
 class Sequence(Source):

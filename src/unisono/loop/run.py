@@ -29,20 +29,24 @@ class Runs:
         arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
         key = identity(function), arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
         segment = self._segments.get(key)
-        if segment is None:
-            segment = self._segments[key] = Segment(name_of(function), function, arguments.template, self._strategy)
-            self._note(function)
-            while len(self._segments) > MOST_SEGMENTS:
-                self._segments.popitem(last=False)
-        self._segments.move_to_end(key)
-        return segment(arguments)
+        if segment is not None:
+            self._segments.move_to_end(key)
+            return segment(arguments)
+        segment = Segment(name_of(function), function, arguments.template, self._strategy)
+        returned = segment(arguments)
+        self._segments[key] = segment
+        while len(self._segments) > MOST_SEGMENTS:
+            self._segments.popitem(last=False)
+        self._note(function, segment.used)
+        return returned
 
-    def _note(self, function: Callable[..., Any]) -> None:
+    def _note(self, function: Callable[..., Any], variables: frozenset[int]) -> None:
+        """Counts by what a function uses: the step of another model is another one."""
         code = getattr(function, "__code__", None)
         if code is None:
             return
-        self._made[code] += 1
-        if self._made[code] == REMADE:
+        self._made[code, variables] += 1
+        if self._made[code, variables] == REMADE:
             warnings.warn(
                 f"strategy.run has compiled {name_of(function)!r} ({code.co_filename}:{code.co_firstlineno}) {REMADE} times. Where the "
                 f"function is made anew for every step (a lambda, a function inside another one), make it once, outside of the loop; "

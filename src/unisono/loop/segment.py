@@ -44,7 +44,7 @@ class Segment:
         constants = [as_constant(value) for value in arguments.constants]
         with explained_loop(self._name, batch):
             if self._step is None:
-                self._step = self._made(batch, arguments.carried, constants)
+                self._step = self._made(batch, arguments, constants)
             step, code = self._step, self._code
             assert code is not None
             for optimizer in code.variables.optimizers:
@@ -54,16 +54,23 @@ class Segment:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
             finally:
                 self._leave(step)
-        self._compare(code.fixed_divisors, batch.rows)
+        if arguments.rows:
+            self._compare(code.fixed_divisors, batch.rows)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
-    def _made(self, batch: GlobalBatch, carried: Sequence[PerReplica], constants: list[Any]) -> Step:
+    @property
+    def used(self) -> frozenset[int]:
+        """The ids of the variables that the function uses."""
+        return frozenset(id(v) for group in self._variables for v in group)
+
+    def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step:
         strategy, placement = self._strategy, self._strategy.placement
-        rows = len(split_evenly(batch.rows, placement.replicas)[0])
+        sizes = batch.sizes or [len(part) for part in split_evenly(batch.rows, placement.replicas)]
+        rows = next(size for size in sizes if size)
         shapes = batch.shapes(rows)
-        if carried:
-            shapes = shapes, [value.shapes(rows) for value in carried]
+        if arguments.carried:
+            shapes = shapes, [value.shapes(rows) for value in arguments.carried]
         like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
         variables = discover(
             self._call,
@@ -74,7 +81,7 @@ class Segment:
             lambda: strategy.owned.metrics,
             self._check,
         )
-        self._code = OwnCode(self._call, variables, placement.replicas)
+        self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
         return Step(self._name, self._code, placement, strategy.exchange)
 

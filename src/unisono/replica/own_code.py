@@ -56,9 +56,11 @@ class Variables(NamedTuple):
 class OwnCode:
     """The functions of replicas that run code of the user's."""
 
-    def __init__(self, call: Call, variables: Variables, replicas: int) -> None:
+    def __init__(self, call: Call, variables: Variables, replicas: int, can_be_cut: bool = True) -> None:
+        """`can_be_cut`: whether a batch's rows are all that the code gets, so that it can be tried on some of them."""
         self._call = call
         self._replicas = replicas
+        self._can_be_cut = can_be_cut
         self.variables = variables
         self.alone = replicas == 1
         self.returned: Any = None
@@ -153,7 +155,7 @@ class OwnCode:
     def look(self, state: State, batch: Any, constants: Any) -> None:
         """Finds out how metrics of the user's own are merged."""
         of = self.variables
-        if self.alone or not metrics.unpromised(of.metrics):
+        if self.alone or not self._can_be_cut or not metrics.unpromised(of.metrics):
             return
         one, totals = OwnCode(self._call, of, 1), jnp.ones(MOST_DIVISORS)
         rows, batch = metrics.some_rows(batch)

@@ -76,6 +76,7 @@ class Step:
         """The devices that hold the state of now, not of a step before."""
         self._returned: list[Any] = []
         self._references: dict[int, int] = {}
+        self._received = False
         self._idle: dict[Any, Any] = {}
         self._constants: dict[int, list[Any]] = {}
         self._carried: Sequence[Carried] = ()
@@ -92,11 +93,13 @@ class Step:
         Replicas get a batch's rows, or (rows, values) where values of an earlier step are carried over.
         """
         logs, outputs = {}, []
+        self._received = False
         self._constants, self._carried = {0: list(constants)}, carried
-        if not self._looked and not carried:  # what is carried cannot be cut into rows
+        if not self._looked:
             self._functions.look(state, batches[0].tree(), self._constants[0])
             self._looked = True
         self._receive(state, batches[0])
+        self._received = True
         for group in self._groups(batches):
             whole = self._plan(group[0]).whole
             logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
@@ -105,8 +108,8 @@ class Step:
 
     @property
     def state(self) -> State:
-        """The newest state, on the lead device; nothing before the first step."""
-        if 0 not in self._held:
+        """The newest state, on the lead device; nothing where the last call stopped before it took the state that it was given."""
+        if not self._received:
             return ()
         self._returned = list(itertools.chain.from_iterable(self._held[0].state))
         self._references = {id(array): 2 for array in self._returned}  # that list, and what the lead holds
@@ -123,7 +126,7 @@ class Step:
 
     def forget(self) -> None:
         """Lets go of what lies on the devices; the next step sends it again."""
-        self._held, self._current, self._returned, self._idle = {}, set(), [], {}
+        self._held, self._current, self._returned, self._idle, self._received = {}, set(), [], {}, False
 
     # What lies on the devices.
 
