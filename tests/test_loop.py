@@ -7,7 +7,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers, ops
 
@@ -99,6 +99,7 @@ def test_half_precision_is_summed_in_float32(loop):
     assert loop.strategy.reduce("MEAN", value).tolist() == [20000] * 3
 
 
+@settings(max_examples=15)
 @given(st.integers(1, 30), st.integers(1, 9), st.data())
 def test_gathered_rows_are_the_rows(rows, replicas, data):
     strategy = on(data.draw(st.integers(1, min(replicas, 8))), replicas)

@@ -10,7 +10,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from loops import CLASSES, Loop, crossentropy, data
+from loops import CLASSES, Loop, crossentropy, data, policy
 from trainings import on
 
 X, Y = data("dense", 24)
@@ -187,7 +187,7 @@ def test_collectives_are_refused(loop):
     for code in (lambda batch: jax.lax.psum(ops.sum(batch[0]), "replicas"), lambda batch: jax.lax.axis_index("i")):
         with pytest.raises(ValueError, match=r"one after another: they have nobody to talk to.*strategy.reduce"):
             loop.strategy.run(code, args=(first(loop),))
-    with pytest.raises(NotImplementedError, match="strategy.reduce"):
+    with pytest.raises(RuntimeError, match="strategy.reduce"):
         loop.strategy.run(lambda batch: un.get_replica_context().all_reduce("SUM", batch[0]), args=(first(loop),))
 
 
@@ -287,6 +287,32 @@ def test_what_cannot_be_compiled_is_named(loop):
         loop.strategy.run(code, args=(first(loop),))
     with pytest.raises(ValueError, match="makes variables anew"):
         loop.strategy.run(lambda: layers.Dense(2)(ops.ones((1, 2))))
+
+
+def test_a_traced_value_that_is_kept_is_named(loop):
+    losses, kept = [], {}
+
+    def code(batch):
+        losses.append(ops.sum(batch[0]))
+        return losses[-1]
+
+    with pytest.raises(ValueError, match=r"keeps a traced value in 'losses'.*Return the value"):
+        loop.strategy.run(code, args=(first(loop),))
+
+    @un.function
+    def whole(x):
+        kept["x"] = x + 1
+        return x
+
+    with pytest.raises(ValueError, match=r"keeps a traced value in 'kept'"):
+        whole(np.float32(1))
+
+
+def test_float16_without_a_loss_scale_is_warned_about():
+    with policy("mixed_float16"):
+        loop = Loop(on(1, 2))
+        with pytest.warns(UserWarning, match=r"'adam.*', which scales no loss.*LossScaleOptimizer\(optimizer\)"):
+            loop.one(first(loop))
 
 
 def test_a_function_that_is_made_anew_for_every_step_is_named(loop):

@@ -12,28 +12,27 @@ LOOP = (pathlib.Path(__file__).parent.parent / "docs" / "loop.md").read_text()
 MAKEFILE = (pathlib.Path(__file__).parent.parent / "Makefile").read_text()
 
 
-def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
+def printed_by_first_program_of(text, tmp_path):
+    """What a reader sees who copies the first program of a page."""
     pytest.importorskip("sklearn")
-    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert program is not None
     file = tmp_path / "program.py"
     file.write_text(program[1])
     finished = python(str(file))
     assert finished.returncode == 0, finished.stderr
-    fingerprints = re.findall(r"^[0-9a-f]{32}$", finished.stdout, re.MULTILINE)
+    return finished.stdout
+
+
+def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
+    fingerprints = re.findall(r"^[0-9a-f]{32}$", printed_by_first_program_of(README, tmp_path), re.MULTILINE)
     assert len(fingerprints) == 2
     assert fingerprints[0] == fingerprints[1]
 
 
 def test_the_loop_in_the_docs_learns(tmp_path):
-    pytest.importorskip("sklearn")
-    program = re.search(r"```python\n(.*?)```", LOOP, re.DOTALL)
-    assert program is not None
-    file = tmp_path / "program.py"
-    file.write_text(program[1])
-    finished = python(str(file))
-    assert finished.returncode == 0, finished.stderr
-    losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", finished.stdout, re.MULTILINE)]
+    printed = printed_by_first_program_of(LOOP, tmp_path)
+    losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]
     assert len(losses) == 3
     assert losses[2] < losses[1] < losses[0]
 

@@ -1,4 +1,4 @@
-"""Arrays that reach replica code without being arguments: what a function finds around it."""
+"""What a function finds around it: arrays that reach replica code without being arguments, and traced values that leave it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax.core import Tracer
 
 from unisono.loop.arguments import Replicated, is_array
 
@@ -17,7 +18,8 @@ LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 
 
 def arrays_around(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """(how the code calls it, an array) for each array that the function, or one that it calls, may find by a name."""
+    """(how the code calls it, an array) for each array that the function, or one that it calls, may find by a name, traced numbers
+    among them."""
     seen: set[int] = set()
     return list(_of_function(function, seen))
 
@@ -58,16 +60,30 @@ def _of_value(name: str, value: Any, names: set[str], seen: set[int]) -> Iterato
     elif isinstance(value, keras.Variable | keras.Layer | Replicated | types.ModuleType | type):
         return
     elif is_array(value):
-        if len(value.shape):
+        if counts(value):
             yield name, value
     elif isinstance(value, list | tuple | dict):
         for leaf in jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, Replicated) or is_array(leaf)):
-            if is_array(leaf) and len(leaf.shape) and not isinstance(leaf, Replicated):
+            if is_array(leaf) and counts(leaf) and not isinstance(leaf, Replicated):
                 yield name, leaf
     elif module_of(type(value)) not in LIBRARIES and id(value) not in seen and hasattr(value, "__dict__"):
         seen.add(id(value))
         for attribute in names & vars(value).keys():
             yield from _of_value(f"{name}.{attribute}", vars(value)[attribute], names, seen)
+
+
+def counts(array: Any) -> bool:
+    return bool(len(array.shape)) or isinstance(array, Tracer)
+
+
+def check_nothing_left(function: Callable[..., Any]) -> None:
+    """After a trace: a value that stands for what will be computed must not have been kept anywhere."""
+    for name, value in arrays_around(function):
+        if isinstance(value, Tracer):
+            raise ValueError(
+                f"The function keeps a traced value in {name!r}, where Python would find no number in it, and the compiled function would "
+                f"never put another. Return the value from the function, and keep what it returned."
+            )
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:

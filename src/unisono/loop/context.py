@@ -25,7 +25,7 @@ class ReplicaContext:
 
     def all_reduce(self, *_: Any, **__: Any) -> Any:
         """Refused: nothing but the engine adds over replicas."""
-        raise NotImplementedError(
+        raise RuntimeError(
             "Replica code cannot add over replicas by itself: replicas of one device run one after another. Return the value, and "
             'write strategy.reduce("SUM", value, axis=None) after strategy.run.'
         )

@@ -17,6 +17,7 @@ import numpy as np
 from unisono import keras_seam
 from unisono.errors import explained_function
 from unisono.loop import running
+from unisono.loop.closure import check_nothing_left
 from unisono.loop.datasets import DistributedDataset, DistributedIterator
 from unisono.loop.same import Same
 from unisono.loop.values import is_value
@@ -104,6 +105,7 @@ class Function:
                 jax.eval_shape(lambda arrays: jax.tree.map(bare, call(arrays)), arrays)
             found = {**scope.read, **scope.assigned}
             if found.keys() == known.keys():
+                check_nothing_left(self._fn)
                 return list(found.values())
             made, known = [v.path for i, v in found.items() if i not in known], found
         raise ValueError(

@@ -14,12 +14,13 @@ from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template, refuse_undistributed
-from unisono.loop.closure import arrays_around, is_among
-from unisono.loop.traces import check_collectives, constants_of, divisors_of_sums
+from unisono.loop.closure import arrays_around, check_nothing_left, is_among
+from unisono.loop.traces import check_collectives, constants_of, divisors_of_sums, has_float16
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement, split_evenly
 from unisono.replica.discovery import discover
 from unisono.replica.own_code import Leaf, OwnCode
+from unisono.replica.program import scaling_variables
 from unisono.step.step import Output, Step
 
 
@@ -35,6 +36,7 @@ class Segment:
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
         self._divisors: set[int] = set()
+        self._is_half = False
         self._most_rows = 0
         self._warned = False
 
@@ -83,14 +85,23 @@ class Segment:
         )
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
+        unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
+        if unscaled and self._is_half:
+            warnings.warn(
+                f"The function {self._name!r} computes in float16 and applies the optimizer {unscaled[0]!r}, which scales no loss: small "
+                f"gradients become zero. fit wraps such an optimizer by itself; in a loop write "
+                f"keras.optimizers.LossScaleOptimizer(optimizer).",
+                stacklevel=6,
+            )
         return Step(self._name, self._code, placement, strategy.exchange)
 
     def _check(self, variables: list[Any], program: Any) -> None:
         """Before the function is compiled."""
         self._strategy.check_variables(variables)
+        check_nothing_left(self._function)
         check_collectives(self._name, program)
         constants = constants_of(program)
-        self._divisors = divisors_of_sums(program)
+        self._divisors, self._is_half = divisors_of_sums(program), has_float16(program)
         replicas = self._strategy.num_replicas_in_sync
         for name, array in arrays_around(self._function) if constants else []:
             if is_among(array, constants):

@@ -41,6 +41,11 @@ def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
                     yield from parts_of(core.ClosedJaxpr(inner, ()))
 
 
+def has_float16(program: core.ClosedJaxpr) -> bool:
+    results = (result.aval for part in parts_of(program) for equation in part.jaxpr.eqns for result in equation.outvars)
+    return any(getattr(result, "dtype", None) == "float16" for result in results)
+
+
 def divisors_of_sums(program: core.ClosedJaxpr) -> set[int]:
     """The whole numbers by which the program divides sums over everything: the constants of a mean written by hand."""
     return {divisor for part in parts_of(program) for divisor in _divisors(part.jaxpr)}
@@ -49,6 +54,8 @@ def divisors_of_sums(program: core.ClosedJaxpr) -> set[int]:
 def _divisors(jaxpr: core.Jaxpr) -> Iterator[int]:
     sums = set()
     for equation in jaxpr.eqns:
+        if not equation.outvars:  # of which nothing was left
+            continue
         result, name = equation.outvars[0], equation.primitive.name
         sources = [v for v in equation.invars if not isinstance(v, core.Literal)]
         numbers = [v.val for v in equation.invars if isinstance(v, core.Literal)]
