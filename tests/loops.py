@@ -39,7 +39,12 @@ def dense() -> keras.Model:
     return keras.Sequential([layers.Input((6,)), layers.Dense(8, activation="relu"), layers.Dense(CLASSES)])
 
 
-MODELS = {"conv": conv, "transformer": transformer, "lstm": lstm, "dense": dense}
+def normalized() -> keras.Model:
+    hidden = [layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.2)]
+    return keras.Sequential([layers.Input((6,)), *hidden, layers.Dense(CLASSES)])
+
+
+MODELS = {"conv": conv, "transformer": transformer, "lstm": lstm, "dense": dense, "normalized": normalized}
 
 
 def data(name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,6 +96,7 @@ class Loop:
             self.optimizer = optimizer()
             self.accuracy = keras.metrics.SparseCategoricalAccuracy()
         self.loss = crossentropy(None)
+        self.compiled = un.function(self.one)
         self.whole_epoch = un.function(self.epoch)
 
     def step(self, batch: Any) -> Any:
@@ -127,7 +133,7 @@ class Loop:
             elif how == "iterator":
                 batches = iter(dataset)
                 for _ in range(len(dataset)):
-                    self.one(next(batches))
+                    self.compiled(next(batches))
             else:
                 self.whole_epoch(dataset)
         return bits(self.model, self.optimizer)

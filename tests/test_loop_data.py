@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
 from sources import Batches, generated, tf_data, torch_loader
 from trainings import on
+from unisono.data import division
 
 X, Y = data("dense", 43)
 
@@ -138,6 +140,67 @@ def test_batches_of_different_numbers_of_rows():
     first, second = (next(iter(strategy.distribute_dataset([X[:rows]]))) for rows in (4, 6))
     with pytest.raises(ValueError, match=r"arrays of 4 and 6 rows, from different global batches.*zipping"):
         strategy.run(lambda a, b: a.sum() + b.sum(), args=(first, second))
+
+
+class Asked:
+    """Says which batch it was asked for."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.asked = []
+
+    def __iter__(self):
+        for number, batch in enumerate(self.batches):
+            self.asked.append(number)
+            yield batch
+        self.asked.append("the end")
+
+
+def test_the_next_batch_is_read_and_sent_when_the_devices_have_begun(monkeypatch):
+    """One behind what lies ready. Rows are sent once, also where two runs take them."""
+    sent, filled = [], division.filled
+
+    def watched(parts, *args):
+        sent.extend(int(part[0]) for part in parts if len(part))
+        return filled(parts, *args)
+
+    monkeypatch.setattr(division, "filled", watched)
+    strategy, source = on(2, 4), Asked([np.arange(8) + 10 * number for number in range(4)])
+    total = un.function(lambda batch: strategy.reduce("SUM", strategy.run(lambda rows: rows.sum(), args=(batch,)), axis=None))
+    asked, seen, sums = [], [], []
+    for batch in strategy.distribute_dataset(source):
+        before = len(source.asked)
+        for _ in range(2):
+            sums.append(int(total(batch)))
+        asked.append(source.asked[before:])
+        seen.append(sorted(sent))
+        sent.clear()
+    assert sums == [28, 28, 108, 108, 188, 188, 268, 268]
+    assert asked == [[2], [3], ["the end"], []]
+    assert seen == [[0, 4, 10, 14], [20, 24], [30, 34], []]
+
+
+def test_an_error_of_the_data_comes_in_its_turn():
+    def broken():
+        yield X[:12]
+        raise OSError("the disk is gone")
+
+    class Broken:
+        __iter__ = staticmethod(broken)
+
+    strategy = on(1, 2)
+    batches = iter(strategy.distribute_dataset(Broken()))
+    strategy.run(lambda rows: rows.sum(), args=(next(batches),))
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+
+
+def test_nothing_is_taken_from_a_generator_ahead_of_time():
+    strategy, stream = on(1, 2), generated((X, Y), 12)
+    for batch in strategy.distribute_dataset(stream):
+        strategy.run(lambda batch: batch[0].sum(), args=(batch,))
+        break
+    assert len(list(stream)) == 3
 
 
 # The replicas' own pipelines.

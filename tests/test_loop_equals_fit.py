@@ -47,9 +47,33 @@ def test_loop_and_fit_have_one_fingerprint(name, batch_size, precision):
     x, y = data(name, ROWS[batch_size])
     optimizer = scaled if precision == "mixed_float16" else keras.optimizers.Adam
     with policy(precision):
-        seen = {by_fit(on(3), MODELS[name], optimizer, x, y, batch_size)}
+        seen = {by_fit(on(2), MODELS[name], optimizer, x, y, batch_size)}
         for devices, loss, how in ((1, "vector", "for"), (4, "average", "iterator"), (8, "vector", "epoch")):
             seen.add(Loop(on(devices), MODELS[name], optimizer, loss, batch_size).train(x, y, how=how))
+    assert len(seen) == 1
+
+
+OPTIMIZERS = {
+    "Adadelta": keras.optimizers.Adadelta,
+    "Adafactor": keras.optimizers.Adafactor,
+    "Adam with clipping and EMA": lambda: keras.optimizers.Adam(global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2),
+    "AdamW": keras.optimizers.AdamW,
+    "Ftrl": keras.optimizers.Ftrl,
+    "Lion": keras.optimizers.Lion,
+    "Muon": keras.optimizers.Muon,
+    "Nadam": keras.optimizers.Nadam,
+    "RMSprop": lambda: keras.optimizers.RMSprop(momentum=0.5, centered=True),
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+}
+
+
+@pytest.mark.parametrize("name", [o if o in ("Ftrl", "SGD") else pytest.param(o, marks=pytest.mark.full) for o in OPTIMIZERS])
+def test_every_optimizer_and_every_form_of_a_loop(name):
+    """66 rows in batches of 32: the last has fewer rows than there are replicas."""
+    x, y = data("dense", 66)
+    seen = {by_fit(on(4), MODELS["normalized"], OPTIMIZERS[name], x, y, 32)}
+    for devices, how in ((1, "for"), (2, "iterator"), (8, "epoch")):
+        seen.add(Loop(on(devices), MODELS["normalized"], OPTIMIZERS[name], batch_size=32).train(x, y, how=how))
     assert len(seen) == 1
 
 

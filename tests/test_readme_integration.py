@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import unisono as un
 from processes import python
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
@@ -41,3 +42,11 @@ def test_every_make_target_that_the_readme_names_exists():
     named = set(re.findall(r"make (\w+)", README))
     assert {"demo", "test"} <= named
     assert named <= set(re.findall(r"^(\w+):", MAKEFILE, re.MULTILINE))
+
+
+def test_every_module_that_the_docs_name_exists():
+    docs = pathlib.Path(__file__).parent.parent / "docs"
+    named = {name.rstrip("/") for page in docs.glob("*.md") for name in re.findall(r"\[`([a-z_/]+)`\]", page.read_text())}
+    assert "step/block" in named
+    root = pathlib.Path(un.__file__).parent
+    assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []

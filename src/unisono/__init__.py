@@ -24,11 +24,11 @@ from unisono.loop.gradients import value_and_grad as value_and_grad
 from unisono.loop.losses import compute_average_loss as compute_average_loss
 from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
 from unisono.loop.values import ReduceOp as ReduceOp
-from unisono.strategy import MirroredStrategy as MirroredStrategy
-from unisono.strategy import OneDeviceStrategy as OneDeviceStrategy
-from unisono.strategy import ParameterServerStrategy as ParameterServerStrategy
-from unisono.strategy import Strategy as Strategy
-from unisono.strategy import TPUStrategy as TPUStrategy
-from unisono.strategy import get_strategy as get_strategy
+from unisono.strategy.base import Strategy as Strategy
+from unisono.strategy.kinds import MirroredStrategy as MirroredStrategy
+from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
+from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
+from unisono.strategy.kinds import TPUStrategy as TPUStrategy
+from unisono.strategy.kinds import get_strategy as get_strategy
 
 __version__ = "0.1.0"

@@ -48,7 +48,7 @@ def explained_loop(name: str, batch: Any) -> Iterator[None]:
     except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
         if not raised_by_jax(error):
             raise
-        shapes = [tuple(array.shape) for array in batch.arrays]
+        shapes = [leaf.shape for leaf in batch.leaves]
         raise StepError(
             f"The function {name!r} could not run on the replicas of a global batch of shapes {shapes}. Check that it uses keras.ops "
             f"on traced values, and neither float() nor if on them. JAX says: {first_line(error)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ class Rows:
     position: Position | None = None
     sizes: tuple[int, ...] | None = None
     """The rows of each replica, where they were dealt out already; else they are split evenly."""
+    _sent: dict[Any, jax.Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,6 +37,16 @@ class Rows:
     def dtype(self) -> np.dtype:
         """As the devices have it: without 64-bit types, unless JAX was told to keep them."""
         return jax.dtypes.canonicalize_dtype(self.array.dtype)
+
+    def on(self, device: jax.Device, rows: range, shape: tuple[int, ...]) -> jax.Array:
+        """Some rows on a device, in an array whose first axes, for the rows, have this shape. They are sent once.
+
+        There may be room for more; what lies behind the rows is not to be read.
+        """
+        key = device, rows, shape
+        if key not in self._sent:
+            self._sent[key] = jax.device_put(filled([self.array[rows.start : rows.stop]], shape, self.dtype), device)
+        return self._sent[key]
 
 
 def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any:
@@ -54,29 +66,37 @@ def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any
 class GlobalBatch:
     """What a step needs of a batch."""
 
-    arrays: list[np.ndarray]
-    dtypes: list[np.dtype]
+    leaves: list[Rows]
     structure: Any
-    rows: int
-    position: Position | None
-    sizes: tuple[int, ...] | None = None
-    """The rows of each replica, unless they are split evenly."""
 
     @property
+    def rows(self) -> int:
+        return len(self.leaves[0].array)
+
+    @property
+    def position(self) -> Position | None:
+        return self.leaves[0].position
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The rows of each replica, unless they are split evenly."""
+        return self.leaves[0].sizes
+
+    @functools.cached_property
     def signature(self) -> Hashable:
         """What programs depend on beside the number of rows: structure, shapes, dtypes."""
-        return self.structure, tuple((a.shape[1:], dtype) for a, dtype in zip(self.arrays, self.dtypes, strict=True))
+        return self.structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
 
     @property
     def row_bytes(self) -> int:
-        return sum(dtype.itemsize * math.prod(a.shape[1:]) for a, dtype in zip(self.arrays, self.dtypes, strict=True))
+        return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in self.leaves)
 
     def tree(self) -> Any:
-        return jax.tree.unflatten(self.structure, self.arrays)
+        return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
     def shapes(self, rows: int) -> Any:
         """The batch of so many rows, in shapes."""
-        leaves = [jax.ShapeDtypeStruct((rows, *a.shape[1:]), t) for a, t in zip(self.arrays, self.dtypes, strict=True)]
+        leaves = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in self.leaves]
         return jax.tree.unflatten(self.structure, leaves)
 
 
@@ -85,21 +105,28 @@ def global_batch(batch: Any) -> GlobalBatch:
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
     if not all(isinstance(leaf, Rows) for leaf in leaves):
         return global_batch(held(batch, copy=False))
-    arrays = [leaf.array for leaf in leaves]
-    return GlobalBatch(arrays, [leaf.dtype for leaf in leaves], structure, len(arrays[0]), leaves[0].position, leaves[0].sizes)
+    return GlobalBatch(leaves, structure)
 
 
 def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], device: jax.Device) -> Any:
-    """These rows of each batch, in the order of the batches, on a device: a tree of arrays whose first axes, for the rows,
-    have this shape. There may be room for more; what lies behind the rows is not to be read."""
-    first, buffers = batches[0], []
-    for index, (array, dtype) in enumerate(zip(first.arrays, first.dtypes, strict=True)):
-        parts = [batch.arrays[index][rows.start : rows.stop] for batch in batches]
-        buffer = room((math.prod(shape), *array.shape[1:]), dtype)
-        for number, part in enumerate(parts):
-            np.copyto(buffer[number * len(rows) : (number + 1) * len(rows)], part, casting="unsafe")
-        buffers.append(buffer.reshape(*shape, *array.shape[1:]))
+    """These rows of each batch, in the order of the batches, on a device: a tree of arrays like those of `Rows.on`."""
+    first = batches[0]
+    if len(batches) == 1:
+        return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
+    buffers = [
+        filled([leaf.array[rows.start : rows.stop] for leaf in leaves], shape, leaves[0].dtype)
+        for leaves in zip(*(batch.leaves for batch in batches), strict=True)
+    ]
     return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
+
+
+def filled(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The parts, of one number of rows, behind one another; what is behind them was not written."""
+    rows, tail = len(parts[0]), parts[0].shape[1:]
+    buffer = room((math.prod(shape), *tail), dtype)
+    for number, part in enumerate(parts):
+        np.copyto(buffer[number * rows : (number + 1) * rows], part, casting="unsafe")
+    return buffer.reshape(*shape, *tail)
 
 
 def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

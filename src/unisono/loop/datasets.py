@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from unisono.data.order import Order, draw_seed
 from unisono.loop.arguments import is_array
 from unisono.loop.values import Shards, is_value
 from unisono.placement import Placement
+from unisono.step.plan import plan
 
 
 class DistributedDataset:
@@ -29,28 +31,36 @@ class DistributedDataset:
 
     def __init__(self, source: Source, placement: Placement) -> None:
         self.source = source
+        self.position: Position = (0, 0)
+        """(passes that were begun before this one, batches of this one that were handed out)"""
         self._placement = placement
-        self._position = (0, 0)
         self._warned = False
+        self._plans = functools.cache(functools.partial(plan, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
-        return DistributedIterator(self._batches())
+        return DistributedIterator(self)
 
-    def _batches(self) -> Iterator[Any]:
-        small = None
-        for pass_, number, batch in self.source.batches():
-            if small is not None and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"A batch of {small} rows for {self.replicas} replicas, and more batches behind it: replicas without rows have "
-                    f"nothing to do. A distributed dataset has global batches: if these are a replica's, make them {self.replicas} times "
-                    f"as large.",
-                    stacklevel=3,
-                )
-            rows = jax.tree.leaves(batch, is_leaf=is_whole)[0]
-            small = rows.shape[0] if rows.sizes is None and rows.shape[0] < self.replicas else None
-            self._position = pass_, number + 1
-            yield jax.tree.map(lambda rows: Shards(rows, self._placement), batch, is_leaf=is_whole)
+    def handed_out(self, batch: Any, begun: Callable[[], None]) -> Any:
+        """For the replicas. `begun` is called when the devices have begun with it."""
+        return jax.tree.map(lambda rows: Shards(rows, self._placement, begun), batch, is_leaf=is_whole)
+
+    def send(self, shards: list[Shards]) -> None:
+        """To the devices, before they are asked for."""
+        parts = self._plans(shards[0].shape[0], shards[0].sizes).parts
+        runs = [(part.device, run) for part in parts for run in part.runs]
+        for array in shards:
+            array.send(runs)
+
+    def check_size(self, shards: list[Shards]) -> None:
+        """Of a batch that is not the last."""
+        rows, sizes = shards[0].shape[0], shards[0].sizes
+        if sizes is None and rows < self.replicas and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"A batch of {rows} rows for {self.replicas} replicas, and more batches behind it: replicas without rows have nothing to "
+                f"do. A distributed dataset has global batches: if these are a replica's, make them {self.replicas} times as large.",
+                stacklevel=3,
+            )
 
     def __len__(self) -> int:
         length = self.source.length
@@ -68,23 +78,62 @@ class DistributedDataset:
         """Of the strategy that distributes it."""
         return self._placement.replicas
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """(passes that were begun before this one, batches of this one that were handed out)"""
-        return self._position
-
 
 class DistributedIterator:
-    """One pass over a distributed dataset."""
+    """One pass over a distributed dataset.
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
+    When the devices have begun with a batch, the next one is read and sent to them, except from a generator: a batch that was
+    taken from one and not trained on would be lost.
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._batches = dataset.source.batches()
+        self._position: Position | None = None
+        self._last: list[Shards] | None = None
+        self._ahead: list[tuple[Position, Any]] = []
+        self._error: BaseException | None = None
 
     def __iter__(self) -> DistributedIterator:
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        self._position, batch = self._ahead.pop() if self._ahead else self._read()
+        if self._last is not None:
+            self._dataset.check_size(self._last)
+        self._dataset.position, self._last = self._position, leaves_of(batch)
+        return batch
+
+    def _read(self) -> tuple[Position, Any]:
+        pass_, number, batch = next(self._batches)
+        myself = weakref.ref(self)  # who holds a batch need not hold what comes after it
+
+        def begun() -> None:
+            iterator = myself()
+            if iterator is not None:
+                iterator.look_ahead((pass_, number + 1))
+
+        return (pass_, number + 1), self._dataset.handed_out(batch, begun)
+
+    def look_ahead(self, position: Position) -> None:
+        """Reads the batch behind this position, if that is not known to be the end, and sends it. An error comes in its turn."""
+        source = self._dataset.source
+        if self._ahead or self._error or self._position != position or source.is_stream or position[1] == source.length:
+            return
+        try:
+            self._ahead = [self._read()]
+            self._dataset.send(leaves_of(self._ahead[0][1]))
+        except StopIteration:
+            return
+        except Exception as error:
+            self._error = error
+
+
+def leaves_of(batch: Any) -> list[Shards]:
+    return jax.tree.leaves(batch, is_leaf=is_whole)
 
 
 class Source:
@@ -94,6 +143,11 @@ class Source:
         """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
         self._adapter = adapter
         self._unwrap = unwrap
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether a batch that was read and not trained on is lost."""
+        return isinstance(self._adapter, keras_seam.GeneratorDataAdapter)
 
     @functools.cached_property
     def order(self) -> Order:
@@ -119,7 +173,10 @@ class Sequence(Source):
     def __init__(self, batches: Iterable[Any]) -> None:
         self.order = Order(0)
         self._batches = batches
-        self._is_stream = isinstance(batches, Iterator)
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self._batches, Iterator)
 
     @property
     def length(self) -> int | None:
@@ -127,13 +184,13 @@ class Sequence(Source):
 
     def batches(self) -> Iterator[tuple[int, int, Any]]:
         pass_ = self.order.passes
-        if pass_ and self._is_stream:
+        if pass_ and self.is_stream:
             raise ValueError(
                 "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         found = (held(batch, (pass_, number)) for number, batch in enumerate(self._batches))
-        for number, batch in enumerate(found if self._is_stream else one_ahead(found)):
+        for number, batch in enumerate(found if self.is_stream else one_ahead(found)):
             self.order.trained_on(pass_)
             yield pass_, number, batch
 
@@ -144,6 +201,10 @@ class Pipelines(Source):
     def __init__(self, sources: list[Source]) -> None:
         self.order = Order(0)
         self._sources = sources
+
+    @property
+    def is_stream(self) -> bool:
+        return any(source.is_stream for source in self._sources)
 
     @property
     def length(self) -> int | None:

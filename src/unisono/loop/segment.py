@@ -56,6 +56,8 @@ class Segment:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
             finally:
                 self._leave(step)
+        for shards in arguments.rows:
+            shards.begun()
         if arguments.rows:
             self._compare(code.fixed_divisors, batch.rows)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
@@ -93,7 +95,7 @@ class Segment:
                 f"keras.optimizers.LossScaleOptimizer(optimizer).",
                 stacklevel=6,
             )
-        return Step(self._name, self._code, placement, strategy.exchange)
+        return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
 
     def _check(self, variables: list[Any], program: Any) -> None:
         """Before the function is compiled."""

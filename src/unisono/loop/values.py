@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -40,10 +40,18 @@ class Shards(Rows):
     """An array of a global batch, of which each replica gets its rows."""
 
     placement: Placement
+    begun: Callable[[], None]
+    """To be called when the devices have begun with it: then there is time to see to the next batch."""
 
-    def __init__(self, rows: Rows, placement: Placement) -> None:
+    def __init__(self, rows: Rows, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
         super().__init__(rows.array, rows.position, rows.sizes)
         object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "begun", begun)
+
+    def send(self, runs: Iterable[tuple[int, Run]]) -> None:
+        """To the devices that run it, by their indices, as a step will ask for it."""
+        for device, run in runs:
+            self.on(self.placement.devices[device], run.rows, (self.placement.replicas, run.size))
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:

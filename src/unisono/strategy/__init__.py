@@ -1,0 +1,1 @@
+"""Strategies: where the replicas run, and what belongs to them."""

@@ -1,0 +1,187 @@
+"""Strategies: how many replicas, on which devices. The names and the scope of `tf.distribute`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from unisono import exchange, keras_seam, refusals
+from unisono.loop import older, running, values
+from unisono.loop.datasets import DistributedDataset, InputContext, pipelines, source_of
+from unisono.loop.run import Runs
+from unisono.owned import Owned
+from unisono.placement import Placement
+from unisono.strategy import arguments, scopes
+from unisono.strategy.arguments import Devices
+from unisono.xla import determinism, runtime
+
+
+class Strategy:
+    """R logical replicas on D devices; what all strategies share.
+
+    Args:
+        devices: How many devices, or which: a count, a list of JAX devices, or a mesh. By default all that JAX has, but
+            never more than replicas.
+        replicas: R, the number of parts into which every global batch is cut. By default the number of devices.
+        accumulate: R as a multiple of the devices: each runs this many replicas one after another.
+        deterministic: Whether results are the same to the bit, the default. False gives that up for GPU kernels that add in
+            no fixed order; fingerprints of such runs say so.
+
+    Example:
+        >>> strategy = MirroredStrategy(replicas=8)
+        >>> strategy.num_replicas_in_sync
+        8
+    """
+
+    _uses_all_devices = True
+    """Whether the number of devices, where it is not given, is the machine's."""
+    _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
+    """What to write in place of older forms."""
+
+    def __init__(
+        self,
+        *positional: Any,
+        devices: Devices = None,
+        replicas: int | None = None,
+        accumulate: int | None = None,
+        deterministic: bool = True,
+        **older: Any,
+    ) -> None:
+        keras_seam.check_version()
+        arguments.check_form(type(self).__name__, positional, older, self._example)
+        devices, replicas, accumulate = (
+            arguments.whole_number(name, value)
+            for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
+        )
+        self._check(devices, replicas, accumulate, deterministic)
+        count = devices if isinstance(devices, int) else None
+        if not runtime.has_started():
+            if deterministic:
+                determinism.ask_for()
+            if count:
+                runtime.make_cpu_devices(count)
+            runtime.ask_for_threads()
+        found = self._find(devices)
+        of_machine = devices is None and replicas is None and self._uses_all_devices
+        if replicas is None:
+            replicas = len(found) * (accumulate or 1)
+        elif devices is None:
+            found = found[:replicas]
+        if deterministic:
+            determinism.check({device.platform for device in found})
+        self.placement = Placement(replicas, tuple(found))
+        self.exchange = exchange.choose(self.placement)
+        self.deterministic = deterministic
+        self._to_announce = of_machine
+        self.owned = Owned()
+        self._runs = Runs(self)
+        runtime.check_threads()
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """R, the number of logical replicas."""
+        return self.placement.replicas
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices that run the replicas, in contiguous blocks."""
+        return self.placement.devices
+
+    def scope(self) -> contextlib.AbstractContextManager[Strategy]:
+        """Models made inside belong to this strategy, wherever they are compiled and fitted."""
+        return scopes.inside(self)
+
+    # A loop of the user's own.
+
+    def distribute_dataset(self, dataset: Any, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
+        """Global batches of which `run` gives each replica its rows.
+
+        Args:
+            dataset: A list or another iterable of global batches; a tuple or dict of arrays, or an array; a
+                keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader.
+            batch_size: The rows of a global batch, for arrays.
+            shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
+        """
+        return DistributedDataset(source_of(dataset, batch_size, shuffle), self.placement)
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
+        """Global batches that are made of the replicas' own.
+
+        Args:
+            dataset_fn: Called once for each replica, wherever it runs, with a context that knows its number as
+                `input_pipeline_id`; returns the replica's batches.
+        """
+        return DistributedDataset(pipelines(dataset_fn, self.num_replicas_in_sync), self.placement)
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Calls `fn` on every replica that has rows, and returns what it returns, for each replica.
+
+        Args:
+            fn: A function, compiled once for each kind of arguments. It gets a replica's rows of what comes from a distributed
+                dataset, a replica's value of what an earlier run returned, and everything else as it is.
+            args: Its arguments.
+            kwargs: Its arguments by name.
+        """
+        running.check()
+        older.name_arrays()
+        refusals.check_scope_of_run(scopes.innermost() or self, self)
+        self.announce()
+        return self._runs(fn, args, dict(kwargs or {}))
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
+        """The sum or the mean of what replicas returned.
+
+        Args:
+            reduce_op: un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".
+            value: What `run` returned, or a tree of it.
+            axis: Over which to sum within each replica too; 0 for the rows. A mean is then one over all rows.
+        """
+        return values.reduced(reduce_op, value, axis, self.placement)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """What replicas returned, one behind the other along an axis."""
+        return values.gathered(value, axis, self.placement)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """What each replica returned, in order; of a replica without rows, no rows or zero."""
+        return values.local_results(value, self.num_replicas_in_sync)
+
+    experimental_distribute_dataset = distribute_dataset
+    experimental_run_v2 = run
+    experimental_local_results = local_results
+
+    def announce(self) -> None:
+        """Says once, at the first fit, that R came from the machine."""
+        if self._to_announce:
+            self._to_announce = False
+            r = self.num_replicas_in_sync
+            print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
+
+    def check_use(self, model: Any) -> None:
+        """Before training: the scope around this line, if there is one, must be the model's."""
+        scopes.model_used(model)
+
+    def check_attributes(self, optimizer: Any) -> None:
+        """At every run: what was set on an optimizer must be something that it has."""
+        refusals.check_attributes(optimizer)
+
+    def check_variables(self, variables: list[Any]) -> None:
+        """In replica code: all must be this strategy's."""
+        refusals.check_variables(variables, self)
+
+    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+        arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        return arguments.found(type(self).__name__, devices)
+
+    def __repr__(self) -> str:
+        def counted(count: int, noun: str) -> str:
+            return f"{count} {noun}{'s' * (count != 1)}"
+
+        kind = self.devices[0].platform
+        return f"<{type(self).__name__}: {counted(self.num_replicas_in_sync, 'replica')} on {counted(len(self.devices), f'{kind} device')}>"
