@@ -273,6 +273,77 @@ def test_a_loss_that_the_code_scales_itself():
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("scales", [(8, 8), (8, 1024), (1024, 8), (0, 8)])
+def test_every_optimizer_has_its_own_loss_scale(scales):
+    """One loss over the weights of two optimizers."""
+
+    def trained(scales):
+        keras.utils.set_random_seed(0)
+        strategy = on(1, 4)
+        with strategy.scope():
+            one, other = layers.Dense(4), layers.Dense(CLASSES)
+            one.build((None, 6)), other.build((None, 4))
+            optimizers = [
+                keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=s)
+                if s
+                else keras.optimizers.SGD(0.1)
+                for s in scales
+            ]
+
+        def code(batch):
+            weights = [one.trainable_variables, other.trainable_variables]
+            loss = lambda: crossentropy(None)(batch[1], other(one(batch[0])))
+            _, gradients = un.value_and_grad(loss, weights[0] + weights[1])
+            optimizers[0].apply(gradients[:2], weights[0])
+            optimizers[1].apply(gradients[2:], weights[1])
+
+        strategy.run(code, args=(next(iter(strategy.distribute_dataset((X, Y), batch_size=12))),))
+        return [np.array(v.value) for v in one.trainable_variables + other.trainable_variables]
+
+    for found, expected in zip(trained(scales), trained((0, 0)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize(("aggregation", "grown"), [("sum", 24), ("only_first_replica", 6), ("mean", 6)])
+def test_variables_of_ones_own_are_merged_as_they_say(replicas, aggregation, grown):
+    strategy = on(min(2, replicas), replicas)
+    with strategy.scope():
+        numbers = [
+            keras.Variable(0, dtype=dtype, trainable=False, aggregation=aggregation)
+            for dtype in ("float32", "int32")
+            if (aggregation, dtype) != ("mean", "int32")
+        ]
+
+    def code(rows):
+        for number in numbers:
+            number.assign_add(len(rows))
+
+    for batch in strategy.distribute_dataset(np.arange(24.0), batch_size=12):
+        strategy.run(code, args=(batch,))
+    assert [float(number.value) for number in numbers] == [grown if replicas > 1 else 24] * len(numbers)
+
+
+def test_results_that_have_no_rows(loop):
+    """Of a replica that was not run they are zero, in their shape."""
+    strategy = on(1, 4)
+    (batch,) = strategy.distribute_dataset([X[:2]])
+    value = strategy.run(lambda rows: (ops.ones((6, 5)), rows * 2), args=(batch,))
+    sums, rows = zip(*strategy.local_results(value), strict=True)
+    assert [float(ops.sum(part)) for part in sums] == [30, 30, 0, 0]
+    assert [part.shape for part in sums] == [(6, 5)] * 4
+    assert [part.shape for part in rows] == [(1, 6), (1, 6), (0, 6), (0, 6)]
+
+
+def test_sums_of_truth_values_count():
+    strategy = on(1, 4)
+    (batch,) = strategy.distribute_dataset([np.arange(12)])
+    large = strategy.run(lambda rows: rows > 3, args=(batch,))
+    assert int(strategy.reduce("SUM", large, axis=0)) == 8
+    assert float(strategy.reduce("MEAN", large, axis=0)) == pytest.approx(8 / 12)
+    assert int(strategy.reduce("SUM", strategy.run(lambda rows: rows[0] > 2, args=(batch,)))) == 3
+
+
 def test_two_networks_with_two_runs():
     """A generator that reads what the discriminator's update left, as the error about it says."""
 
@@ -480,6 +551,51 @@ def test_a_function_without_replicas_is_compiled_as_a_whole():
     assert len(calls) == traced
     step(X, Y, training=False)
     assert len(calls) > traced
+
+
+def test_data_that_a_function_finds_by_itself():
+    """Nothing of it is taken twice: an iterator and a shuffled dataset around the function, and behind enumerate; a generator."""
+    strategy = on(1, 4)
+    total = lambda batch: strategy.reduce("SUM", strategy.run(ops.sum, args=(batch,)))
+
+    def dataset(rows=24, **options):
+        return strategy.distribute_dataset(np.arange(rows, dtype="float32"), batch_size=8, **options)
+
+    batches, calls = iter(dataset()), []
+    step = un.function(lambda: (calls.append(1), total(next(batches)))[1])
+    assert [float(step()) for _ in range(3)] == [28, 92, 156]
+    assert len(calls) == 3
+    numbered = un.function(lambda pairs: [(number, float(total(batch))) for number, batch in pairs])
+    assert numbered(enumerate(dataset())) == [(0, 28), (1, 92), (2, 156)]
+    shuffled, orders = dataset(shuffle=True), []
+    epoch = un.function(lambda: [float(total(batch)) for batch in shuffled])
+    for as_argument in (False, True):
+        keras.utils.set_random_seed(3)
+        orders.append(
+            un.function(lambda data: [float(total(batch)) for batch in data])(dataset(shuffle=True)) if as_argument else epoch()
+        )
+    assert orders[0] == orders[1]
+    assert shuffled.position == (0, 3)
+    stream = strategy.distribute_dataset(np.arange(8.0) + number for number in range(3))
+    assert un.function(lambda: [float(total(batch)) for batch in stream])() == [28, 36, 44]
+
+
+def test_an_except_around_a_run_takes_nothing_away():
+    strategy = on(1, 4)
+    (batch,) = strategy.distribute_dataset([np.arange(8.0)])
+    runs = {"step": strategy.run}  # so that nothing tells beforehand that replicas are run
+
+    @un.function
+    def careful(batch):
+        try:
+            return strategy.reduce("SUM", runs["step"](ops.sum, args=(batch["rows"],)))
+        except Exception:
+            return -1
+
+    class Held(dict):
+        """No tree to JAX."""
+
+    assert float(careful(Held(rows=batch))) == 28
 
 
 def test_a_function_is_named_like_what_it_compiles():

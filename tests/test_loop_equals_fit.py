@@ -27,7 +27,7 @@ def full(*case):
         ("lstm", 128, "float32"),
         ("lstm", 48, "mixed_float16"),
         ("transformer", 48, "float32"),
-        ("transformer", 128, "mixed_bfloat16"),
+        full("transformer", 128, "mixed_bfloat16"),
         full("conv", 128, "float32"),
         full("conv", 128, "mixed_float16"),
         full("conv", 48, "mixed_bfloat16"),

@@ -204,3 +204,87 @@ def test_an_epoch_of_a_loop_and_of_fit_say_the_same():
     other.model.compile(other.optimizer, crossentropy(), metrics=["accuracy"])
     history = other.model.fit(X, Y, batch_size=12, shuffle=False, verbose=0).history
     assert float(loop.accuracy.result()) == history["accuracy"][0]
+
+
+class SquaredErrors(keras.metrics.Metric):
+    """A sum by hand."""
+
+    def __init__(self):
+        super().__init__(name="squared_errors")
+        self.total = self.add_variable((), "zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(keras.ops.square(keras.ops.cast(y_true, "float32") - y_pred[:, 0])))
+
+    def result(self):
+        return self.total.value
+
+
+@pytest.mark.parametrize("layer", [layers.BatchNormalization, lambda: layers.Dropout(0.5)])
+def test_a_metric_of_the_users_in_a_step_that_looks_at_the_batch_or_draws(layer):
+    """It is a sum, whatever the step does beside it: what fit says."""
+    x, y = data("dense", 24)
+
+    def model():
+        return keras.Sequential([layers.Input((6,)), layers.Dense(4), layer(), layers.Dense(CLASSES)])
+
+    loop = Loop(on(1, 4), model)
+    with loop.strategy.scope():
+        loop.accuracy = SquaredErrors()
+    loop.train(x, y, epochs=1)
+    keras.utils.set_random_seed(0)
+    strategy = on(2, 4)
+    with strategy.scope():
+        fitted, metric = model(), SquaredErrors()
+    fitted.compile("adam", crossentropy(), metrics=[metric])
+    history = fitted.fit(x, y, batch_size=12, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(loop.accuracy.result(), history["squared_errors"][0], rtol=1e-5)
+
+
+def test_a_step_that_wants_its_rows_in_full():
+    """A metric of one's own is looked at with as many rows as replicas have."""
+    strategy = on(1, 4)
+    with strategy.scope():
+        mean, seeds = keras.metrics.Mean(), keras.random.SeedGenerator(1)
+
+    def code(rows):
+        noise = keras.random.normal((3, 2), seed=seeds)
+        mean.update_state(keras.ops.sum(rows + noise, axis=1))
+
+    (batch,) = strategy.distribute_dataset([np.ones((12, 2), "float32")])
+    strategy.run(code, args=(batch,))
+    assert float(mean.count.value) == 12
+
+
+def test_a_mask_reaches_what_the_values_are_made_into():
+    """Added to, or with weights: the losses of fit."""
+    x, _ = data("lstm", 11)
+    y = np.random.default_rng(1).integers(0, CLASSES, x.shape)
+    weights = np.broadcast_to(np.linspace(0.2, 3, 11, dtype="float32")[:, None], x.shape).copy()
+
+    def model(regularizer=None):
+        hidden = layers.Embedding(30, 8, mask_zero=True), layers.Dense(CLASSES, kernel_regularizer=regularizer)
+        return keras.Sequential([layers.Input((10,), dtype="int32"), *hidden])
+
+    def by_fit(regularizer=None, reduction="sum_over_batch_size", **options):
+        keras.utils.set_random_seed(0)
+        strategy = on(1, 4)
+        with strategy.scope():
+            fitted = model(regularizer)
+        fitted.compile("sgd", crossentropy(reduction))
+        return fitted.fit(x, y, batch_size=11, shuffle=False, verbose=0, **options).history["loss"][0]
+
+    def by_loop(regularizer, value):
+        loop = Loop(on(1, 4), lambda: model(regularizer))
+        (batch,) = loop.strategy.distribute_dataset([(x, y, weights)])
+
+        def code(batch):
+            loss = lambda: value(loop, loop.loss(batch[1], loop.model(batch[0])), batch[2])
+            return un.value_and_grad(loss, loop.model.trainable_variables)[0]
+
+        return float(loop.strategy.reduce("SUM", loop.strategy.run(code, args=(batch,))))
+
+    added = by_loop("l2", lambda loop, values, _: values + sum(loop.model.losses))
+    np.testing.assert_allclose(added, by_fit("l2"), rtol=1e-5)
+    weighted = by_loop(None, lambda _, values, weights: (values, weights))
+    np.testing.assert_allclose(weighted, by_fit(None, "mean_with_sample_weight", sample_weight=weights), rtol=1e-5)

@@ -68,6 +68,50 @@ def test_an_attribute_of_an_object_is_refused(loop):
         loop.strategy.run(Trainer().step)
 
 
+class WithSlots:
+    __slots__ = ("rows",)
+
+
+def hidden(how, x):
+    """Ways by which an array gets into code that no name leads to, or in other form."""
+    held = WithSlots()
+    held.rows = x
+    if how == "computed":
+        return lambda: x / 2.0
+    if how == "chosen":
+        return lambda: x[[3, 1, 2]]
+    if how == "an object with slots":
+        return lambda: held.rows
+    if how == "an iterator":
+        batches = iter([x])
+        return lambda: next(batches)
+    if how == "in a dict":
+        return lambda table={"f": lambda: x}: table["f"]()
+    return functools.partial(lambda rows=x: rows)
+
+
+@pytest.mark.parametrize("how", ["computed", "chosen", "an object with slots", "an iterator", "in a dict", "a default"])
+def test_a_layer_or_a_loss_gets_no_array_that_is_the_same_for_all(loop, how):
+    for array, call in ((X, loop.model), (np.arange(24) % CLASSES, lambda y: loop.loss(y, ops.zeros((len(y), CLASSES))))):
+        find = hidden(how, array)
+        with pytest.raises(ValueError, match=r"is not distributed: every one of"):
+            loop.strategy.run(lambda find=find, call=call: ops.sum(call(find())))
+
+
+def test_arrays_that_are_no_rows_pass(loop):
+    """Labels that are all the same, weights, a few numbers that stand in the data too."""
+    labels = np.ones(12, "int64")
+
+    def code(batch):
+        assert len(Y) == 24
+        predictions = loop.model(batch[0])
+        weight = loop.model.trainable_variables[0].value
+        few = ops.take(predictions, np.array([1, 0]), axis=1)
+        return ops.sum(loop.loss(labels[: len(predictions)], predictions)) + ops.sum(few) + ops.sum(ops.relu(weight))
+
+    loop.strategy.run(code, args=(first(loop),))
+
+
 def test_replicate_says_that_it_is_meant(loop):
     weights = un.replicate(np.arange(CLASSES, dtype="float32"))
     of_all = loop.strategy.run(lambda x, w: ops.sum(ops.convert_to_tensor(x)) + ops.sum(w), args=(un.replicate(X), weights))
@@ -103,6 +147,14 @@ def test_a_distributed_dataset_is_not_distributed_again(loop):
         loop.strategy.distribute_dataset(dataset)
     with pytest.raises(ValueError, match="batches of a distributed dataset, which are distributed already"):
         loop.strategy.distribute_dataset(list(dataset))
+
+
+def test_what_replicas_have_returned_is_asked_of_their_strategy(loop):
+    other = on(1, 3)
+    value = loop.strategy.run(lambda batch: ops.sum(batch[0]), args=(first(loop),))
+    for call in (lambda: other.reduce("SUM", value), lambda: other.gather(value, 0), lambda: other.local_results(value)):
+        with pytest.raises(ValueError, match=r"replicas>, and the strategy has 3. Ask the strategy that ran"):
+            call()
 
 
 # 3. Losses that take a mean of a replica's rows.
@@ -148,6 +200,32 @@ def test_a_mean_metric_that_is_fed_with_a_share_is_refused(loop):
             ValueError, match=r"'train_loss' is a mean(.|\n)*one value for each example(.|\n)*train_loss.update_state"
         ):
             loop.strategy.run(wrong, args=(first(loop),))
+
+
+@pytest.mark.parametrize("how", ["in evaluation", "inside", "from value_and_grad"])
+def test_a_mean_metric_that_is_fed_with_a_sum_of_shares_is_refused(how):
+    """Program 2's loss: the average over the global batch and its part of the regularization."""
+    loop = Loop(on(1, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean(name="test_loss")
+
+    def loss(batch):
+        losses = loop.loss(batch[1], loop.model(batch[0]))
+        value = un.compute_average_loss(losses, global_batch_size=12) + un.scale_regularization_loss([ops.ones(())])
+        if how == "inside":
+            mean.update_state(value)
+        return value
+
+    def code(batch):
+        if how == "in evaluation":
+            mean.update_state(loss(batch))
+            return
+        value, _ = un.value_and_grad(lambda: loss(batch), loop.model.trainable_variables)
+        if how == "from value_and_grad":
+            mean.update_state(value)
+
+    with pytest.raises(ValueError, match=r"'test_loss' is a mean, and is fed with a replica's share"):
+        loop.strategy.run(code, args=(first(loop),))
 
 
 def test_a_mean_metric_of_values_of_examples_is_right(loop):
@@ -355,3 +433,103 @@ def test_losses_are_for_replica_code():
         un.compute_average_loss(np.ones(3, "float32"))
     with pytest.raises(RuntimeError, match="un.scale_regularization_loss is for replica code"):
         un.scale_regularization_loss(1.0)
+
+
+# Values that nobody could merge, and updates that nobody could hold back.
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_a_variable_of_ones_own_says_how_it_is_merged(kind):
+    loop = Loop(on(1, 4))
+    with loop.strategy.scope():
+        total = keras.Variable(0, dtype=kind, trainable=False, name="total")
+    with pytest.raises(
+        ValueError, match=r'assigns .total., a variable of your own(.|\n)*aggregation="sum"(.|\n)*keras.metrics.Sum'
+    ):
+        loop.strategy.run(lambda batch: total.assign_add(ops.cast(ops.size(batch[1]), kind)), args=(first(loop),))
+    assert float(total.value) == 0
+
+
+def test_an_update_under_a_condition_of_jax_is_refused(loop):
+    def code(batch):
+        value, gradients = un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), loop.model.trainable_variables)
+        ops.cond(value > 1e9, lambda: loop.optimizer.apply(gradients, loop.model.trainable_variables), lambda: None)
+
+    loop.one(first(loop))
+    before = np.array(loop.model.trainable_variables[0].value)
+    with pytest.raises(ValueError, match=r"inside of a function that JAX traces by itself(.|\n)*gradients times ops.cast"):
+        loop.strategy.run(code, args=(first(loop),))
+    np.testing.assert_array_equal(loop.model.trainable_variables[0].value, before)
+
+
+def test_an_optimizer_with_a_loss_scale_is_applied_in_replica_code():
+    """Elsewhere Keras cannot apply it, and would leave traced values in the weights."""
+    loop = Loop(on(1, 4), optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    weights = loop.model.trainable_variables
+
+    def gradients(batch):
+        return un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), weights)[1]
+
+    total = loop.strategy.reduce("SUM", loop.strategy.run(gradients, args=(first(loop),)))
+    before = np.array(weights[0].value)
+    with pytest.raises(ValueError, match=r"has a loss scale and is applied outside of replica code"):
+        loop.optimizer.apply(total, weights)
+    np.testing.assert_array_equal(weights[0].value, before)
+
+
+@pytest.mark.parametrize("call", ["run", "reduce", "gather", "local_results"])
+def test_the_strategy_is_not_asked_in_replica_code(loop, call):
+    calls = {
+        "run": lambda s, x: s.run(lambda: x),
+        "reduce": lambda s, x: s.reduce("MEAN", x),
+        "gather": lambda s, x: s.gather(x, axis=0),
+        "local_results": lambda s, x: s.local_results(x),
+    }
+    with pytest.raises(RuntimeError, match=rf"Replica code calls strategy.{call}, but a replica knows"):
+        loop.strategy.run(lambda batch: calls[call](loop.strategy, batch[0]), args=(first(loop),))
+
+
+def test_what_is_put_into_an_argument_is_named(loop):
+    def code(batch, kept):
+        kept["loss"] = ops.sum(batch[0])
+
+    with pytest.raises(ValueError, match=r"'code' puts something into an argument"):
+        loop.strategy.run(code, args=(first(loop), {}))
+    with pytest.raises(ValueError, match=r"puts something into an argument"):
+        un.function(lambda kept, x: kept.append(x))([], np.float32(1))
+
+
+def test_an_object_with_arrays_in_it_is_not_returned(loop):
+    class Result:
+        def __init__(self, loss):
+            self.loss = loss
+
+    with pytest.raises(ValueError, match=r"returns a Result with arrays in it(.|\n)*a named tuple"):
+        loop.strategy.run(lambda batch: Result(ops.sum(batch[0])), args=(first(loop),))
+
+
+def test_a_mean_by_hand_over_a_replicas_rows_is_warned_about(loop):
+    """Whose gradients are R times too large; with one replica, or divided by R, it is right."""
+    replicas = loop.strategy.num_replicas_in_sync
+    weights = loop.model.trainable_variables
+
+    def code(batch, by=1.0):
+        return un.value_and_grad(lambda: ops.mean(loop.loss(batch[1], loop.model(batch[0]))) / by, weights)[0]
+
+    *_, ragged = loop.strategy.distribute_dataset((X[:19], Y[:19]), batch_size=12)
+    if replicas == 1:
+        loop.strategy.run(code, args=(first(loop),))
+        loop.strategy.run(code, args=(ragged,))
+        return
+    with pytest.warns(
+        UserWarning, match=r"divides a sum by 3, as many as one replica has.*4 times the mean over the global batch of 12"
+    ):
+        loop.strategy.run(code, args=(first(loop),))
+    loop.strategy.run(lambda batch: code(batch, by=4), args=(first(loop),))
+
+
+def test_a_number_of_pythons_that_changes_is_named():
+    step = un.function(lambda x, rate: x * rate)
+    with pytest.warns(UserWarning, match=r"compiled '<lambda>' 3 times(.|\n)*np.float32\(value\)"):
+        results = [float(step(np.float32(2), rate)) for rate in (1, True, 1.5, 2.5)]
+    assert results == [2, 2, 3, 5]

@@ -11,7 +11,8 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono import keras_seam, strategy
+from unisono import keras_seam
+from unisono.strategy.kinds import DefaultStrategy
 
 
 def small() -> keras.Model:
@@ -111,7 +112,7 @@ def test_scopes_cannot_be_mixed_and_errors_restore_what_was():
             other.scope(),
         ):
             pass
-        with pytest.raises(RuntimeError, match="default strategy"), un.strategy.DefaultStrategy().scope():
+        with pytest.raises(RuntimeError, match="default strategy"), DefaultStrategy().scope():
             pass
         assert un.get_strategy() is one
     with pytest.raises(KeyError), one.scope():
@@ -197,4 +198,3 @@ def test_another_keras_is_refused_by_name(monkeypatch):
 def test_a_strategy_is_its_own_description():
     assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"
     assert keras_seam.CHECKED[-1] == "3.15.1"
-    assert strategy.get_strategy is un.get_strategy

@@ -34,7 +34,13 @@ def trained(devices: int = 1, cores: int | None = None, threads: int | None = No
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize(("devices", "cores", "threads"), [(1, 1, None), (2, 1, None), (2, None, 2), (1, None, 3), (2, None, 16)])
+def full(*case):
+    return pytest.param(*case, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cores", "threads"), [(2, 1, None), (1, None, 3), (2, None, 16), full(1, 1, None), full(2, None, 2)]
+)
 def test_cores_and_threads_change_nothing(devices, cores, threads):
     assert trained(devices, cores, threads)[0] == trained()[0]
 

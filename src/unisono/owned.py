@@ -43,5 +43,10 @@ class Owned:
         holders = [*self._of(keras.Layer), *self.optimizers, *self.metrics]
         return {id(v) for v in self._of(keras.Variable)} | {id(v) for holder in holders for v in holder.variables}
 
+    @property
+    def variables_of_layers(self) -> set[int]:
+        """The ids of the layers' and metrics' variables."""
+        return {id(v) for holder in [*self._of(keras.Layer), *self.metrics] for v in holder.variables}
+
     def _of(self, kind: type) -> list[Any]:
         return [thing for ref in list(self._made.values()) if isinstance(thing := ref(), kind) and thing is not None]

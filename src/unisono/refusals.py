@@ -7,6 +7,8 @@ from typing import Any
 import keras
 
 from unisono import keras_seam
+from unisono.replica import randomness
+from unisono.replica.code import current
 
 
 def check_compiled(model: Any, strategy: Any) -> None:
@@ -142,6 +144,18 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
         )
 
 
+def check_assigned(variables: list[Any], strategy: Any) -> None:
+    """In replica code: of variables of the user's own, which belong to no layer, nobody knows what to make of the replicas' values."""
+    mine = strategy.owned.variables_of_layers
+    unclear = [v for v in variables if id(v) not in mine and v.aggregation == "none" and not randomness.is_seed(v)]
+    if unclear and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Replica code assigns {unclear[0].path!r}, a variable of your own, and each of {strategy.num_replicas_in_sync} replicas leaves "
+            f'another value in it. Make it with aggregation="sum" (what the replicas add to it is added up), "mean" (averaged, by rows) or '
+            f'"only_first_replica" (a counter of steps), or use a keras.metrics.Sum; or return the value and write strategy.reduce.'
+        )
+
+
 def check_replicas(replicas: int, strategy: Any) -> None:
     """Of a distributed dataset that is given to fit, evaluate or predict."""
     if replicas != strategy.num_replicas_in_sync:
@@ -158,6 +172,30 @@ def check_scope_of_run(scope: Any, strategy: Any) -> None:
             f"{strategy!r} is asked to run in the scope of {scope!r}. A step belongs to one strategy: write the run of the strategy in "
             f"whose scope it is."
         )
+
+
+def check_outside(call: str) -> None:
+    """Methods of a strategy that are for the code around `run`."""
+    if current() is not None:
+        raise RuntimeError(
+            f"Replica code calls strategy.{call}, but a replica knows of its own rows alone. Return the value from the function, and call "
+            f"strategy.{call} after strategy.run."
+        )
+
+
+def keep_in_replica_code(optimizer: Any) -> None:
+    """Of an optimizer with a loss scale, whose update Keras can only make in what is traced, and would leave half done elsewhere."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        if current() is None and keras_seam.stateless_scope() is None:
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} has a loss scale and is applied outside of replica code, where gradients are those of a "
+                f"loss without it. Apply it in the function that strategy.run gets; what has to happen to the gradients before that, return "
+                f"from a first run and give to a second."
+            )
+        return type(optimizer).apply(optimizer, *args, **kwargs)
+
+    keras_seam.set_on(optimizer, "apply", apply)
 
 
 def check_attributes(optimizer: Any) -> None:

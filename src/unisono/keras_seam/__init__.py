@@ -15,7 +15,6 @@ from unisono.keras_seam.callbacks import HOOKS as HOOKS
 from unisono.keras_seam.callbacks import argument as argument
 from unisono.keras_seam.callbacks import wants_batches as wants_batches
 from unisono.keras_seam.calls import replaced as replaced
-from unisono.keras_seam.calls import set_keras_mask as set_keras_mask
 from unisono.keras_seam.data import ArrayDataAdapter as ArrayDataAdapter
 from unisono.keras_seam.data import DataAdapter as DataAdapter
 from unisono.keras_seam.data import PyDatasetAdapter as PyDatasetAdapter
@@ -58,6 +57,7 @@ from unisono.keras_seam.models import overrides as overrides
 from unisono.keras_seam.optimizers import check_known as check_known
 from unisono.keras_seam.optimizers import dead_attributes as dead_attributes
 from unisono.keras_seam.optimizers import name_scope_of as name_scope_of
+from unisono.keras_seam.optimizers import settings_of as settings_of
 from unisono.keras_seam.optimizers import updated_by as updated_by
 from unisono.keras_seam.optimizers import weights_of as weights_of
 from unisono.keras_seam.state import STATE_NAMES as STATE_NAMES

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
-from keras.src import backend
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.optimizers.multi_optimizer import MultiOptimizer
@@ -49,12 +48,9 @@ CALLS: dict[str, list[tuple[type, str]]] = {
     "apply": [(of, "apply") for of in OPTIMIZERS],
     "stateless_apply": [(of, "stateless_apply") for of in OPTIMIZERS if "stateless_apply" in of.__dict__],
     "scale_loss": [(of, "scale_loss") for of in OPTIMIZERS if "scale_loss" in of.__dict__],
+    "layer": [(keras.Layer, "__call__")],
     "loss": [(keras.losses.Loss, "__call__")],
     "metric": [(keras.metrics.Metric, "__call__")],
     "mean": [(keras.metrics.Mean, "update_state")],
 }
 """The calls that replica code makes of Keras and that mean something of their own there."""
-
-
-def set_keras_mask(values: Any, mask: Any) -> None:
-    backend.set_keras_mask(values, mask)

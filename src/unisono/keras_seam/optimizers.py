@@ -9,13 +9,13 @@ from keras.src import backend
 
 
 def dead_attributes(optimizer: Any) -> list[str]:
-    """Attributes that somebody has set on an optimizer of Keras and that it does not have."""
-    if not type(optimizer).__module__.startswith("keras."):
-        return []
+    """Attributes that somebody has set on an optimizer, or on the one inside of it, and that it does not have."""
     known = _attributes.get(type(optimizer))
     if known is None:
         known = _attributes[type(optimizer)] = {name for of in type(optimizer).__mro__ for name in names_set_by(of)}
-    return [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+    inner = getattr(optimizer, "inner_optimizer", None)
+    found = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+    return found if inner is None else found + dead_attributes(inner)
 
 
 _attributes: dict[type, set[str]] = {}
@@ -25,6 +25,16 @@ def names_set_by(of: type) -> set[str]:
     """The names that the methods of a class use as attributes, and those of the class."""
     codes = [f.__code__ for f in vars(of).values() if isinstance(f, types.FunctionType)]
     return {name for code in codes for name in code.co_names} | set(vars(of))
+
+
+def settings_of(optimizer: Any) -> dict[str, Any]:
+    """An optimizer's attributes, numbers as they are and everything else by identity."""
+    found = {name: value if isinstance(value, NUMBERS) else id(value) for name, value in vars(optimizer).items()}
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return found if inner is None else found | {f"inner {name}": value for name, value in settings_of(inner).items()}
+
+
+NUMBERS = (bool, int, float, str, type(None))
 
 
 def weights_of(optimizer: Any) -> list[Any]:

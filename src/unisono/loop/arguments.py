@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from unisono.loop.same import Same
 from unisono.loop.values import PerReplica, Shards, is_value
+from unisono.replica.mistakes import refuse_undistributed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,27 @@ class Replicated:
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         return np.asarray(self.value, *args, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part of a tree, or of the array."""
+        return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
+
+    def __getattr__(self, name: str) -> Any:
+        """What the array has."""
+        if name.startswith("__") or not is_array(self.value):
+            raise AttributeError(name)
+        return getattr(self.__jax_array__(), name)
+
+
+def of_array(name: str) -> Any:
+    return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+    for _name in (f"__{_operator}__", f"__r{_operator}__"):
+        setattr(Replicated, _name, of_array(_name))
+for _name in ("__neg__", "__len__"):
+    setattr(Replicated, _name, of_array(_name))
 
 
 def replicate(value: Any) -> Any:
@@ -52,6 +75,8 @@ class Whole(NamedTuple):
     """A leaf that the compiler knows."""
 
     value: Hashable
+    kind: type
+    """Its type: 1 and True are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +118,7 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
         if isinstance(leaf, Constant):
             return part("constants", leaf.value)
         if isinstance(leaf, keras.Variable):
-            return Whole(Same(leaf))
+            return Whole(Same(leaf), Same)
         if is_array(leaf):
             if len(leaf.shape):
                 refuse_undistributed(leaf, "as an argument", replicas)
@@ -101,8 +126,8 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
         try:
             hash(leaf)
         except TypeError:
-            return Whole(Same(leaf))
-        return Whole(leaf)
+            return Whole(Same(leaf), Same)
+        return Whole(leaf, type(leaf))
 
     opened = jax.tree.map(opened_up, (tuple(args), dict(kwargs)), is_leaf=is_leaf)
     leaves, structure = jax.tree.flatten(opened, is_leaf=is_leaf)
@@ -130,14 +155,8 @@ def is_leaf(thing: Any) -> bool:
 
 def is_array(thing: Any) -> bool:
     """An array of whatever library."""
-    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, keras.Variable | type)
-
-
-def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
-    shape = tuple(array.shape)
-    raise ValueError(
-        f"An array of shape {shape} reaches replica code {how} and is not distributed: every one of the {replicas} replicas would "
-        f"train on the same {shape[0]} rows. Take the batches from a distributed dataset:\n\n"
-        f"    for batch in strategy.distribute_dataset(dataset):\n        strategy.run(step, args=(batch,))\n\n"
-        f"or, if every replica is meant to have the whole array, write un.replicate(array)."
+    return (
+        hasattr(thing, "shape")
+        and hasattr(thing, "dtype")
+        and not isinstance(thing, keras.Variable | Replicated | type | types.ModuleType)
     )

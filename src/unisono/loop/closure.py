@@ -1,11 +1,14 @@
-"""What a function finds around it: arrays that reach replica code without being arguments, and traced values that leave it."""
+"""What a function finds around it, by its names: arrays that reach replica code without being arguments, and what may change."""
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -15,61 +18,68 @@ from jax.core import Tracer
 from unisono.loop.arguments import Replicated, is_array
 
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
+INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
+NUMBERS = (bool, int, float, str, bytes)
+MOST_ITEMS = 64
+"""Of a list or a dict, to look at one by one."""
+
+
+class Place(NamedTuple):
+    """A name that a function, or one that it calls, uses for something outside of it."""
+
+    path: str
+    """As the code calls it."""
+    holder: dict[str, Any]
+    name: str
+
+    @property
+    def value(self) -> Any:
+        return self.holder.get(self.name, Place)
+
+
+def places(function: Callable[..., Any]) -> list[Place]:
+    """Where a function finds what is not its own."""
+    return list(_of_function(function, set()))
+
+
+class Surroundings:
+    """What stood in these places when a function was traced: what is put there later would not be seen."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._then = [(place.holder, place.name, place.value) for place in places(function)]
+
+    @property
+    def unchanged(self) -> bool:
+        return all(is_same(holder.get(name, Place), then) for holder, name, then in self._then)
+
+
+def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[type, ...]) -> bool:
+    """Whether the function, or one that it calls, finds a distributed dataset by a name, or a strategy and the name of `run`."""
+    found = [place.value for place in places(function)]
+    if any(isinstance(value, datasets) for value in found):
+        return True
+    functions = [value for value in (function, *found) if isinstance(value, types.FunctionType | types.MethodType)]
+    calls = {name for each in functions for name in names_of(getattr(each, "__func__", each))}
+    return any(isinstance(value, strategy) for value in found) and bool(calls & {"run", "experimental_run_v2"})
+
+
+def is_same(now: Any, then: Any) -> bool:
+    return now is then or (type(now) is type(then) and isinstance(now, NUMBERS) and now == then)
 
 
 def arrays_around(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     """(how the code calls it, an array) for each array that the function, or one that it calls, may find by a name, traced numbers
     among them."""
-    seen: set[int] = set()
-    return list(_of_function(function, seen))
+    return [(place.path, array) for place in places(function) for array in arrays_in(place.value) if counts(array)]
 
 
-def _of_function(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    if isinstance(function, functools.partial):
-        yield from _of_function(function.func, seen)
-        for name, value in [("an argument of functools.partial", a) for a in function.args] + list(function.keywords.items()):
-            yield from _of_value(name, value, set(), seen)
-        return
-    if isinstance(function, types.MethodType):
-        names = set(names_in(function.__func__.__code__)) if hasattr(function.__func__, "__code__") else set()
-        yield from _of_value("self", function.__self__, names, seen)
-        function = function.__func__
-    wrapped = getattr(function, "__wrapped__", None)
-    if wrapped is not None:
-        yield from _of_function(wrapped, seen)
-    if not isinstance(function, types.FunctionType) or module_of(function) in LIBRARIES:
-        return
-    names = set(names_in(function.__code__))
-    around = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            around[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name, value in around.items():
-        yield from _of_value(name, value, names, seen)
-
-
-def _of_value(name: str, value: Any, names: set[str], seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """`names` are those that the code uses: of an object, only attributes with such names are looked at."""
-    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-        yield from _of_function(value, seen)
-    elif isinstance(value, keras.Variable | keras.Layer | Replicated | types.ModuleType | type):
-        return
-    elif is_array(value):
-        if counts(value):
-            yield name, value
+def arrays_in(value: Any) -> Iterator[Any]:
+    if is_array(value):
+        yield value
     elif isinstance(value, list | tuple | dict):
         for leaf in jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, Replicated) or is_array(leaf)):
-            if is_array(leaf) and counts(leaf) and not isinstance(leaf, Replicated):
-                yield name, leaf
-    elif module_of(type(value)) not in LIBRARIES and id(value) not in seen and hasattr(value, "__dict__"):
-        seen.add(id(value))
-        for attribute in names & vars(value).keys():
-            yield from _of_value(f"{name}.{attribute}", vars(value)[attribute], names, seen)
+            if is_array(leaf) and not isinstance(leaf, Replicated):
+                yield leaf
 
 
 def counts(array: Any) -> bool:
@@ -78,24 +88,122 @@ def counts(array: Any) -> bool:
 
 def check_nothing_left(function: Callable[..., Any]) -> None:
     """After a trace: a value that stands for what will be computed must not have been kept anywhere."""
-    for name, value in arrays_around(function):
-        if isinstance(value, Tracer):
+    for path, array in arrays_around(function):
+        if isinstance(array, Tracer):
             raise ValueError(
-                f"The function keeps a traced value in {name!r}, where Python would find no number in it, and the compiled function would "
+                f"The function keeps a traced value in {path!r}, where Python would find no number in it, and the compiled function would "
                 f"never put another. Return the value from the function, and keep what it returned."
             )
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """The names that code uses, and the functions inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+def check_arguments(name: str, before: Any, after: Any) -> None:
+    """Structures of a function's arguments: what it puts into a list or a dict among them would be lost."""
+    if before != after:
+        raise ValueError(
+            f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
+            f"function is compiled. Return it instead."
+        )
 
 
-def module_of(thing: Any) -> str:
-    return (getattr(thing, "__module__", None) or "").partition(".")[0]
+def _of_function(function: Any, seen: set[int]) -> Iterator[Place]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, functools.partial):
+        yield from _of_function(function.func, seen)
+        held = dict(enumerate(function.args)) | function.keywords
+        yield from _in(held, held, "an argument of functools.partial", set(), seen)
+        return
+    if isinstance(function, types.MethodType):
+        names = names_of(function.__func__)
+        yield from _of_object("self", function.__self__, names, seen)
+        function = function.__func__
+    wrapped = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        yield from _of_function(wrapped, seen)
+    if not isinstance(function, types.FunctionType):
+        seen.discard(id(function))
+        yield from _of_object("self", function, frozenset(), seen)
+        return
+    if not is_of_user(function.__module__):
+        return
+    names = names_of(function)
+    yield from _in(function.__globals__, [n for n in globals_of(function.__code__) if n in function.__globals__], "", names, seen)
+    cells = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield from _in(cells, cells, "", names, seen)
+    defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+    yield from _in(defaults, defaults, f"a default of {function.__name__}", names, seen)
+
+
+def _in(holder: Any, keys: Any, where: str, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
+    for key in list(keys):
+        place = Place(where or str(key), holder, key)
+        yield place
+        yield from _of_value(place.path, place.value, names, seen)
+
+
+def _of_value(path: str, value: Any, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
+    """`names` are those that the code uses: of an object, only attributes with such names are looked at."""
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or hasattr(value, "__wrapped__"):
+        yield from _of_function(value, seen)
+    elif isinstance(value, list | tuple | dict) and len(value) <= MOST_ITEMS and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            if not is_array(item):
+                yield from _of_value(path, item, names, seen)
+    elif not isinstance(value, keras.Variable | Replicated | type) and not is_array(value):
+        yield from _of_object(path, value, names, seen)
+
+
+def _of_object(path: str, thing: Any, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
+    """Attributes of modules and of objects of the user's classes."""
+    of = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
+    if not is_of_user(of) or id(thing) in seen or not hasattr(thing, "__dict__"):
+        return
+    seen.add(id(thing))
+    called = next((vars(of)["__call__"] for of in type(thing).__mro__ if "__call__" in vars(of)), None)
+    called = called if isinstance(called, types.FunctionType) else None
+    held = vars(thing)
+    for place in _in(held, sorted((names | names_of(called)) & held.keys()), "", names, seen):
+        yield place._replace(path=f"{path}.{place.path}") if place.holder is held else place
+    if called is not None:
+        yield from _of_function(called, seen)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_of_user(module: str | None) -> bool:
+    """Whether a module is no library's: what those keep is their own affair."""
+    if module is None or module.partition(".")[0] in LIBRARIES:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not any(file.startswith(path) for path in INSTALLED)
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code uses, and the functions inside it."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return tuple(sorted(found | {name for inner in codes_in(code) for name in globals_of(inner)}))
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """All names that code uses, and the functions inside it."""
+    return frozenset(code.co_names).union(*(names_in(inner) for inner in codes_in(code)))
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def names_of(function: Any) -> frozenset[str]:
+    code = getattr(function, "__code__", None)
+    return frozenset() if code is None else names_in(code)
 
 
 def is_among(array: Any, constants: list[Any]) -> bool:
@@ -107,9 +215,9 @@ def is_among(array: Any, constants: list[Any]) -> bool:
 
 
 def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether some neighbouring rows are these."""
+    """Whether some neighbouring rows are these. A few whole numbers may be anything."""
     count = len(part)
-    if not 0 < count <= len(rows):
+    if not 0 < count <= len(rows) or (count < len(rows) and part.dtype.kind != "f" and part.ndim == 1):
         return False
     starts = [
         start for start in range(len(rows) - count + 1) if np.array_equal(rows[start], part[0], equal_nan=part.dtype.kind == "f")

@@ -17,6 +17,7 @@ from unisono import keras_seam
 from unisono.data.adapter import GlobalBatches, one_ahead
 from unisono.data.division import Position, Rows, held, is_whole
 from unisono.data.order import Order, draw_seed
+from unisono.loop import running
 from unisono.loop.arguments import is_array
 from unisono.loop.values import Shards, is_value
 from unisono.placement import Placement
@@ -38,6 +39,7 @@ class DistributedDataset:
         self._plans = functools.cache(functools.partial(plan, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
+        running.check()
         return DistributedIterator(self)
 
     def handed_out(self, batch: Any, begun: Callable[[], None]) -> Any:
@@ -98,6 +100,7 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
+        running.check()
         if self._error is not None:
             error, self._error = self._error, None
             raise error

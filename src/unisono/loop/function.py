@@ -7,7 +7,9 @@ and nothing waits for them. What does not is compiled as a whole, as a pure func
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import types
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +19,15 @@ import numpy as np
 from unisono import keras_seam
 from unisono.errors import explained_function
 from unisono.loop import running
-from unisono.loop.closure import check_nothing_left
+from unisono.loop.closure import Surroundings, check_arguments, check_nothing_left, runs_replicas
 from unisono.loop.datasets import DistributedDataset, DistributedIterator
 from unisono.loop.same import Same
 from unisono.loop.values import is_value
 from unisono.replica.code import current
 
 ROUNDS = 4
+REMADE = 3
+"""So many compilations for the same arrays are more than anybody means."""
 
 
 def function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,6 +54,7 @@ class Traced(NamedTuple):
 
     variables: list[Any]
     program: Callable[..., Any]
+    around: Surroundings
 
 
 class Function:
@@ -57,25 +62,29 @@ class Function:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
-        self._runs_replicas = False
+        self._runs_replicas: bool | None = None
         self._traced: dict[Any, Traced] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is not None or keras_seam.stateless_scope() is not None:
             return self._fn(*args, **kwargs)  # a part of what is traced already
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
-        if self._runs_replicas or any(map(is_distributed, leaves)):
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_of_host)
+        if self._runs_replicas is None:
+            self._runs_replicas = runs_replicas(self._fn, running.Runner, (DistributedDataset, DistributedIterator))
+        if self._runs_replicas or any(map(is_of_host, leaves)):
             return self._fn(*args, **kwargs)
         arrays = [leaf for leaf in leaves if is_traced(leaf)]
         fixed = tuple(None if is_traced(leaf) else hashable(leaf) for leaf in leaves)
         key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
         try:
-            if key not in self._traced:
-                self._traced[key] = self._compiled(leaves, structure, arrays)
+            traced = self._traced.get(key)
+            if traced is None or not traced.around.unchanged:
+                traced = self._traced[key] = self._compiled(leaves, structure, arrays)
+                self._note_compiled(key)
+            return self._call(traced, arrays)
         except running.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
-        return self._call(self._traced[key], arrays)
 
     def __get__(self, instance: Any, _: Any = None) -> Any:
         """As a method."""
@@ -85,7 +94,9 @@ class Function:
         def call(arrays: list[Any]) -> Any:
             left = iter(arrays)
             args, kwargs = jax.tree.unflatten(structure, [next(left) if is_traced(leaf) else leaf for leaf in leaves])
-            return self._fn(*args, **kwargs)
+            returned = self._fn(*args, **kwargs)
+            check_arguments(self._fn.__name__, structure, jax.tree.structure((args, kwargs), is_leaf=is_of_host))
+            return returned
 
         variables = self._variables(call, arrays)
 
@@ -95,7 +106,20 @@ class Function:
                 returned = jax.tree.map(bare, call(arrays))
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        return Traced(variables, jax.jit(pure))
+        whole = method_of(self._fn, leaves)
+        check_nothing_left(whole)
+        return Traced(variables, jax.jit(pure), Surroundings(whole))
+
+    def _note_compiled(self, key: Any) -> None:
+        """Says once that numbers of Python's, which the compiler takes as they are, change from call to call."""
+        structure, _, arrays = key
+        alike = sum(other[0] == structure and other[2] == arrays for other in self._traced)
+        if alike == REMADE:
+            warnings.warn(
+                f"un.function has compiled {self._fn.__name__!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
+                f"number that changes as an array: np.float32(value).",
+                stacklevel=4,
+            )
 
     def _variables(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
         """Those that the function reads or assigns. Layers and optimizers are built on the way."""
@@ -105,7 +129,6 @@ class Function:
                 jax.eval_shape(lambda arrays: jax.tree.map(bare, call(arrays)), arrays)
             found = {**scope.read, **scope.assigned}
             if found.keys() == known.keys():
-                check_nothing_left(self._fn)
                 return list(found.values())
             made, known = [v.path for i, v in found.items() if i not in known], found
         raise ValueError(
@@ -114,14 +137,21 @@ class Function:
         )
 
     def _call(self, traced: Traced, arrays: list[Any]) -> Any:
-        returned, assigned = traced.program([keras_seam.raw_value(v) for v in traced.variables], arrays)
+        with running.tracing():  # the first call traces once more
+            returned, assigned = traced.program([keras_seam.raw_value(v) for v in traced.variables], arrays)
         for index, value in assigned.items():
             keras_seam.set_raw_value(traced.variables[index], value)
         return returned
 
 
-def is_distributed(thing: Any) -> bool:
-    return is_value(thing) or isinstance(thing, DistributedDataset | DistributedIterator)
+def method_of(fn: Any, leaves: list[Any]) -> Any:
+    """The function with what may be its `self`."""
+    return types.MethodType(fn, leaves[0]) if leaves and not is_traced(leaves[0]) and hasattr(leaves[0], "__dict__") else fn
+
+
+def is_of_host(thing: Any) -> bool:
+    """What only Python's own lines can use."""
+    return is_value(thing) or isinstance(thing, DistributedDataset | Iterator)
 
 
 def is_traced(leaf: Any) -> bool:

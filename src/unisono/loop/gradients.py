@@ -49,25 +49,62 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
     start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[Any] = []
-    divided = 0 if code is None else len(code.divisors)
+    before = Before(code)
 
     def loss_of(values: list[Any]) -> tuple[Any, Any]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
         with scope:
             returned = fn()
         loss, aux = unpacked(returned, has_aux)
-        loss = share(loss, code)
+        if code is not None and is_one_number(loss):
+            code.note("loss", loss)
+        loss = share(loss, code, before.masks)
         assigned[:] = scope.assigned.values()
-        return scaled(loss, scaler, code), (loss, aux, [scope.state_mapping[id(v)] for v in assigned])
+        left = [scope.state_mapping[id(v)] for v in assigned]
+        return scaled(loss, scaler, code), (loss, aux, left, before.noted)
 
-    gradients, (loss, aux, left) = jax.grad(loss_of, has_aux=True)(start)
+    gradients, (loss, aux, left, noted) = jax.grad(loss_of, has_aux=True)(start)
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
         gradients = unscaled(gradients, scaler, code)
-    if code is not None and len(code.divisors) > divided:
-        code.note_share(loss)
+    before.hand_on(noted)
+    if code is not None and before.is_share:
+        code.note("share", loss)
     return ((loss, aux) if has_aux else loss), gradients
+
+
+class Before:
+    """Where the replica's code stood before a function was differentiated."""
+
+    def __init__(self, code: ReplicaCode | None) -> None:
+        self._code = code
+        self._divisors, self._noted, self._masks = (0, 0, 0) if code is None else self._now(code)
+
+    @staticmethod
+    def _now(code: ReplicaCode) -> tuple[int, int, int]:
+        return len(code.divisors) + len(code.fixed_divisors), len(code.noted), len(code.masks)
+
+    @property
+    def masks(self) -> list[Any]:
+        """Of losses called since then."""
+        return [] if self._code is None else self._code.masks[self._masks :]
+
+    @property
+    def noted(self) -> list[Any]:
+        """The arrays noted since then."""
+        return [] if self._code is None else [noted.arrays for noted in self._code.noted[self._noted :]]
+
+    def hand_on(self, arrays: list[Any]) -> None:
+        """The same, as they are outside of what is differentiated."""
+        if self._code is not None:
+            since = self._code.noted[self._noted :]
+            self._code.noted[self._noted :] = [n._replace(arrays=a) for n, a in zip(since, arrays, strict=True)]
+
+    @property
+    def is_share(self) -> bool:
+        """Whether something was divided by the size of the global batch."""
+        return self._code is not None and self._now(self._code)[0] > self._divisors
 
 
 def scaled(loss: Any, scaler: Any, code: ReplicaCode | None) -> Any:
@@ -86,21 +123,37 @@ def unscaled(gradients: list[Any], scaler: Any, code: ReplicaCode) -> list[Any]:
     scale, found = scaler.dynamic_scale.value, []
     for gradient in gradients:
         found.append(gradient / scale)
-        code.keep_scaled(found[-1], gradient)
+        code.keep_scaled(scaler, found[-1], gradient)
     return found
 
 
-def share(loss: Any, code: ReplicaCode | None) -> Any:
-    """One number, in float32: the loss, or this replica's part of the mean."""
+def is_one_number(loss: Any) -> bool:
+    return not isinstance(loss, tuple) and not ops.ndim(loss) and hasattr(loss, "dtype")
+
+
+def share(loss: Any, code: ReplicaCode | None, masks: list[Any]) -> Any:
+    """One number, in float32: the loss, or this replica's part of the mean. `masks` are those of the losses that it was made of."""
     values, weights = loss if isinstance(loss, tuple) else (loss, None)
     if not ops.ndim(values):
         if weights is not None:
             raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
         return ops.cast(values, "float32")
-    numerator = keras_seam.reduce_weighted_values(values, weights, reduction="sum", dtype=values.dtype)
-    divisor = count_of(values, weights)
+    mask = mask_of(values, masks)
+    numerator = keras_seam.reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
+    divisor = count_of(values, weights, mask)
     mean = ops.divide_no_nan(numerator, divisor) if code is None else code.divided(numerator, divisor)
     return ops.cast(mean, "float32")
+
+
+def mask_of(values: Any, masks: list[Any]) -> Any:
+    """The one mask that fits the values."""
+    fitting = list({id(mask): mask for mask in masks if mask.shape == values.shape}.values())
+    if len(fitting) > 1:
+        raise ValueError(
+            f"fn calls losses with {len(fitting)} different masks, and returns values of which nobody can say by which mask they are to be "
+            f"counted. Return (values, weights), with the weight 0 where nothing counts."
+        )
+    return fitting[0] if fitting else keras_seam.get_keras_mask(values)
 
 
 def unpacked(returned: Any, has_aux: bool) -> tuple[Any, Any]:

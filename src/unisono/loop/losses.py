@@ -34,10 +34,10 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
         check_weights(values, sample_weight)
     total = keras_seam.reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
-        return code.note_share(code.divided(total, float(values.shape[0])))
+        return code.note("share", code.divided(total, float(values.shape[0])))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
-    return code.note_share(ops.divide_no_nan(total, code.fixed(float(global_batch_size))))
+    return code.note("share", ops.divide_no_nan(total, code.fixed(float(global_batch_size))))
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
@@ -54,7 +54,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     total: Any = 0.0
     for loss in losses:
         total += ops.sum(ops.cast(loss, "float32"))
-    return code.share_of_rows * total
+    return code.note("share", code.share_of_rows * total)
 
 
 def check_weights(values: Any, sample_weight: Any) -> None:

@@ -13,6 +13,8 @@ from unisono.loop.same import Same
 from unisono.loop.segment import Segment
 
 MOST_SEGMENTS = 64
+MOST_VARIANTS = 4
+"""Of one function, with other settings around it."""
 REMADE = 3
 """So many compilations of one line of code are more than anybody means."""
 
@@ -22,19 +24,20 @@ class Runs:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._segments: collections.OrderedDict[Hashable, Segment] = collections.OrderedDict()
+        self._segments: collections.OrderedDict[Hashable, list[Segment]] = collections.OrderedDict()
         self._made: collections.Counter[Any] = collections.Counter()
 
     def __call__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
         key = identity(function), arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
-        segment = self._segments.get(key)
+        variants = self._segments.get(key, [])
+        segment = next((variant for variant in variants if variant.is_current), None)
         if segment is not None:
             self._segments.move_to_end(key)
             return segment(arguments)
         segment = Segment(name_of(function), function, arguments.template, self._strategy)
         returned = segment(arguments)
-        self._segments[key] = segment
+        self._segments[key] = [segment, *variants][:MOST_VARIANTS]
         while len(self._segments) > MOST_SEGMENTS:
             self._segments.popitem(last=False)
         self._note(function, segment.used)

@@ -7,8 +7,12 @@ import threading
 from collections.abc import Iterator
 
 
-class RunsReplicasError(Exception):
-    """The function that is being traced calls `strategy.run`."""
+class RunsReplicasError(BaseException):  # not for `except Exception` around the line
+    """The function that is being traced calls `strategy.run`, or takes a batch of a distributed dataset."""
+
+
+class Runner:
+    """What runs replicas: a strategy."""
 
 
 class Tracing(threading.local):
@@ -29,6 +33,6 @@ def tracing() -> Iterator[None]:
 
 
 def check() -> None:
-    """Called by what runs replicas, or takes what they returned."""
+    """Called by what runs replicas, takes what they returned, or gives them batches."""
     if _tracing.depth:
         raise RunsReplicasError

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,13 +15,16 @@ import numpy as np
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch
 from unisono.errors import explained_loop
-from unisono.loop.arguments import Arguments, Template, refuse_undistributed
-from unisono.loop.closure import arrays_around, check_nothing_left, is_among
-from unisono.loop.traces import check_collectives, constants_of, divisors_of_sums, has_float16
+from unisono.loop.arguments import Arguments, Template
+from unisono.loop.closure import Surroundings, arrays_around, check_arguments, check_nothing_left, is_among
+from unisono.loop.divisions import Divisions
+from unisono.loop.evidence import Mean, Sources
+from unisono.loop.traces import check_collectives, constants_of, has_float16
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement, split_evenly
-from unisono.replica.discovery import discover
-from unisono.replica.own_code import Leaf, OwnCode
+from unisono.replica import mistakes
+from unisono.replica.discovery import Trace, discover, trace
+from unisono.replica.own_code import Leaf, OwnCode, Variables
 from unisono.replica.program import scaling_variables
 from unisono.step.step import Output, Step
 
@@ -35,10 +40,10 @@ class Segment:
         self._step: Step | None = None
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
-        self._divisors: set[int] = set()
+        self._divisions: Divisions | None = None
         self._is_half = False
-        self._most_rows = 0
-        self._warned = False
+        self._around: Surroundings | None = None
+        self._settings: Any = None
 
     def __call__(self, arguments: Arguments) -> Any:
         placement: Placement = self._strategy.placement
@@ -58,8 +63,9 @@ class Segment:
                 self._leave(step)
         for shards in arguments.rows:
             shards.begun()
-        if arguments.rows:
-            self._compare(code.fixed_divisors, batch.rows)
+        if self._divisions is not None:
+            sizes = batch.sizes or [len(part) for part in split_evenly(batch.rows, placement.replicas)]
+            self._divisions.check(batch.rows, sizes, code.fixed_divisors)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
@@ -67,6 +73,14 @@ class Segment:
     def used(self) -> frozenset[int]:
         """The ids of the variables that the function uses."""
         return frozenset(id(v) for group in self._variables for v in group)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing has changed that was taken as it was when the function was traced: what it finds by its names, what is frozen,
+        the settings of optimizers."""
+        assert self._around is not None
+        assert self._code is not None
+        return self._around.unchanged and self._settings == settings(self._code.variables)
 
     def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step:
         strategy, placement = self._strategy, self._strategy.placement
@@ -76,15 +90,26 @@ class Segment:
         if arguments.carried:
             shapes = shapes, [value.shapes(rows) for value in arguments.carried]
         like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
-        variables = discover(
-            self._call,
-            shapes,
-            like,
-            placement.replicas,
-            lambda: strategy.owned.optimizers,
-            lambda: strategy.owned.metrics,
-            self._check,
-        )
+        seen: list[Trace] = []
+
+        def check(trace: Trace) -> None:
+            seen.append(trace)
+            self._check(trace)
+
+        with self._naming():
+            variables = discover(
+                self._call,
+                shapes,
+                like,
+                placement.replicas,
+                lambda: strategy.owned.optimizers,
+                lambda: strategy.owned.metrics,
+                check,
+            )
+        if arguments.rows:
+            scales_by_itself = not arguments.carried and "loss" in seen[-1].noted
+            means_of = lambda size: self._means(batch.shapes(size), like)  # noqa: E731
+            self._divisions = Divisions(self._name, placement.replicas, means_of if scales_by_itself else None)
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
@@ -95,39 +120,53 @@ class Segment:
                 f"keras.optimizers.LossScaleOptimizer(optimizer).",
                 stacklevel=6,
             )
+        self._around, self._settings = Surroundings(self._function), settings(variables)
         return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
 
-    def _check(self, variables: list[Any], program: Any) -> None:
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """An error about an array says by what name the function finds it."""
+        try:
+            yield
+        except mistakes.UndistributedError as error:
+            for name, array in arrays_around(self._function):
+                if array is error.array:
+                    mistakes.refuse_undistributed(array, f"by the name {name!r}", self._strategy.num_replicas_in_sync)
+            raise
+
+    def _check(self, trace: Trace) -> None:
         """Before the function is compiled."""
-        self._strategy.check_variables(variables)
+        strategy, program = self._strategy, trace.program
+        strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
         check_nothing_left(self._function)
         check_collectives(self._name, program)
+        self._is_half = has_float16(program)
+        noted, sources = trace.noted, Sources(program, trace.arrays)
+        shares = [share for _, share in noted.get("share", [])]
+        for metric, value in noted.get("fed", []):
+            if sources.reaches(value, shares):
+                mistakes.refuse_share(metric, strategy.num_replicas_in_sync)
         constants = constants_of(program)
-        self._divisors, self._is_half = divisors_of_sums(program), has_float16(program)
-        replicas = self._strategy.num_replicas_in_sync
         for name, array in arrays_around(self._function) if constants else []:
-            if is_among(array, constants):
-                refuse_undistributed(array, f"by the name {name!r}", replicas)
+            if is_among(array, constants) and mistakes.rows_differ(array):
+                mistakes.refuse_undistributed(array, f"by the name {name!r}", strategy.num_replicas_in_sync)
+
+    def _means(self, shapes: Any, like: Any) -> list[Mean]:
+        """Those that the code takes by itself of a replica's rows of these shapes."""
+        strategy = self._strategy
+        again = trace(self._call, shapes, like, strategy.num_replicas_in_sync, strategy.owned.metrics)
+        sources = Sources(again.program, again.arrays)
+        return [mean for _, loss in again.noted.get("loss", []) for mean in sources.means(loss)]
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         args, kwargs = self._template.filled(rows=rows, carried=carried, constants=constants)
-        return self._function(*args, **kwargs)
-
-    def _compare(self, sizes: Sequence[float], rows: int) -> None:
-        """Says once that the code divides by another size of the global batch than this one's, as `sizes` have it, or as whole
-        numbers that it divides sums by do where they were the rows of batches before."""
-        self._most_rows = max(self._most_rows, rows)
-        wrong = [s for s in sizes if s != rows] + [d for d in self._divisors if d == self._most_rows != rows]
-        if wrong and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"The function {self._name!r} divides a sum by {wrong[0]:.0f}, and this global batch has {rows} rows: its examples weigh "
-                f"{rows}/{wrong[0]:.0f} of what those of other batches do. If that is not meant, return the loss of each example from the "
-                f"function given to un.value_and_grad, or write un.compute_average_loss(losses) without global_batch_size: both divide by "
-                f"the rows that there are.",
-                stacklevel=5,
-            )
+        before, function = jax.tree.structure((args, kwargs)), self._function
+        if isinstance(function, types.MethodType):
+            function = getattr(function.__self__, function.__name__, function)  # as it is while it is watched
+        returned = function(*args, **kwargs)
+        check_arguments(self._name, before, jax.tree.structure((args, kwargs)))
+        return returned
 
     def _leave(self, step: Step) -> None:
         """The variables hold the newest state, also when a step was interrupted."""
@@ -144,6 +183,12 @@ class Segment:
             return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)))
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
+
+
+def settings(variables: Variables) -> list[Any]:
+    """What decides, beside arrays, how weights are updated."""
+    trained = [v.trainable for v in (*variables.weights, *variables.others)]
+    return [trained, *(keras_seam.settings_of(optimizer) for optimizer in variables.optimizers)]
 
 
 def unshared(variable: Any, held: Callable[[Any], int]) -> Any:

@@ -44,26 +44,3 @@ def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
 def has_float16(program: core.ClosedJaxpr) -> bool:
     results = (result.aval for part in parts_of(program) for equation in part.jaxpr.eqns for result in equation.outvars)
     return any(getattr(result, "dtype", None) == "float16" for result in results)
-
-
-def divisors_of_sums(program: core.ClosedJaxpr) -> set[int]:
-    """The whole numbers by which the program divides sums over everything: the constants of a mean written by hand."""
-    return {divisor for part in parts_of(program) for divisor in _divisors(part.jaxpr)}
-
-
-def _divisors(jaxpr: core.Jaxpr) -> Iterator[int]:
-    sums = set()
-    for equation in jaxpr.eqns:
-        if not equation.outvars:  # of which nothing was left
-            continue
-        result, name = equation.outvars[0], equation.primitive.name
-        sources = [v for v in equation.invars if not isinstance(v, core.Literal)]
-        numbers = [v.val for v in equation.invars if isinstance(v, core.Literal)]
-        if (name == "reduce_sum" and not getattr(result.aval, "shape", None)) or (
-            name in ("convert_element_type", "neg") and sources and sources[0] in sums
-        ):
-            sums.add(result)
-        elif name in ("div", "mul") and len(numbers) == 1 and sources and sources[0] in sums and float(numbers[0]) > 0:
-            divisor = float(numbers[0]) if name == "div" else 1 / float(numbers[0])
-            if divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 * divisor:
-                yield round(divisor)

@@ -13,6 +13,7 @@ import numpy as np
 from unisono import tree
 from unisono.data.division import Rows
 from unisono.placement import Placement, split_evenly
+from unisono.replica.code import current
 from unisono.step.plan import Run
 from unisono.step.step import Output
 
@@ -36,7 +37,21 @@ def is_value(thing: Any) -> bool:
     return isinstance(thing, PerReplica | Shards)
 
 
-class Shards(Rows):
+class NotOneArray:
+    """Lines that take it for one array are refused."""
+
+    __array__ = __jax_array__ = __iter__ = __float__ = __int__ = __bool__ = __getitem__ = lambda self, *_, **__: refuse(self)
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __array__
+    __matmul__ = __rmatmul__ = __mod__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __array__
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return (
+            refuse(self) if isinstance(other, int | float) or (hasattr(other, "dtype") and not is_value(other)) else self is other
+        )
+
+
+class Shards(NotOneArray, Rows):
     """An array of a global batch, of which each replica gets its rows."""
 
     placement: Placement
@@ -60,14 +75,11 @@ class Shards(Rows):
             return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
         return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(len(self.array), self.placement.replicas))
 
-    __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __array__
-
     def __repr__(self) -> str:
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"
 
 
-class PerReplica:
+class PerReplica(NotOneArray):
     """One array of what replicas returned, on their devices."""
 
     def __init__(self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
@@ -108,14 +120,13 @@ class PerReplica:
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """The value of each replica, in order; of one without rows, no rows or zero."""
+        """The value of each replica, in order; of one without rows, no rows, or zero where the value has none."""
         present = self.present
         like = next(iter(present.values()))
-        shape = (0, *like.shape[1:]) if like.ndim else ()
+        by_rows = all(o.arrays[self._index].shape[1:2] == (o.run.size,) for o in self._outputs if o.run.count)
+        shape = (0, *like.shape[1:]) if by_rows else like.shape
         return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self.placement.replicas))
 
-    __array__ = __jax_array__ = __iter__ = __float__ = __getitem__ = lambda self, *_, **__: refuse(self)
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __array__
     shape = ndim = property(lambda self: refuse(self))
 
     def __repr__(self) -> str:
@@ -123,11 +134,25 @@ class PerReplica:
 
 
 def refuse(value: Any) -> Any:
+    if current() is not None:
+        raise ValueError(
+            f"{value!r} reaches replica code by a name, where it is the value of no replica. Give it to the function as an argument: "
+            f"strategy.run(step, args=(batch,))."
+        )
     raise ValueError(
         f"{value!r} has one value for each replica, and is used as one array. Outside of replica code write "
         f'strategy.reduce("SUM", value, axis=None) for their sum, strategy.gather(value, axis=0) for all of them one behind the '
         f"other, or strategy.local_results(value) for each."
     )
+
+
+def check(value: Any, placement: Placement, call: str) -> None:
+    """`call` is how the method of the strategy is called that gets the value."""
+    for leaf in jax.tree.leaves(value, is_leaf=is_value):
+        if is_value(leaf) and leaf.placement.replicas != placement.replicas:
+            raise ValueError(
+                f"strategy.{call} received {leaf!r}, and the strategy has {placement.replicas}. Ask the strategy that ran the replicas."
+            )
 
 
 def by_replica(value: Any) -> dict[int, Any]:
@@ -162,12 +187,13 @@ def _reduced(op: ReduceOp, value: Any, axis: int | None, placement: Placement) -
         if count is None:
             count = len(by_replica(value))
         return total / count
-    return total.astype(value.dtype)
+    return total if value.dtype == bool else total.astype(value.dtype)
 
 
 def sums(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
     """(how many values went into it, the sum): over replicas, in the order of the tree, and over an axis if one is given."""
     count = len(parts)
+    parts = {r: part.astype(jnp.int32) if part.dtype == bool else part for r, part in parts.items()}
     if axis is not None:
         if any(not -part.ndim <= axis < part.ndim for part in parts.values()):
             rank = min(part.ndim for part in parts.values())

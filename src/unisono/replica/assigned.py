@@ -1,6 +1,6 @@
 """State that replicas assign: what one of them hands on, and what becomes of it.
 
-Moving statistics are averaged by rows, counters must agree, random state moves on by rule.
+Moving statistics are averaged by rows, counters must agree, random state moves on by rule; a variable's own `aggregation` goes before.
 """
 
 from __future__ import annotations
@@ -36,23 +36,33 @@ def handed_on(
         replica: Its number.
     """
     first = replica == 0
-    moving, counters, seeds = [], [], []
+    moving, counters, grown = [], [], []
     for index in assigned:
         variable, old, new = variables[index], before[index], after[index]
         if randomness.is_seed(variable):
-            grown = new - randomness.for_replica(old, replica)
-            seeds.append(jnp.where(first, grown, jnp.zeros_like(grown)))
+            growth = new - randomness.for_replica(old, replica)
+            grown.append(jnp.where(first, growth, jnp.zeros_like(growth)))
+        elif is_added(variable, alone):
+            growth = new - old
+            of_all = variable.aggregation == "sum"
+            grown.append(growth if of_all else jnp.where(first, growth, jnp.zeros_like(growth)))
         elif jnp.issubdtype(new.dtype, jnp.floating):
             moving.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif jnp.issubdtype(new.dtype, jnp.integer):
-            grown = new - old
-            counters.append((jnp.where(first, grown, jnp.zeros_like(grown)), grown))
+            growth = new - old
+            counters.append((jnp.where(first, growth, jnp.zeros_like(growth)), growth))
         else:
             raise ValueError(
                 f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
                 f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
             )
-    return Assigned(moving, counters, seeds)
+    return Assigned(moving, counters, grown)
+
+
+def is_added(variable: Any, alone: bool) -> bool:
+    """Whether the variable says by itself how the values of several replicas become one: by what it grows in all of them, or in the
+    first."""
+    return not alone and variable.aggregation in ("sum", "only_first_replica")
 
 
 def merged(
@@ -61,11 +71,11 @@ def merged(
     """The state that the replicas leave, and for each counter whether they disagree on it. `rows` are those of the global
     batch, of which so many replicas as `present` says have some."""
     after, disagree = list(before), []
-    moving, counters, seeds = iter(total.moving), iter(total.counters), iter(total.seeds)
+    moving, counters, grown = iter(total.moving), iter(total.counters), iter(total.grown)
     for index in assigned:
         old = before[index]
-        if randomness.is_seed(variables[index]):
-            after[index] = old + next(seeds)
+        if randomness.is_seed(variables[index]) or is_added(variables[index], alone):
+            after[index] = old + next(grown)
         elif jnp.issubdtype(old.dtype, jnp.floating):
             change = next(moving)
             after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
@@ -81,7 +91,7 @@ def check_counters(variables: list[Any], assigned: list[int], disagree: list[Any
     if not any(map(bool, disagree)):
         return
     of = [variables[index] for index in assigned]
-    counters = [v for v in of if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v)]
+    counters = [v for v in of if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v) and not is_added(v, False)]
     paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
     raise ValueError(
         f"The replicas of one step left different values in an integer variable of the model: {', '.join(paths)}. An integer that "

@@ -55,8 +55,8 @@ class Functions(Protocol):
         """The arrays that replicas read beside those groups: (group, position in it)."""
         ...
 
-    def look(self, state: State, batch: Any, constants: Any) -> None:
-        """Before anything is compiled: a look at some rows of the host."""
+    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
+        """Before anything is compiled: a look at a global batch on the host, of which the first replica has the rows `first`."""
         ...
 
     def check(self, disagree: list[Any]) -> None:

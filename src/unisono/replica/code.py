@@ -11,6 +11,17 @@ from keras import ops
 
 from unisono import keras_seam
 from unisono.replica import mistakes
+from unisono.xla import tracing
+
+
+class Noted(NamedTuple):
+    """Something that the code did on the way, with arrays of the trace."""
+
+    kind: str
+    """"share": a loss that is a replica's part of the global one; "loss": one that the code has scaled by itself; "fed": what a mean
+    was fed with; "update": the arguments of a metric of the user's."""
+    arrays: Any
+    of: Any = None
 
 
 class Update(NamedTuple):
@@ -63,16 +74,25 @@ class ReplicaCode:
         self.divisors: list[Any] = []
         self.updates: list[Update] = []
         self.fixed_divisors: list[float] = []
-        self.shares: list[Any] = []
+        self.noted: list[Noted] = []
+        self.masks: list[Any] = []
+        """Of the losses that were called: by what is left of a mask the engine divides."""
+        self.inside = 0
+        """How many calls of layers and losses are around the line that runs."""
         self.scales = False
         """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
         self.scalers: dict[int, Any] = {}
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
         self._totals = totals
-        self._scaled: dict[int, tuple[Any, Any]] = {}
+        self._scaled: dict[int, tuple[Any, Any, Any]] = {}
+        self._trace: Any = None
         self.rows: Any = None
         """The rows of this replica."""
+
+    def begin(self) -> None:
+        """Called in the trace in which the code is run."""
+        self._trace = tracing.state()
 
     def divided(self, numerator: Any, divisor: Any) -> Any:
         """The numerator over the sum of all replicas' divisors."""
@@ -89,10 +109,10 @@ class ReplicaCode:
 
         return noted
 
-    def note_share(self, value: Any) -> Any:
-        """Remembers a loss that is a replica's part of the global one."""
-        self.shares.append(value)
-        return value
+    def note(self, kind: str, arrays: Any, of: Any = None) -> Any:
+        """Remembers arrays; `value_and_grad` takes along what was noted inside of it."""
+        self.noted.append(Noted(kind, arrays, of))
+        return arrays
 
     def fixed(self, divisor: float) -> Any:
         """A divisor that the code gives: a constant that the compiler takes for a variable, so that it divides by it as by one
@@ -100,12 +120,18 @@ class ReplicaCode:
         self.fixed_divisors.append(divisor)
         return ops.where(self.share_of_rows > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
-    def keep_scaled(self, gradient: Any, scaled: Any) -> None:
-        """What an optimizer that scales the loss is to get, where the code hands it this gradient."""
-        self._scaled[id(gradient)] = gradient, scaled
+    def keep_scaled(self, optimizer: Any, gradient: Any, scaled: Any) -> None:
+        """What the optimizer that scaled the loss is to get, where the code hands it this gradient."""
+        self._scaled[id(gradient)] = gradient, optimizer, scaled
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """What `optimizer.apply` does here: the gradients are summed over replicas, and applied once."""
+        if tracing.state() != self._trace:
+            raise ValueError(
+                f"The replica's code applies the optimizer {optimizer.name!r} inside of a function that JAX traces by itself (of ops.cond, "
+                f"ops.scan, jax.jit and the like), where the update would be made whatever the condition. Apply it outside, for example "
+                f"gradients times ops.cast(condition, 'float32')."
+            )
         gradients = list(gradients)
         if not optimizer.built:
             if variables is None:
@@ -132,10 +158,9 @@ class ReplicaCode:
     def _for(self, optimizer: Any, gradient: Any, variable: Any) -> Any:
         if not isinstance(optimizer, keras_seam.LossScaleOptimizer) or self.scaled_by_user:
             return gradient
-        kept = self._scaled.get(id(gradient))
-        if kept is not None:
-            return kept[1]
-        return gradient * optimizer.dynamic_scale.value  # of a gradient that the code has changed
+        _, scaler, scaled = self._scaled.get(id(gradient), (None, None, None))
+        # Of a gradient that the code has changed, or of a loss that another optimizer scaled, it is made anew.
+        return scaled if scaler is optimizer else gradient * optimizer.dynamic_scale.value
 
 
 class Current(threading.local):

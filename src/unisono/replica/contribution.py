@@ -15,8 +15,9 @@ class Assigned(NamedTuple):
     """By how much floating-point state changed, times the rows. One replica alone has the new state here."""
     counters: list[tuple[jax.Array, jax.Array]]
     """How much each integer state grew: in the first replica alone, and in this one."""
-    seeds: list[jax.Array]
-    """How far each random state moved on, in the first replica alone."""
+    grown: list[jax.Array]
+    """How far each random state moved on, in the first replica alone; and how far each state whose `aggregation` says so, in the
+    first replica or in this one."""
 
 
 class Contribution(NamedTuple):

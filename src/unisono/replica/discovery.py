@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def discover(
     replicas: int,
     optimizers: Callable[[], Sequence[Any]],
     metrics: Callable[[], Sequence[Any]],
-    check: Callable[[list[Any], Any], None],
+    check: Callable[[Trace], None],
 ) -> Variables:
     """Builds what is not built, and sorts what is found.
 
@@ -36,18 +36,16 @@ def discover(
         replicas: R.
         optimizers: Those that the code may read, as they are then.
         metrics: Those that it may feed.
-        check: Raises for variables that the code must not use, and for what its program must not do.
+        check: Raises for variables that the code must not use or assign, and for what its program must not do.
     """
     known: set[int] = set()
     made: list[str] = []
     alive = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
-        code.rows = jax.tree.leaves(batch)[0].shape[0]
         alive.append(code)
         try:
-            with running(code, metrics()):
-                program = jax.make_jaxpr(lambda *args: split(call(*args))[0])(batch, constants)
+            program = traced(code, call, batch, constants, metrics())
         except NotBuiltError as error:
             with keras_seam.name_scope_of(error.optimizer):
                 error.optimizer.build(error.variables)
@@ -59,13 +57,56 @@ def discover(
             continue
         found = {**code.scope.read, **code.scope.assigned}
         if found.keys() == known:
-            check([*found.values(), *(v for update in code.updates for v in update.optimizer.variables)], program)
+            check(Trace(code, program, len(jax.tree.leaves(batch))))
             return sorted_out(code, optimizers(), metrics())
         made, known = [v.path for i, v in found.items() if i not in known], set(found)
     raise ValueError(
         f"Every run of the replica's code makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
         f"layers, metrics and variables once, inside strategy.scope(), and use them in the code."
     )
+
+
+class Trace(NamedTuple):
+    """The code, traced with nothing known."""
+
+    code: ReplicaCode
+    program: Any
+    """From the batch's arrays and the constants to what the code returns and then what it noted."""
+    arrays: int
+    """How many arrays the batch has."""
+
+    @property
+    def used(self) -> list[Any]:
+        """The variables that the code needs."""
+        updated = [v for update in self.code.updates for v in update.optimizer.variables]
+        return [*self.code.scope.read.values(), *self.code.scope.assigned.values(), *updated]
+
+    @property
+    def noted(self) -> dict[str, list[tuple[Any, Any]]]:
+        """By kind: (of what, the variable in the program), one for each array."""
+        arrays = [(n.kind, n.of) for n in self.code.noted for _ in jax.tree.leaves(n.arrays)]
+        found: dict[str, list[tuple[Any, Any]]] = {}
+        outputs = self.program.jaxpr.outvars
+        for (kind, of), variable in zip(arrays, outputs[len(outputs) - len(arrays) :], strict=True):
+            found.setdefault(kind, []).append((of, variable))
+        return found
+
+
+def trace(call: Call, batch: Any, constants: Any, replicas: int, metrics: Sequence[Any]) -> Trace:
+    """Of code whose variables are known and built."""
+    code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
+    return Trace(code, traced(code, call, batch, constants, metrics), len(jax.tree.leaves(batch)))
+
+
+def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: Sequence[Any]) -> Any:
+    code.rows = jax.tree.leaves(batch)[0].shape[0]
+
+    def outputs(*args: Any) -> Any:
+        code.begin()
+        return split(call(*args))[0], [noted.arrays for noted in code.noted]
+
+    with running(code, metrics):  # around the trace: variables that are made in it get their values behind it
+        return jax.make_jaxpr(outputs)(batch, constants)
 
 
 def sorted_out(code: ReplicaCode, optimizers: Sequence[Any], metrics: Sequence[Any]) -> Variables:

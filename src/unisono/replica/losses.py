@@ -56,12 +56,11 @@ def divisor(loss: Any, values: Any, sample_weight: Any, mask: Any) -> Any:
     return ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
 
 
-def count_of(values: Any, sample_weight: Any) -> Any:
-    """What the mean of these values is divided by: their weights, those that a mask leaves, or all."""
+def count_of(values: Any, sample_weight: Any, mask: Any) -> Any:
+    """What the mean of these values is divided by: their weights, as far as a mask leaves them, those that it leaves, or all."""
     if sample_weight is not None:
-        weight = ops.convert_to_tensor(sample_weight, values.dtype)
+        weight = keras_seam.apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
         return ops.sum(keras_seam.squeeze_or_expand_to_same_rank(values, weight)[1])
-    mask = keras_seam.get_keras_mask(values)
     return float(values.size) if mask is None else ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
 
 

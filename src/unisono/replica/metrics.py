@@ -7,7 +7,7 @@ that is fed with one number for a whole batch: what it adds is weighted by the r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -85,6 +85,34 @@ def some_rows(batch: Any) -> tuple[int, Any]:
     """(how many, a batch of so many rows) to look at; parts are needed, so that one row is taken several times."""
     rows = min(jax.tree.leaves(batch)[0].shape[0], 8)
     return (rows, batch) if rows > 1 else (4, jax.tree.map(lambda a: np.repeat(a, 4, axis=0), batch))
+
+
+@contextlib.contextmanager
+def noted(metrics: Iterable[Any], note: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+    """For the block, the arrays that the metrics are fed with are noted, as an "update" of (metric, what makes its arguments again)."""
+
+    def noting(metric: Any) -> Callable[[Any], Any]:
+        def wrap(update_state: Any) -> Any:
+            def update(*args: Any, **kwargs: Any) -> Any:
+                leaves, structure = jax.tree.flatten((args, kwargs))
+                arrays = [leaf if hasattr(leaf, "dtype") else None for leaf in leaves]
+
+                def filled(arrays: list[Any]) -> Any:
+                    return jax.tree.unflatten(
+                        structure, [leaf if a is None else a for a, leaf in zip(arrays, leaves, strict=True)]
+                    )
+
+                note("update", arrays, (metric, filled))
+                return update_state(*args, **kwargs)
+
+            return update
+
+        return wrap
+
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(keras_seam.wrapped_method(metric, "update_state", noting(metric)))
+        yield
 
 
 def unpromised(metrics: Iterable[Any]) -> list[Any]:

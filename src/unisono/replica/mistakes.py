@@ -6,6 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import jax
+import numpy as np
+from jax.core import Tracer
+
 from unisono import keras_seam
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -16,20 +20,68 @@ class Code(Protocol):
 
     rows: Any
     replicas: int
-    shares: list[Any]
+    masks: list[Any]
+    scope: Any
+    inside: int
+    """How many calls of layers and losses are around this line."""
+
+    def note(self, kind: str, arrays: Any, of: Any = None) -> Any: ...
 
 
 def calls(code: Code) -> dict[str, Callable[[Any], Any]]:
     """What calls of Keras do in replica code."""
     return {
+        "layer": lambda stock: lambda layer, *args, **kwargs: called(code, stock, layer, args, kwargs),
         "loss": lambda stock: lambda loss, *args, **kwargs: loss_called(code, stock, loss, *args, **kwargs),
         "mean": lambda stock: lambda metric, values, *args, **kwargs: mean_fed(code, stock, metric, values, *args, **kwargs),
         "metric": lambda _: lambda metric, *args, **kwargs: metric.update_state(*args, **kwargs),
     }
 
 
+def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
+    """A layer or a loss that replica code calls by itself: with rows of the replica, not with an array that is the same for all."""
+    if not code.inside:
+        for leaf in jax.tree.leaves((args, kwargs)):
+            if is_same_for_all(leaf) and not any(keras_seam.raw_value(v) is leaf for v in code.scope.read.values()):
+                refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
+    code.inside += 1
+    try:
+        return stock(thing, *args, **kwargs)
+    finally:
+        code.inside -= 1
+
+
+def is_same_for_all(leaf: Any) -> bool:
+    """An array that nobody computes from the replica's rows, of rows that differ."""
+    return isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, Tracer) and bool(leaf.ndim) and rows_differ(leaf)
+
+
+def rows_differ(array: Any) -> bool:
+    """What is the same in every row, as labels that are all 1, are no rows of data."""
+    rows = np.asarray(array)
+    return not np.array_equal(rows[1:], rows[:-1])
+
+
+class UndistributedError(ValueError):
+    """Of an array that every replica would get whole."""
+
+    array: Any
+
+
+def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
+    shape = tuple(array.shape)
+    error = UndistributedError(
+        f"An array of shape {shape} reaches replica code {how} and is not distributed: every one of the {replicas} replicas would "
+        f"train on the same {shape[0]} rows. Take the batches from a distributed dataset:\n\n"
+        f"    for batch in strategy.distribute_dataset(dataset):\n        strategy.run(step, args=(batch,))\n\n"
+        f"or, if every replica is meant to have the whole array, write un.replicate(array)."
+    )
+    error.array = array
+    raise error
+
+
 def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """A mean over a replica's rows is refused; one value for each row keeps the mask, by which they are counted."""
+    """A mean over a replica's rows is refused. The mask of values for each row is kept: by it they are counted."""
     if loss.reduction in MEANS:
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and is called in replica code: it would divide by the {code.rows} "
@@ -39,21 +91,26 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
     mask = keras_seam.get_keras_mask(y_pred)
-    values = stock(loss, y_true, y_pred, sample_weight)
+    values = called(code, stock, loss, (y_true, y_pred, sample_weight), {})
     if mask is not None and mask.shape == values.shape:
-        keras_seam.set_keras_mask(values, mask)
+        code.masks.append(mask)
     return values
 
 
 def mean_fed(code: Code, stock: Any, metric: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-    if any(values is share for share in code.shares):
-        raise ValueError(
-            f"The metric {metric.name!r} is a mean, and is fed with a replica's share of the loss, which is divided by the rows of the "
-            f"global batch already: over {code.replicas} replicas it would say about 1/{code.replicas} of the loss (1.75 for a loss of "
-            f"3.5 and two replicas). Feed it with one value for each example, or outside of replica code:\n\n"
-            f'    loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)\n    {metric.name}.update_state(loss)'
-        )
+    if not getattr(values, "shape", ()) and hasattr(values, "dtype"):
+        code.note("fed", values, metric)
     return stock(metric, values, *args, **kwargs)
+
+
+def refuse_share(metric: Any, replicas: int) -> None:
+    """Of a mean that is fed with a replica's share of the loss."""
+    raise ValueError(
+        f"The metric {metric.name!r} is a mean, and is fed with a replica's share of the loss, which is divided by the rows of the "
+        f"global batch already: over {replicas} replicas it would say about 1/{replicas} of the loss (1.75 for a loss of "
+        f"3.5 and two replicas). Feed it with one value for each example, or outside of replica code:\n\n"
+        f'    loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)\n    {metric.name}.update_state(loss)'
+    )
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from unisono import keras_seam
 from unisono.replica import assigned, finish, metrics
@@ -108,6 +109,7 @@ class OwnCode:
         code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, share, totals)
         code.rows = rows_of(batch)
         code.scalers = scalers(self.variables.applied)
+        code.begin()
         with running(code, self.variables.metrics):
             yield code
 
@@ -152,21 +154,44 @@ class OwnCode:
         scales = {id(v) for optimizer, _ in self.variables.applied for v in scaling_variables(optimizer)}
         return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
 
-    def look(self, state: State, batch: Any, constants: Any) -> None:
-        """Finds out how metrics of the user's own are merged."""
-        of = self.variables
-        if self.alone or not self._can_be_cut or not metrics.unpromised(of.metrics):
+    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
+        """Finds out how metrics of the user's own are merged: by what the code feeds them with on a replica's rows."""
+        of, own = self.variables, metrics.unpromised(self.variables.metrics)
+        if self.alone or not self._can_be_cut or not own:
             return
-        one, totals = OwnCode(self._call, of, 1), jnp.ones(MOST_DIVISORS)
-        rows, batch = metrics.some_rows(batch)
+        mine = jax.tree.map(lambda a: jnp.asarray(a[first.start : first.stop]), batch)
+        fed: list[Any] = []
 
         @jax.jit
-        def after(tracked: list[Any], some: Any) -> list[Any]:
-            here = (*state[:3], tracked), some, jnp.int32(0), jnp.float32(1), totals, constants
-            return one.contribution(*here)[0].metrics
+        def arguments(rows: Any) -> list[Any]:
+            weights, others, slots, _ = state
+            reset = metrics.reset_values(of.metrics, of.tracked)
+            start = weights, assigned.for_replica(of.others, others, jnp.int32(0)), slots, reset
+            with (
+                self._running(start, rows, jnp.int32(0), jnp.float32(1), jnp.ones(MOST_DIVISORS)) as code,
+                metrics.noted(own, code.note),
+            ):
+                self._call(rows, constants)
+            found = [noted for noted in code.noted if noted.kind == "update"]
+            fed[:] = [noted.of for noted in found]
+            return [noted.arrays for noted in found]
+
+        updates = list(zip(arguments(mine), fed, strict=True))
+        rows = len(first) if len(first) > 1 else 4  # parts are needed, so that one row is taken several times
 
         def updated(tracked: list[Any], part: range) -> list[Any]:
-            return after(tracked, jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch))
+            def cut(array: Any) -> Any:
+                if not array.ndim or array.shape[0] != len(first):
+                    return array
+                return (
+                    jnp.repeat(array, rows, axis=0)[part.start : part.stop] if len(first) == 1 else array[part.start : part.stop]
+                )
+
+            with keras_seam.RecordingScope(list(zip(of.tracked, tracked, strict=True))) as scope:
+                for arrays, (metric, filled) in updates:
+                    args, kwargs = filled(jax.tree.map(cut, arrays))
+                    metric.update_state(*args, **kwargs)
+            return [scope.state_mapping[id(v)] for v in of.tracked]
 
         reset = metrics.reset_values(of.metrics, of.tracked)
         self._weighted_by_share = metrics.weighted_by_share(of.metrics, of.tracked, reset, updated, rows)
@@ -191,8 +216,18 @@ def split(returned: Any) -> tuple[list[Any], Any]:
             kept.append(Leaf(len(arrays)))
             arrays.append(jnp.asarray(value))
         else:
+            refuse_hidden(leaf)
             kept.append(leaf)
     return arrays, jax.tree.unflatten(structure, kept)
+
+
+def refuse_hidden(leaf: Any) -> None:
+    """Arrays in an object that is no tree to JAX would stay behind in the trace."""
+    if any(isinstance(value, Tracer) for value in getattr(leaf, "__dict__", {}).values()):
+        raise ValueError(
+            f"The function returns a {type(leaf).__name__} with arrays in it, which strategy.run cannot look into. Return a tuple, a list, a "
+            f"dict or a named tuple of arrays."
+        )
 
 
 def is_summed(output: Any) -> bool:

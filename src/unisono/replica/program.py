@@ -138,7 +138,7 @@ class ReplicaFunctions:
         scales = {id(v) for v in scaling_variables(self.model.optimizer)}
         return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
 
-    def look(self, state: State, batch: Any, constants: Any = ()) -> None:
+    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
         """Finds out how metrics of the user's own are merged."""
         leaves = keras_seam.leaf_metrics(self.model)
         if self.alone or not metrics.unpromised(leaves):

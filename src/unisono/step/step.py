@@ -96,7 +96,9 @@ class Step:
         self._received, self._carried = False, carried
         self._held.keep(constants)
         if not self._looked:
-            self._functions.look(state, batches[0].tree(), self._held.constants())
+            run = next(run for part in self._plan(batches[0]).parts for run in part.runs)
+            first = range(run.rows.start, run.rows.start + run.size)
+            self._functions.look(state, batches[0].tree(), first, self._held.constants())
             self._looked = True
         self._held.receive(state, lambda: self._counters(state, batches[0]))
         self._received = True

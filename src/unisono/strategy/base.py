@@ -20,7 +20,7 @@ from unisono.strategy.arguments import Devices
 from unisono.xla import determinism, runtime
 
 
-class Strategy:
+class Strategy(running.Runner):
     """R logical replicas on D devices; what all strategies share.
 
     Args:
@@ -127,6 +127,7 @@ class Strategy:
             kwargs: Its arguments by name.
         """
         running.check()
+        refusals.check_outside("run")
         older.name_arrays()
         refusals.check_scope_of_run(scopes.innermost() or self, self)
         self.announce()
@@ -140,14 +141,20 @@ class Strategy:
             value: What `run` returned, or a tree of it.
             axis: Over which to sum within each replica too; 0 for the rows. A mean is then one over all rows.
         """
+        refusals.check_outside("reduce")
+        values.check(value, self.placement, "reduce")
         return values.reduced(reduce_op, value, axis, self.placement)
 
     def gather(self, value: Any, axis: int) -> Any:
         """What replicas returned, one behind the other along an axis."""
+        refusals.check_outside("gather")
+        values.check(value, self.placement, "gather")
         return values.gathered(value, axis, self.placement)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """What each replica returned, in order; of a replica without rows, no rows or zero."""
+        refusals.check_outside("local_results")
+        values.check(value, self.placement, "local_results")
         return values.local_results(value, self.num_replicas_in_sync)
 
     experimental_distribute_dataset = distribute_dataset
@@ -169,9 +176,10 @@ class Strategy:
         """At every run: what was set on an optimizer must be something that it has."""
         refusals.check_attributes(optimizer)
 
-    def check_variables(self, variables: list[Any]) -> None:
-        """In replica code: all must be this strategy's."""
+    def check_variables(self, variables: list[Any], assigned: list[Any]) -> None:
+        """In replica code: all must be this strategy's, and it must be clear what becomes of those that are assigned."""
         refusals.check_variables(variables, self)
+        refusals.check_assigned(assigned, self)
 
     def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
         arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)

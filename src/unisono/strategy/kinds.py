@@ -85,7 +85,7 @@ class DefaultStrategy(Strategy):
     def num_replicas_in_sync(self) -> int:
         return 1
 
-    def check_variables(self, variables: list[Any]) -> None:
+    def check_variables(self, variables: list[Any], assigned: list[Any]) -> None:
         """Those outside of every scope are its own."""
 
     @contextlib.contextmanager

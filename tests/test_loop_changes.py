@@ -1,0 +1,145 @@
+"""What is changed after a function was compiled counts in the next run, and is compiled once more at the most."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+from loops import CLASSES, Loop, data
+from trainings import on
+
+X, Y = data("dense", 24)
+
+
+def batch_of(loop):
+    return next(iter(loop.strategy.distribute_dataset((X[:12], Y[:12]), batch_size=12)))
+
+
+def kernels(loop):
+    return [np.array(layer.kernel.value) for layer in loop.model.layers if isinstance(layer, layers.Dense)]
+
+
+def moved(loop, batch):
+    before = kernels(loop)
+    loop.one(batch)
+    return [float(np.linalg.norm(now - then)) for now, then in zip(kernels(loop), before, strict=True)]
+
+
+scale, network = 1.0, None
+
+
+def scaled_by_name(batch):
+    return ops.sum(network(batch[0])) * scale
+
+
+def test_other_things_under_the_same_names():
+    """As in a notebook whose cell is run again: here a model and a number, found through another function."""
+    global network, scale
+    strategy = on(1, 4)
+    batch = next(iter(strategy.distribute_dataset((X, Y), batch_size=12)))
+
+    def total():
+        return float(strategy.reduce("SUM", strategy.run(lambda batch: scaled_by_name(batch), args=(batch,)), axis=None))
+
+    try:
+        with strategy.scope():
+            network = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
+        ones, scale = total(), 3.0
+        np.testing.assert_allclose(total(), 3 * ones, rtol=1e-5)
+        with strategy.scope():
+            network = keras.Sequential([layers.Dense(1, kernel_initializer="zeros")])
+        assert total() == 0
+    finally:
+        network, scale = None, 1.0
+
+
+def test_other_attributes_of_an_object():
+    class Trainer:
+        factor = 0.0
+
+        def __init__(self):
+            self.factor = 2.0
+
+        def step(self, batch):
+            return ops.sum(batch) * self.factor
+
+    strategy, trainer = on(1, 2), Trainer()
+    batch = next(iter(strategy.distribute_dataset([np.ones(6, "float32")])))
+    results = []
+    for trainer.factor in (2.0, 5.0, 2.0, 5.0):
+        results.append(float(strategy.reduce("SUM", strategy.run(trainer.step, args=(batch,)), axis=None)))
+    assert results == [12, 30, 12, 30]
+
+
+def test_frozen_layers_stay_as_they_are():
+    """Moving statistics too. A layer that is freed again trains on, with the program that it had."""
+
+    def model():
+        return keras.Sequential([layers.Input((6,)), layers.BatchNormalization(), layers.Dense(4), layers.Dense(CLASSES)])
+
+    loop = Loop(on(1, 4), model)
+    normalization, hidden = loop.model.layers[:2]
+    batch = batch_of(loop)
+    assert min(moved(loop, batch)) > 0
+    normalization.trainable = hidden.trainable = False
+    mean = np.array(normalization.moving_mean.value)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Gradients do not exist")
+        first, second = moved(loop, batch)
+    assert first == 0 < second
+    np.testing.assert_array_equal(normalization.moving_mean.value, mean)
+    normalization.trainable = hidden.trainable = True
+    assert min(moved(loop, batch)) > 0
+
+
+@pytest.mark.parametrize("what", ["a number", "a schedule", "clipping"])
+def test_settings_of_the_optimizer(what):
+    loop = Loop(on(1, 4), optimizer=lambda: keras.optimizers.SGD(0.1))
+    batch = batch_of(loop)
+    assert min(moved(loop, batch)) > 1e-3
+    if what == "a number":
+        loop.optimizer.learning_rate = 1e-9
+    elif what == "a schedule":
+        loop.optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(1e-9, 1, 0.5)
+    else:
+        loop.optimizer.clipvalue = 1e-9
+    assert max(moved(loop, batch)) < 1e-7
+
+
+def test_a_function_that_is_compiled_as_a_whole_sees_changes_too():
+    class Model:
+        def __init__(self):
+            self.factor = 1.0
+
+        @un.function
+        def times(self, x):
+            return x * self.factor
+
+    model = Model()
+    results = []
+    for model.factor in (2.0, 3.0):
+        results.append(float(model.times(np.float32(5))))
+    assert results == [10, 15]
+
+
+def test_nothing_is_compiled_again_where_nothing_has_changed(monkeypatch):
+    loop, traced = Loop(on(1, 4)), []
+    step = loop.step
+    loop.step = lambda batch: (traced.append(1), step(batch))[1]
+    batch = batch_of(loop)
+    loop.one(batch)
+    count = len(traced)
+    for rate in (0.1, 0.2):  # a learning rate is a variable
+        loop.optimizer.learning_rate = rate
+        loop.one(batch)
+    assert len(traced) == count
+    loop.optimizer.clipvalue = 1.0
+    loop.one(batch)
+    again = len(traced)
+    assert again > count
+    for loop.optimizer.clipvalue in (None, 1.0):
+        loop.one(batch)
+    assert len(traced) == again
