@@ -85,3 +85,15 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     assert all(one == other for one, other in bits)
     assert len({one for one, _ in bits}) == 3
     assert is_picture(picture)
+
+
+def test_two_networks_train_each_other_and_their_placement_changes_no_bit(tmp_path):
+    finished = [
+        python(str(EXAMPLES / "gan.py"), "--devices", devices, "--picture", str(tmp_path / "gan.png")) for devices in "14"
+    ]
+    for process in finished:
+        assert process.returncode == 0, process.stderr
+    assert finished[0].stdout == finished[1].stdout
+    right = [int(percent) for percent in re.findall(r"\((\d+)% right\)", finished[0].stdout)]
+    assert right[0] > 75 > right[-1]
+    assert is_picture(tmp_path / "gan.png")

@@ -143,3 +143,29 @@ def test_nothing_is_compiled_again_where_nothing_has_changed(monkeypatch):
     for loop.optimizer.clipvalue in (None, 1.0):
         loop.one(batch)
     assert len(traced) == again
+
+
+def test_code_that_counts_its_traces_is_not_compiled_for_every_step():
+    class Counting:
+        def __init__(self):
+            self.traces = 0
+
+        def step(self, batch):
+            self.traces += 1
+            return ops.sum(batch)
+
+        @un.function
+        def whole(self, x):
+            self.traces += 1
+            return x + 1
+
+    strategy, counting, seen = on(2, 4), Counting(), []
+    for _ in range(2):
+        for batch in strategy.distribute_dataset(np.arange(23.0), batch_size=8):
+            strategy.run(counting.step, args=(batch,))
+        seen.append(counting.traces)
+    for _ in range(3):
+        counting.whole(np.float32(1))
+        seen.append(counting.traces)
+    first, second, *whole = seen
+    assert first == second < whole[0] == whole[1] == whole[2]

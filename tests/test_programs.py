@@ -73,7 +73,7 @@ def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, counted)
     ready, call = [], Step._call
 
     def watched(self, index, *args):
-        ready.append(set(self._current))
+        ready.append(set(self._held.current))
         return call(self, index, *args)
 
     monkeypatch.setattr(Step, "_call", watched)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import keras
-import numpy as np
 from jax.core import Tracer
 
 from unisono.loop.arguments import Replicated, is_array
@@ -204,22 +203,3 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 def names_of(function: Any) -> frozenset[str]:
     code = getattr(function, "__code__", None)
     return frozenset() if code is None else names_in(code)
-
-
-def is_among(array: Any, constants: list[Any]) -> bool:
-    """Whether an array, or some of its rows, went into a program that has these constants."""
-    if isinstance(array, jax.Array):
-        return any(constant is array for constant in constants)
-    rows = np.asarray(array)
-    return any(is_part(np.asarray(c), rows.astype(c.dtype)) for c in constants if c.shape[1:] == rows.shape[1:])
-
-
-def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether some neighbouring rows are these. A few whole numbers may be anything."""
-    count = len(part)
-    if not 0 < count <= len(rows) or (count < len(rows) and part.dtype.kind != "f" and part.ndim == 1):
-        return False
-    starts = [
-        start for start in range(len(rows) - count + 1) if np.array_equal(rows[start], part[0], equal_nan=part.dtype.kind == "f")
-    ]
-    return any(np.array_equal(rows[start : start + count], part, equal_nan=part.dtype.kind == "f") for start in starts)

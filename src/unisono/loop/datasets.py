@@ -1,24 +1,18 @@
-"""Distributed datasets: global batches of which each replica will get its rows."""
+"""Distributed datasets: global batches of which each replica will get its rows, read and sent ahead."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import keras
-import numpy as np
 
-from unisono import keras_seam
-from unisono.data.adapter import GlobalBatches, one_ahead
-from unisono.data.division import Position, Rows, held, is_whole
-from unisono.data.order import Order, draw_seed
+from unisono.data.division import Position, is_whole
 from unisono.loop import running
-from unisono.loop.arguments import is_array
+from unisono.loop.sources import OfSource, Source
 from unisono.loop.values import Shards, is_value
 from unisono.placement import Placement
 from unisono.step.plan import plan
@@ -139,192 +133,8 @@ def leaves_of(batch: Any) -> list[Shards]:
     return jax.tree.leaves(batch, is_leaf=is_whole)
 
 
-class Source:
-    """Where global batches come from: a pass at a time, with their positions."""
-
-    def __init__(self, adapter: Any, unwrap: bool = False) -> None:
-        """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
-        self._adapter = adapter
-        self._unwrap = unwrap
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether a batch that was read and not trained on is lost."""
-        return isinstance(self._adapter, keras_seam.GeneratorDataAdapter)
-
-    @functools.cached_property
-    def order(self) -> Order:
-        """The seed is drawn when it is first needed, as fit does."""
-        return Order(draw_seed())
-
-    @property
-    def length(self) -> int | None:
-        return self._adapter.num_batches
-
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
-        pass_, adapter = self.order.passes, GlobalBatches(self._adapter, self.order)
-        adapter.on_epoch_begin()
-        for number, batch in enumerate(adapter.get_jax_iterator()):
-            self.order.trained_on(pass_)
-            yield pass_, number, batch[0] if self._unwrap else batch
-        adapter.on_epoch_end()
-
-
-class Sequence(Source):
-    """Any iterable of global batches."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.order = Order(0)
-        self._batches = batches
-
-    @property
-    def is_stream(self) -> bool:
-        return isinstance(self._batches, Iterator)
-
-    @property
-    def length(self) -> int | None:
-        return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
-
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
-        pass_ = self.order.passes
-        if pass_ and self.is_stream:
-            raise ValueError(
-                "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
-                "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
-            )
-        found = (held(batch, (pass_, number)) for number, batch in enumerate(self._batches))
-        for number, batch in enumerate(found if self.is_stream else one_ahead(found)):
-            self.order.trained_on(pass_)
-            yield pass_, number, batch
-
-
-class Pipelines(Source):
-    """A source for each replica: what they give at a time is one global batch."""
-
-    def __init__(self, sources: list[Source]) -> None:
-        self.order = Order(0)
-        self._sources = sources
-
-    @property
-    def is_stream(self) -> bool:
-        return any(source.is_stream for source in self._sources)
-
-    @property
-    def length(self) -> int | None:
-        lengths = [source.length for source in self._sources]
-        return None if None in lengths else max(length for length in lengths if length is not None)
-
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
-        pass_ = self.order.passes
-        for number, parts in enumerate(itertools.zip_longest(*(source.batches() for source in self._sources))):
-            self.order.trained_on(pass_)
-            yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
-
-
-def joined(parts: list[Any], position: Position) -> Any:
-    """One global batch of those of the replicas; None is that of one whose pipeline has ended."""
-    present = [part for part in parts if part is not None]
-    structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
-    if len(structures) > 1:
-        raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
-    sizes = tuple(0 if part is None else len(jax.tree.leaves(part, is_leaf=is_whole)[0].array) for part in parts)
-    join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
-    return jax.tree.map(join, *present, is_leaf=is_whole)
-
-
-class InputContext:
-    """For which replica a pipeline is."""
-
-    def __init__(self, input_pipeline_id: int, replicas: int) -> None:
-        self.input_pipeline_id = input_pipeline_id
-        self.num_input_pipelines = replicas
-        self.num_replicas_in_sync = replicas
-
-    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The rows of a replica, of a global batch of so many."""
-        if global_batch_size % self.num_replicas_in_sync:
-            raise ValueError(
-                f"A global batch of {global_batch_size} rows cannot be dealt out evenly to {self.num_replicas_in_sync} replicas. Choose a "
-                f"multiple, or use strategy.distribute_dataset, which takes any number."
-            )
-        return global_batch_size // self.num_replicas_in_sync
-
-
-def pipelines(dataset_fn: Callable[[InputContext], Any], replicas: int) -> Pipelines:
-    found = []
-    for replica in range(replicas):
-        dataset = dataset_fn(InputContext(replica, replicas))
-        if isinstance(dataset, tuple | dict) or is_array(dataset):
-            raise ValueError(
-                "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
-                "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
-            )
-        found.append(source_of(dataset, None, False))
-    return Pipelines(found)
-
-
-class OfSource(keras_seam.DataAdapter):
-    """A source as an adapter for Keras' loops."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        return (batch for _, _, batch in self._source.batches())
-
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_whole) for batch in self.get_jax_iterator())
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._source.length
-
-    @property
-    def batch_size(self) -> None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
-
-
-def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
-    """The source of whatever `distribute_dataset` may be given."""
-    refuse_distributed(dataset)
-    if isinstance(dataset, tuple | dict) or is_array(dataset):
-        if batch_size is None:
-            raise ValueError(
-                f"distribute_dataset received {'an array' if is_array(dataset) else f'a {type(dataset).__name__}'} without batch_size. "
-                f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
-                f"another iterable."
-            )
-        return Source(
-            keras_seam.ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple)
-        )
-    if batch_size is not None:
-        raise ValueError(
-            f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
-            f"out, or give a tuple of arrays."
-        )
-    if isinstance(dataset, keras.utils.PyDataset):
-        return Source(keras_seam.PyDatasetAdapter(dataset, shuffle=shuffle))
-    if shuffle:
-        raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
-    if keras_seam.is_pipeline(dataset):
-        return Source(keras_seam.adapter_of(dataset, None, None))
-    if not isinstance(dataset, Iterable):
-        raise TypeError(
-            f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "
-            f"dict of arrays with batch_size=, a keras.utils.PyDataset, a grain or tf.data dataset, or a torch DataLoader."
-        )
-    return Sequence(dataset)
-
-
-def refuse_distributed(dataset: Any) -> None:
+def undistributed(dataset: Any) -> Any:
+    """What a user wants to distribute, unless that was done already."""
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
@@ -333,3 +143,4 @@ def refuse_distributed(dataset: Any) -> None:
         raise ValueError(
             "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
         )
+    return dataset

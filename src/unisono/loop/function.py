@@ -54,7 +54,8 @@ class Traced(NamedTuple):
 
     variables: list[Any]
     program: Callable[..., Any]
-    around: Surroundings
+    around: Any
+    """The function's `Surroundings`."""
 
 
 class Function:
@@ -78,13 +79,17 @@ class Function:
         key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
         try:
             traced = self._traced.get(key)
-            if traced is None or not traced.around.unchanged:
-                traced = self._traced[key] = self._compiled(leaves, structure, arrays)
-                self._note_compiled(key)
-            return self._call(traced, arrays)
+            if traced is not None and traced.around.unchanged:
+                return self._call(traced, arrays)
+            traced = self._compiled(leaves, structure, arrays)
+            returned = self._call(traced, arrays)
         except running.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
+        # As they are when all is traced: code may change them by itself.
+        self._traced[key] = traced._replace(around=Surroundings(method_of(self._fn, leaves)))
+        self._note_compiled(key)
+        return returned
 
     def __get__(self, instance: Any, _: Any = None) -> Any:
         """As a method."""
@@ -106,9 +111,8 @@ class Function:
                 returned = jax.tree.map(bare, call(arrays))
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        whole = method_of(self._fn, leaves)
-        check_nothing_left(whole)
-        return Traced(variables, jax.jit(pure), Surroundings(whole))
+        check_nothing_left(method_of(self._fn, leaves))
+        return Traced(variables, jax.jit(pure), None)
 
     def _note_compiled(self, key: Any) -> None:
         """Says once that numbers of Python's, which the compiler takes as they are, change from call to call."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,13 +15,13 @@ from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template
-from unisono.loop.closure import Surroundings, arrays_around, check_arguments, check_nothing_left, is_among
+from unisono.loop.closure import Surroundings, check_arguments
 from unisono.loop.divisions import Divisions
 from unisono.loop.evidence import Mean, Sources
-from unisono.loop.traces import check_collectives, constants_of, has_float16
+from unisono.loop.inspection import inspect, naming
+from unisono.loop.traces import has_float16
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement, split_evenly
-from unisono.replica import mistakes
 from unisono.replica.discovery import Trace, discover, trace
 from unisono.replica.own_code import Leaf, OwnCode, Variables
 from unisono.replica.program import scaling_variables
@@ -41,9 +40,9 @@ class Segment:
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
         self._divisions: Divisions | None = None
-        self._is_half = False
         self._around: Surroundings | None = None
         self._settings: Any = None
+        self._was_traced = False
 
     def __call__(self, arguments: Arguments) -> Any:
         placement: Placement = self._strategy.placement
@@ -63,6 +62,8 @@ class Segment:
                 self._leave(step)
         for shards in arguments.rows:
             shards.begun()
+        if self._was_traced:  # and has changed by itself what it then found, as code that counts its traces does
+            self._around, self._settings, self._was_traced = Surroundings(self._function), settings(code.variables), False
         if self._divisions is not None:
             sizes = batch.sizes or [len(part) for part in split_evenly(batch.rows, placement.replicas)]
             self._divisions.check(batch.rows, sizes, code.fixed_divisors)
@@ -94,9 +95,9 @@ class Segment:
 
         def check(trace: Trace) -> None:
             seen.append(trace)
-            self._check(trace)
+            inspect(self._name, self._function, trace, strategy)
 
-        with self._naming():
+        with naming(self._function, placement.replicas):
             variables = discover(
                 self._call,
                 shapes,
@@ -113,43 +114,14 @@ class Segment:
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
-        if unscaled and self._is_half:
+        if unscaled and has_float16(seen[-1].program):
             warnings.warn(
                 f"The function {self._name!r} computes in float16 and applies the optimizer {unscaled[0]!r}, which scales no loss: small "
                 f"gradients become zero. fit wraps such an optimizer by itself; in a loop write "
                 f"keras.optimizers.LossScaleOptimizer(optimizer).",
                 stacklevel=6,
             )
-        self._around, self._settings = Surroundings(self._function), settings(variables)
         return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
-
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """An error about an array says by what name the function finds it."""
-        try:
-            yield
-        except mistakes.UndistributedError as error:
-            for name, array in arrays_around(self._function):
-                if array is error.array:
-                    mistakes.refuse_undistributed(array, f"by the name {name!r}", self._strategy.num_replicas_in_sync)
-            raise
-
-    def _check(self, trace: Trace) -> None:
-        """Before the function is compiled."""
-        strategy, program = self._strategy, trace.program
-        strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
-        check_nothing_left(self._function)
-        check_collectives(self._name, program)
-        self._is_half = has_float16(program)
-        noted, sources = trace.noted, Sources(program, trace.arrays)
-        shares = [share for _, share in noted.get("share", [])]
-        for metric, value in noted.get("fed", []):
-            if sources.reaches(value, shares):
-                mistakes.refuse_share(metric, strategy.num_replicas_in_sync)
-        constants = constants_of(program)
-        for name, array in arrays_around(self._function) if constants else []:
-            if is_among(array, constants) and mistakes.rows_differ(array):
-                mistakes.refuse_undistributed(array, f"by the name {name!r}", strategy.num_replicas_in_sync)
 
     def _means(self, shapes: Any, like: Any) -> list[Mean]:
         """Those that the code takes by itself of a replica's rows of these shapes."""
@@ -160,6 +132,7 @@ class Segment:
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
+        self._was_traced = True
         args, kwargs = self._template.filled(rows=rows, carried=carried, constants=constants)
         before, function = jax.tree.structure((args, kwargs)), self._function
         if isinstance(function, types.MethodType):

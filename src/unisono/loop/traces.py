@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend import core
 
 COLLECTIVES = {
@@ -44,3 +46,22 @@ def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
 def has_float16(program: core.ClosedJaxpr) -> bool:
     results = (result.aval for part in parts_of(program) for equation in part.jaxpr.eqns for result in equation.outvars)
     return any(getattr(result, "dtype", None) == "float16" for result in results)
+
+
+def is_among(array: Any, constants: list[Any]) -> bool:
+    """Whether an array, or some of its rows, went into a program that has these constants."""
+    if isinstance(array, jax.Array):
+        return any(constant is array for constant in constants)
+    rows = np.asarray(array)
+    return any(is_part(np.asarray(c), rows.astype(c.dtype)) for c in constants if c.shape[1:] == rows.shape[1:])
+
+
+def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether some neighbouring rows are these. A few whole numbers may be anything."""
+    count = len(part)
+    if not 0 < count <= len(rows) or (count < len(rows) and part.dtype.kind != "f" and part.ndim == 1):
+        return False
+    starts = [
+        start for start in range(len(rows) - count + 1) if np.array_equal(rows[start], part[0], equal_nan=part.dtype.kind == "f")
+    ]
+    return any(np.array_equal(rows[start : start + count], part, equal_nan=part.dtype.kind == "f") for start in starts)

@@ -23,7 +23,7 @@ class Held:
         self._placement = placement
         self._homes = homes
         self._work: dict[int, Work] = {}
-        self._current: set[int] = set()
+        self.current: set[int] = set()
         """The devices that hold the state of now, not of a step before."""
         self._returned: list[Any] = []
         self._references: dict[int, int] = {}
@@ -50,11 +50,11 @@ class Held:
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
         found = self._work[0][1:] if 0 in self._work else jax.device_put(counters(), self._placement.lead)
         self._work[0] = Work(distinct(state), *found)
-        self._current = {0}
+        self.current = {0}
 
     def on(self, index: int) -> Work:
         """What this device goes on from: the state as it is now, as far as its replicas read it."""
-        if index not in self._current:
+        if index not in self.current:
             state = self._work[0].state
             source = [list(group) if read else None for group, read in zip(state, self._read(index), strict=True)]
             scales = {(group, position): state[group][position] for group, position in self._functions.scales()}
@@ -68,12 +68,12 @@ class Held:
             for (group, position), value in scales.items():
                 groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]
             self._work[index] = self._work[index]._replace(state=tuple(groups))
-            self._current.add(index)
+            self.current.add(index)
         return self._work[index]
 
     def finished_on(self, homes: Collection[int]) -> None:
         """These devices have finished a step; what the others hold is of before."""
-        self._current = set(homes)
+        self.current = set(homes)
 
     def _read(self, index: int) -> list[bool]:
         """Which groups of the state this device reads, beside scales: all where it finishes steps."""
@@ -102,7 +102,7 @@ class Held:
 
     def forget(self) -> None:
         """Lets go of what lies on the devices."""
-        self._work, self._current, self._returned = {}, set(), []
+        self._work, self.current, self._returned = {}, set(), []
 
 
 def distinct(state: State) -> State:

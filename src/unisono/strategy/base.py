@@ -11,8 +11,9 @@ import jax
 
 from unisono import exchange, keras_seam, refusals
 from unisono.loop import older, running, values
-from unisono.loop.datasets import DistributedDataset, InputContext, pipelines, source_of
+from unisono.loop.datasets import DistributedDataset, undistributed
 from unisono.loop.run import Runs
+from unisono.loop.sources import InputContext, pipelines, source_of
 from unisono.owned import Owned
 from unisono.placement import Placement
 from unisono.strategy import arguments, scopes
@@ -106,7 +107,7 @@ class Strategy(running.Runner):
             batch_size: The rows of a global batch, for arrays.
             shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
         """
-        return DistributedDataset(source_of(dataset, batch_size, shuffle), self.placement)
+        return DistributedDataset(source_of(undistributed(dataset), batch_size, shuffle), self.placement)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Global batches that are made of the replicas' own.
@@ -115,7 +116,9 @@ class Strategy(running.Runner):
             dataset_fn: Called once for each replica, wherever it runs, with a context that knows its number as
                 `input_pipeline_id`; returns the replica's batches.
         """
-        return DistributedDataset(pipelines(dataset_fn, self.num_replicas_in_sync), self.placement)
+        return DistributedDataset(
+            pipelines(lambda context: undistributed(dataset_fn(context)), self.num_replicas_in_sync), self.placement
+        )
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Calls `fn` on every replica that has rows, and returns what it returns, for each replica.
