@@ -23,7 +23,7 @@ options = parser.parse_args()
 
 strategy = un.MirroredStrategy(devices=options.devices, replicas=4)
 keras.utils.set_random_seed(0)
-EPOCHS, BATCH_SIZE, NOISE = 40 if options.full else 15, 128, 16
+EPOCHS, BATCH_SIZE, NOISE = 40 if options.full else 10, 128, 16
 
 
 def load():
@@ -98,11 +98,11 @@ for epoch in range(EPOCHS):
         )
 
 side = int(pixels**0.5)
-figure = Figure(figsize=(6, 1.6), layout="constrained")
+figure = Figure(figsize=(8, 2.1), dpi=150, layout="constrained")
 shown = np.asarray(generator(np.random.default_rng(0).standard_normal((16, NOISE)).astype("float32"), training=False))
 for axes, row in zip(figure.subplots(2, 8).flat, shown, strict=True):
     axes.imshow(row.reshape(side, side), cmap="gray_r", vmin=-1, vmax=1)
     axes.set_axis_off()
-figure.savefig(options.picture, dpi=150)
+figure.savefig(options.picture)
 print(f"picture: {options.picture}")
 print(un.fingerprint(generator, discriminator))

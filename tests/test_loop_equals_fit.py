@@ -23,7 +23,7 @@ def full(*case):
     [
         ("conv", 48, "float32"),
         ("conv", 48, "mixed_float16"),
-        ("conv", 128, "mixed_bfloat16"),
+        full("conv", 128, "mixed_bfloat16"),
         ("lstm", 128, "float32"),
         ("lstm", 48, "mixed_float16"),
         ("transformer", 48, "float32"),
@@ -132,7 +132,7 @@ class Says(Loop):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("conv", ""),
+        pytest.param("conv", "", marks=pytest.mark.full),
         ("conv", "metric predictions rows"),
         pytest.param("conv", "gradients loss", marks=pytest.mark.full),
         pytest.param("transformer", "predictions loss", marks=pytest.mark.full),

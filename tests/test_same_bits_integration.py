@@ -15,18 +15,18 @@ CROSS = {8: (2, 3, 4, 8), 6: (2, 4, 6), 12: (2, 4, 6)}
 """For each R, the device counts that are compared with one device."""
 COVERING = {
     (8, 2): ["conv"],
-    (8, 3): ["attention", "gru"],
+    (8, 3): ["attention"],
     (8, 4): ["lstm"],
-    (8, 8): ALL,
+    (8, 8): ["gru", "several_outputs"],
     (6, 2): ["lstm"],
     (6, 4): ["conv"],
-    (6, 6): ["several_outputs"],
+    (6, 6): ["conv"],
     (12, 2): ["gru"],
-    (12, 4): ["attention"],
-    (12, 6): ["conv"],
+    (12, 4): ["gru"],
+    (12, 6): ["gru"],
 }
 """What CI runs: every family, R and device count at least once, and every precision."""
-PRECISIONS = {"mixed_bfloat16": ["conv", "attention"], "mixed_float16": ["gru", "several_outputs"]}
+PRECISIONS = {"mixed_bfloat16": ["attention"], "mixed_float16": ["gru"]}
 
 
 @pytest.mark.matrix

@@ -14,7 +14,7 @@ from processes import HERE, python, train
 
 FULL = os.environ.get("UNISONO_SOAK") == "full"
 STEPS = 20_000 if FULL else 500
-PROCESSES = 20 if FULL else 3
+PROCESSES = 20 if FULL else 2
 FAMILIES_OF_MANY = ["conv", "attention", "lstm"] if FULL else ["conv"]
 
 

@@ -33,7 +33,8 @@ class Strategy(running.Runner):
             no fixed order; fingerprints of such runs say so.
 
     Example:
-        >>> strategy = MirroredStrategy(replicas=8)
+        >>> import unisono as un
+        >>> strategy = un.MirroredStrategy(replicas=8)
         >>> strategy.num_replicas_in_sync
         8
     """
