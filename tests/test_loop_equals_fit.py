@@ -24,7 +24,7 @@ def full(*case):
         ("conv", 48, "float32"),
         ("conv", 48, "mixed_float16"),
         full("conv", 128, "mixed_bfloat16"),
-        ("lstm", 128, "float32"),
+        full("lstm", 128, "float32"),
         ("lstm", 48, "mixed_float16"),
         ("transformer", 48, "float32"),
         full("transformer", 128, "mixed_bfloat16"),
@@ -77,7 +77,7 @@ def test_every_optimizer_and_every_form_of_a_loop(name):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 5])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.full), 5])
 @pytest.mark.parametrize("loss", ["vector", "average", "fixed"])
 def test_every_r_and_every_loss(replicas, loss):
     """A fixed divisor that is every batch's real one."""
