@@ -21,7 +21,7 @@ def full(*case):
 @pytest.mark.parametrize(
     ("name", "batch_size", "precision"),
     [
-        ("conv", 48, "float32"),
+        full("conv", 48, "float32"),
         ("conv", 48, "mixed_float16"),
         full("conv", 128, "mixed_bfloat16"),
         full("lstm", 128, "float32"),
@@ -67,7 +67,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", [o if o in ("Ftrl", "SGD") else pytest.param(o, marks=pytest.mark.full) for o in OPTIMIZERS])
+@pytest.mark.parametrize("name", [o if o == "SGD" else pytest.param(o, marks=pytest.mark.full) for o in OPTIMIZERS])
 def test_every_optimizer_and_every_form_of_a_loop(name):
     """66 rows in batches of 32: the last has fewer rows than there are replicas."""
     x, y = data("dense", 66)

@@ -39,7 +39,7 @@ def full(*case):
 
 
 @pytest.mark.parametrize(
-    ("devices", "cores", "threads"), [(2, 1, None), (2, None, 16), full(1, None, 3), full(1, 1, None), full(2, None, 2)]
+    ("devices", "cores", "threads"), [(2, 1, None), full(2, None, 16), full(1, None, 3), full(1, 1, None), full(2, None, 2)]
 )
 def test_cores_and_threads_change_nothing(devices, cores, threads):
     assert trained(devices, cores, threads)[0] == trained()[0]
