@@ -74,6 +74,65 @@ def test_other_attributes_of_an_object():
     assert results == [12, 30, 12, 30]
 
 
+@pytest.mark.filterwarnings("ignore:strategy.run has compiled")
+def test_what_a_method_finds_through_another():
+    """An attribute of the object, one of its class, one behind a property."""
+
+    class Trainer:
+        base = 1.0
+
+        def __init__(self):
+            self.factor = 2.0
+            self.shift = 0.0
+
+        @property
+        def offset(self):
+            return self.shift
+
+        def scaled(self, rows):
+            return ops.sum(rows) * self.factor * self.base + self.offset
+
+        def step(self, rows):
+            return self.scaled(rows)
+
+    strategy, trainer = on(1, 2), Trainer()
+    batch = next(iter(strategy.distribute_dataset([np.ones(6, "float32")])))
+
+    def total():
+        return float(strategy.reduce("SUM", strategy.run(trainer.step, args=(batch,)), axis=None))
+
+    assert total() == 12
+    trainer.factor = 3.0
+    assert total() == 18
+    Trainer.base = 2.0
+    assert total() == 36
+    trainer.shift = 1.0
+    assert total() == 38
+
+
+def test_a_variable_of_an_enclosing_function():
+    """Of a function that is called by another: by one that is compiled as a whole, and by replica code."""
+    factor = 2.0
+
+    def times(x):
+        return x * factor
+
+    @un.function
+    def whole(x):
+        return times(x)
+
+    strategy = on(1, 2)
+    batch = next(iter(strategy.distribute_dataset([np.ones(6, "float32")])))
+    step = lambda rows: ops.sum(times(rows))
+
+    def results():
+        return float(whole(np.float32(1))), float(strategy.reduce("SUM", strategy.run(step, args=(batch,))))
+
+    assert results() == (2, 12)
+    factor = 5.0
+    assert results() == (5, 30)
+
+
 def test_frozen_layers_stay_as_they_are():
     """Moving statistics too. A layer that is freed again trains on, with the program that it had."""
 
@@ -125,7 +184,7 @@ def test_a_function_that_is_compiled_as_a_whole_sees_changes_too():
     assert results == [10, 15]
 
 
-def test_nothing_is_compiled_again_where_nothing_has_changed(monkeypatch):
+def test_nothing_is_compiled_again_where_nothing_has_changed():
     loop, traced = Loop(on(1, 4)), []
     step = loop.step
     loop.step = lambda batch: (traced.append(1), step(batch))[1]

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import sparse
 
+from unisono.placement import split_evenly
+
 Position = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
@@ -106,6 +108,11 @@ def global_batch(batch: Any) -> GlobalBatch:
     if not all(isinstance(leaf, Rows) for leaf in leaves):
         return global_batch(held(batch, copy=False))
     return GlobalBatch(leaves, structure)
+
+
+def sizes_of(batch: GlobalBatch, replicas: int) -> Sequence[int]:
+    """The rows of each replica."""
+    return batch.sizes or [len(part) for part in split_evenly(batch.rows, replicas)]
 
 
 def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], device: jax.Device) -> Any:

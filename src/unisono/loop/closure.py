@@ -7,7 +7,7 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -28,12 +28,20 @@ class Place(NamedTuple):
 
     path: str
     """As the code calls it."""
-    holder: dict[str, Any]
-    name: str
+    holder: Mapping[Any, Any] | types.CellType
+    name: Any
 
     @property
     def value(self) -> Any:
-        return self.holder.get(self.name, Place)
+        return contents(self.holder) if isinstance(self.holder, types.CellType) else self.holder.get(self.name, Place)
+
+
+def contents(cell: types.CellType) -> Any:
+    """What a closure has there; the cell itself where nothing was assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
 def places(function: Callable[..., Any]) -> list[Place]:
@@ -45,11 +53,11 @@ class Surroundings:
     """What stood in these places when a function was traced: what is put there later would not be seen."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._then = [(place.holder, place.name, place.value) for place in places(function)]
+        self._then = [(place, place.value) for place in places(function)]
 
     @property
     def unchanged(self) -> bool:
-        return all(is_same(holder.get(name, Place), then) for holder, name, then in self._then)
+        return all(is_same(place.value, then) for place, then in self._then)
 
 
 def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[type, ...]) -> bool:
@@ -57,8 +65,7 @@ def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[
     found = [place.value for place in places(function)]
     if any(isinstance(value, datasets) for value in found):
         return True
-    functions = [value for value in (function, *found) if isinstance(value, types.FunctionType | types.MethodType)]
-    calls = {name for each in functions for name in names_of(getattr(each, "__func__", each))}
+    calls = {name for each in (function, *found) for name in names_of(getattr(each, "__func__", each))}
     return any(isinstance(value, strategy) for value in found) and bool(calls & {"run", "experimental_run_v2"})
 
 
@@ -107,46 +114,39 @@ def check_arguments(name: str, before: Any, after: Any) -> None:
 def _of_function(function: Any, seen: set[int]) -> Iterator[Place]:
     if id(function) in seen:
         return
-    seen.add(id(function))
+    if hasattr(function, "__wrapped__"):
+        yield from _of_function(function.__wrapped__, seen)
     if isinstance(function, functools.partial):
+        seen.add(id(function))
         yield from _of_function(function.func, seen)
         held = dict(enumerate(function.args)) | function.keywords
-        yield from _in(held, held, "an argument of functools.partial", set(), seen)
-        return
-    if isinstance(function, types.MethodType):
-        names = names_of(function.__func__)
-        yield from _of_object("self", function.__self__, names, seen)
-        function = function.__func__
-    wrapped = getattr(function, "__wrapped__", None)
-    if wrapped is not None:
-        yield from _of_function(wrapped, seen)
-    if not isinstance(function, types.FunctionType):
-        seen.discard(id(function))
+        yield from _in(held, held, "an argument of functools.partial", frozenset(), seen)
+    elif isinstance(function, types.MethodType):
+        yield from _of_object("self", function.__self__, names_of(function.__func__), seen)
+        yield from _of_function(function.__func__, seen)
+    elif not isinstance(function, types.FunctionType):
         yield from _of_object("self", function, frozenset(), seen)
-        return
-    if not is_of_user(function.__module__):
-        return
-    names = names_of(function)
-    yield from _in(function.__globals__, [n for n in globals_of(function.__code__) if n in function.__globals__], "", names, seen)
-    cells = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    yield from _in(cells, cells, "", names, seen)
-    defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
-    yield from _in(defaults, defaults, f"a default of {function.__name__}", names, seen)
+    elif is_of_user(function.__module__):
+        seen.add(id(function))
+        names = names_of(function)
+        yield from _in(function.__globals__, globals_of(function.__code__) & function.__globals__.keys(), "", names, seen)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            yield from _at(Place(name, cell, name), names, seen)
+        defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+        yield from _in(defaults, defaults, f"a default of {function.__name__}", names, seen)
 
 
-def _in(holder: Any, keys: Any, where: str, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
-    for key in list(keys):
-        place = Place(where or str(key), holder, key)
-        yield place
-        yield from _of_value(place.path, place.value, names, seen)
+def _in(holder: Mapping[Any, Any], keys: Iterable[Any], where: str, names: frozenset[str], seen: set[int]) -> Iterator[Place]:
+    for key in sorted(keys, key=str):
+        yield from _at(Place(where or str(key), holder, key), names, seen)
 
 
-def _of_value(path: str, value: Any, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
+def _at(place: Place, names: frozenset[str], seen: set[int]) -> Iterator[Place]:
+    yield place
+    yield from _of_value(place.path, place.value, names, seen)
+
+
+def _of_value(path: str, value: Any, names: frozenset[str], seen: set[int]) -> Iterator[Place]:
     """`names` are those that the code uses: of an object, only attributes with such names are looked at."""
     if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or hasattr(value, "__wrapped__"):
         yield from _of_function(value, seen)
@@ -155,23 +155,40 @@ def _of_value(path: str, value: Any, names: frozenset[str] | set[str], seen: set
         for item in value.values() if isinstance(value, dict) else value:
             if not is_array(item):
                 yield from _of_value(path, item, names, seen)
+    elif isinstance(value, property):
+        yield from _of_function(value.fget, seen)
     elif not isinstance(value, keras.Variable | Replicated | type) and not is_array(value):
         yield from _of_object(path, value, names, seen)
 
 
-def _of_object(path: str, thing: Any, names: frozenset[str] | set[str], seen: set[int]) -> Iterator[Place]:
+def _of_object(path: str, thing: Any, names: frozenset[str], seen: set[int]) -> Iterator[Place]:
     """Attributes of modules and of objects of the user's classes."""
     of = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
     if not is_of_user(of) or id(thing) in seen or not hasattr(thing, "__dict__"):
         return
     seen.add(id(thing))
-    called = next((vars(of)["__call__"] for of in type(thing).__mro__ if "__call__" in vars(of)), None)
-    called = called if isinstance(called, types.FunctionType) else None
-    held = vars(thing)
-    for place in _in(held, sorted((names | names_of(called)) & held.keys()), "", names, seen):
+    held, names = vars(thing), names | {"__call__"}
+    if not isinstance(thing, types.ModuleType):
+        methods, names = with_methods(type(thing), names)
+        for holder, name in methods:
+            yield from _at(Place(f"{path}.{name}", holder, name), names, seen)
+    for place in _in(held, names & held.keys(), "", names, seen):
         yield place._replace(path=f"{path}.{place.path}") if place.holder is held else place
-    if called is not None:
-        yield from _of_function(called, seen)
+
+
+def with_methods(kind: type, names: frozenset[str]) -> tuple[list[tuple[Mapping[str, Any], str]], frozenset[str]]:
+    """(where the class and its bases keep what has these names, the names with those that such methods use)."""
+    found, known, left = [], set(names), list(names)
+    while left:
+        name = left.pop()
+        holder = next((vars(of) for of in kind.__mro__ if name in vars(of) and is_of_user(of.__module__)), None)
+        if holder is not None:
+            found.append((holder, name))
+            method = holder[name]
+            new = names_of(method.fget if isinstance(method, property) else method) - known
+            known |= new
+            left += new
+    return found, frozenset(known)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -184,10 +201,10 @@ def is_of_user(module: str | None) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def globals_of(code: types.CodeType) -> tuple[str, ...]:
+def globals_of(code: types.CodeType) -> frozenset[str]:
     """The global names that code uses, and the functions inside it."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return tuple(sorted(found | {name for inner in codes_in(code) for name in globals_of(inner)}))
+    return frozenset(found).union(*(globals_of(inner) for inner in codes_in(code)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from unisono.data.division import GlobalBatch, sizes_of
 from unisono.loop.evidence import Mean
 
 CLOSE = 1e-4
@@ -21,16 +23,18 @@ class Divisions:
         self._means_of = means_of
         self._means: dict[int, list[Mean]] = {}
         self._most_rows = 0
+        self._seen: set[Any] = set()
         self._warned = False
 
-    def check(self, rows: int, sizes: Sequence[int], fixed: Sequence[float]) -> None:
-        """Of a global batch of so many rows, of which replicas have so many as `sizes` say. `fixed` are the divisors that the code
-        names."""
-        self._most_rows = max(self._most_rows, rows)
-        if self._warned:
+    def check(self, batch: GlobalBatch, fixed: Sequence[float]) -> None:
+        """`fixed` are the divisors that the code names."""
+        rows, self._most_rows = batch.rows, max(self._most_rows, batch.rows)
+        key = rows, batch.sizes, self._most_rows
+        if self._warned or key in self._seen:
             return
+        self._seen.add(key)
         if self._means_of is not None:
-            for size in sorted(set(sizes) - {0}, reverse=True):
+            for size in sorted(set(sizes_of(batch, self._replicas)) - {0}, reverse=True):
                 if size not in self._means:
                     self._means[size] = self._means_of(size)
                 for mean in self._means[size]:

@@ -54,8 +54,6 @@ class Traced(NamedTuple):
 
     variables: list[Any]
     program: Callable[..., Any]
-    around: Any
-    """The function's `Surroundings`."""
 
 
 class Function:
@@ -64,7 +62,7 @@ class Function:
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
         self._runs_replicas: bool | None = None
-        self._traced: dict[Any, Traced] = {}
+        self._traced: dict[Any, tuple[Traced, Surroundings]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is not None or keras_seam.stateless_scope() is not None:
@@ -78,17 +76,19 @@ class Function:
         fixed = tuple(None if is_traced(leaf) else hashable(leaf) for leaf in leaves)
         key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
         try:
-            traced = self._traced.get(key)
-            if traced is not None and traced.around.unchanged:
+            traced, around = self._traced.get(key, (None, None))
+            if traced is not None and around is not None and around.unchanged:
                 return self._call(traced, arrays)
             traced = self._compiled(leaves, structure, arrays)
             returned = self._call(traced, arrays)
         except running.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
+        is_new = around is None
         # As they are when all is traced: code may change them by itself.
-        self._traced[key] = traced._replace(around=Surroundings(method_of(self._fn, leaves)))
-        self._note_compiled(key)
+        self._traced[key] = traced, Surroundings(method_of(self._fn, leaves))
+        if is_new:
+            self._note_compiled(key)
         return returned
 
     def __get__(self, instance: Any, _: Any = None) -> Any:
@@ -112,7 +112,7 @@ class Function:
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
         check_nothing_left(method_of(self._fn, leaves))
-        return Traced(variables, jax.jit(pure), None)
+        return Traced(variables, jax.jit(pure))
 
     def _note_compiled(self, key: Any) -> None:
         """Says once that numbers of Python's, which the compiler takes as they are, change from call to call."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from unisono.loop.arguments import sorted_out
+from unisono.loop.closure import contents
 from unisono.loop.same import Same
 from unisono.loop.segment import Segment
 
@@ -68,13 +69,6 @@ def identity(function: Callable[..., Any]) -> Hashable:
     found = [contents(cell) for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return function.__code__, Same(function.__globals__), tuple(map(known_by, [*found, *defaults]))
-
-
-def contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return cell
 
 
 def known_by(thing: Any) -> Hashable:

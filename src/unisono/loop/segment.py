@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from unisono import keras_seam
-from unisono.data.division import GlobalBatch, Rows, global_batch
+from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template
 from unisono.loop.closure import Surroundings, check_arguments
@@ -21,7 +21,7 @@ from unisono.loop.evidence import Mean, Sources
 from unisono.loop.inspection import inspect, naming
 from unisono.loop.traces import has_float16
 from unisono.loop.values import PerReplica
-from unisono.placement import Placement, split_evenly
+from unisono.placement import Placement
 from unisono.replica.discovery import Trace, discover, trace
 from unisono.replica.own_code import Leaf, OwnCode, Variables
 from unisono.replica.program import scaling_variables
@@ -65,8 +65,7 @@ class Segment:
         if self._was_traced:  # and has changed by itself what it then found, as code that counts its traces does
             self._around, self._settings, self._was_traced = Surroundings(self._function), settings(code.variables), False
         if self._divisions is not None:
-            sizes = batch.sizes or [len(part) for part in split_evenly(batch.rows, placement.replicas)]
-            self._divisions.check(batch.rows, sizes, code.fixed_divisors)
+            self._divisions.check(batch, code.fixed_divisors)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
@@ -85,8 +84,7 @@ class Segment:
 
     def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step:
         strategy, placement = self._strategy, self._strategy.placement
-        sizes = batch.sizes or [len(part) for part in split_evenly(batch.rows, placement.replicas)]
-        rows = next(size for size in sizes if size)
+        rows = next(size for size in sizes_of(batch, placement.replicas) if size)
         shapes = batch.shapes(rows)
         if arguments.carried:
             shapes = shapes, [value.shapes(rows) for value in arguments.carried]

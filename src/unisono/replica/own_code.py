@@ -58,7 +58,7 @@ class OwnCode:
     """The functions of replicas that run code of the user's."""
 
     def __init__(self, call: Call, variables: Variables, replicas: int, can_be_cut: bool = True) -> None:
-        """`can_be_cut`: whether a batch's rows are all that the code gets, so that it can be tried on some of them."""
+        """`can_be_cut`: whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at."""
         self._call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
