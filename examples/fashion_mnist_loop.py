@@ -4,6 +4,7 @@ Run it with `python examples/fashion_mnist_loop.py`; with `--full` on Fashion-MN
 """
 
 import argparse
+import tempfile
 
 import unisono as un  # before keras, so that Keras runs on JAX
 
@@ -16,6 +17,7 @@ from sklearn.datasets import load_digits
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--full", action="store_true", help="Fashion-MNIST in place of the digits that scikit-learn brings")
 parser.add_argument("--devices", type=int, default=2, help="how many devices run the 2 replicas; changes no bit")
+parser.add_argument("--checkpoints", help="a directory for checkpoints; by default one that is deleted in the end")
 options = parser.parse_args()
 
 strategy = un.MirroredStrategy(devices=options.devices, replicas=2)  # first: it makes the CPU devices where there is no GPU
@@ -45,7 +47,6 @@ def create_model():
     padding = "valid" if options.full else "same"  # two valid convolutions and two pools would leave nothing of 8 x 8 pixels
     regularizer = keras.regularizers.L2(1e-5)
     return keras.Sequential([
-        keras.Input(train[0].shape[1:]),
         layers.Conv2D(32, 3, padding=padding, activation="relu", kernel_regularizer=regularizer),
         layers.MaxPooling2D(),
         layers.Conv2D(64, 3, padding=padding, activation="relu", kernel_regularizer=regularizer),
@@ -111,13 +112,29 @@ def test_and_print(name, train_loss):
         metric.reset_state()
 
 
+temporary = tempfile.TemporaryDirectory()
+checkpoint_dir = options.checkpoints or temporary.name
+checkpoint_prefix = f"{checkpoint_dir}/ckpt"
+checkpoint = un.Checkpoint(optimizer=optimizer, model=model)
+
 print(strategy)
 print("The whole dataset in a for-loop")
 for epoch in range(EPOCHS):
     total_loss = 0.0
     for batch in train_dataset:
         total_loss += distributed_train_step(batch)
+    if epoch % 2 == 0:
+        checkpoint.save(checkpoint_prefix)
     test_and_print(f"  epoch {epoch + 1}", total_loss / len(train_dataset))
+
+# Into a fresh model and optimizer, which are not built yet, without a strategy.
+print("The latest checkpoint")
+new_model, new_optimizer = create_model(), keras.optimizers.Adam()
+eval_accuracy = keras.metrics.SparseCategoricalAccuracy(name="eval_accuracy")
+new_checkpoint = un.Checkpoint(optimizer=new_optimizer, model=new_model)
+new_checkpoint.restore(un.latest_checkpoint(checkpoint_dir))
+eval_accuracy.update_state(test[1], new_model(test[0], training=False))
+print(f"  restored without a strategy: test accuracy {float(eval_accuracy.result()):.2%}")
 
 print("Ten steps by iter and next")
 batches = iter(train_dataset)

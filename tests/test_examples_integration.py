@@ -67,6 +67,7 @@ def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
     losses = [float(loss) for _, loss, *_ in rows]
     assert losses == sorted(losses, reverse=True)
     assert float(rows[-1][-1]) > 75
+    assert f"restored without a strategy: test accuracy {rows[4][-1]}%\n" in finished.stdout
     assert "a replica's share  1.25, 2.25\n" in finished.stdout
     assert "loss of the batch  3.5\n" in finished.stdout
     assert "mean of the shares 1.75" in finished.stdout

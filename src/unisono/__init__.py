@@ -15,6 +15,9 @@ if keras.backend.backend() != "jax":
         f"keras."
     )
 
+from unisono import callbacks as callbacks
+from unisono.checkpoint.checkpoint import Checkpoint as Checkpoint
+from unisono.checkpoint.latest import latest_checkpoint as latest_checkpoint
 from unisono.fingerprint import fingerprint as fingerprint
 from unisono.loop.arguments import replicate as replicate
 from unisono.loop.context import get_replica_context as get_replica_context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -36,30 +36,45 @@ def fingerprint(*objects: Any) -> str:
         >>> fingerprint(np.float32(0.0)) == fingerprint(np.float32(-0.0))
         False
     """
-    digest = hashlib.sha256()
-    for position, thing in enumerate(objects):
-        for index, (kind, value) in enumerate(arrays_of(thing)):
-            array = np.asarray(value)
+    contents, newest = Contents(objects), {}
+    for model in contents.models:
+        newest |= keras_seam.newest_values(model)
+    return contents.digest(lambda thing: newest[id(thing)] if id(thing) in newest else present(thing))
+
+
+class Contents:
+    """The variables and arrays of which a fingerprint is made, in their order."""
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self._held = [(at, index, *of) for at, thing in enumerate(objects) for index, of in enumerate(held_by(thing))]
+        whole = [leaf for thing in objects for leaf in jax.tree.leaves(thing, is_leaf=is_whole)]
+        self.models = [thing for thing in whole if isinstance(thing, keras.Model)]
+        bonds = [keras_seam.bond_of(model) for model in self.models]
+        self._promised = all(bond is None or bond.strategy.deterministic for bond in bonds)
+
+    def digest(self, value_of: Callable[[Any], Any]) -> str:
+        """Of the values that variables and arrays have."""
+        digest = hashlib.sha256()
+        for position, index, kind, thing in self._held:
+            array = np.asarray(value_of(thing))
             digest.update(f"{position} {kind} {index} {array.shape} {array.dtype}\n".encode())
             digest.update(array.tobytes())
-    bonds = [keras_seam.bond_of(thing) for thing in objects]
-    promised = all(bond is None or bond.strategy.deterministic for bond in bonds)
-    return ("" if promised else UNPROMISED) + digest.hexdigest()[:32]
+        return ("" if self._promised else UNPROMISED) + digest.hexdigest()[:32]
 
 
-def arrays_of(thing: Any) -> Iterator[tuple[str, Any]]:
-    """(what it is, its bits) of everything that an object holds."""
+def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
+    """(what it is, variable or array) of everything that an object holds."""
     if isinstance(thing, keras.Model):
-        for group, values in keras_seam.current_values(thing, MODEL_STATE).items():
-            yield from ((group, value) for value in values)
+        variables = keras_seam.variables_of(thing)
+        yield from ((group, variable) for group in MODEL_STATE for variable in variables[group])
     elif isinstance(thing, keras.Variable):
-        yield "variable", present(thing)
+        yield "variable", thing
     elif isinstance(thing, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)):
-        yield from ((type(thing).__name__, present(variable)) for variable in thing.variables)
+        yield from ((type(thing).__name__, variable) for variable in thing.variables)
     else:
         for leaf in jax.tree.leaves(thing, is_leaf=is_whole):
             if is_whole(leaf):
-                yield from arrays_of(leaf)
+                yield from held_by(leaf)
             elif isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex, bool)):
                 yield "array", leaf
             else:
@@ -74,6 +89,8 @@ def is_whole(thing: Any) -> bool:
 
 
 def present(variable: Any) -> Any:
+    if not isinstance(variable, keras.Variable):
+        return variable
     if not keras_seam.holds_value(variable):
         raise ValueError(
             f"The variable {variable.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "

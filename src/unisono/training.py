@@ -11,9 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
-
 from unisono import keras_seam, refusals
+from unisono.course import Course, position_of
 from unisono.data.adapter import GlobalBatches
 from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
@@ -39,6 +38,12 @@ class Bond:
     def __init__(self, model: Any, strategy: Any) -> None:
         self.model = model
         self.strategy = strategy
+        self.course: Course | None = None
+        """Of the call of fit that is under way."""
+        self.callbacks: list[Any] = []
+        """Of this call of fit."""
+        self._bounds: list[Callable[[int], int]] | None = None
+        """Of the callbacks of a call of fit that has no course yet."""
         self._order: Order | None = None
         self._groups = False
         keras_seam.set_on(model, keras_seam.BOND, self)
@@ -63,7 +68,7 @@ class Bond:
         if self.model.train_function is None or force:
             self.strategy.announce()
             make = functools.partial(self._step, training=True)
-            self.model.train_function = self._several(make, keras_seam.STATE_NAMES, self.order.trained_on)
+            self.model.train_function = self._several(make, keras_seam.STATE_NAMES, self._trained)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force:
@@ -76,8 +81,16 @@ class Bond:
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
-        with self._grouping("fit", "train", args, kwargs):
-            return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
+        args, kwargs = keras_seam.with_last(self.model, args, kwargs)
+        self.callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
+        self._bounds = keras_seam.bounds_of(self.callbacks)
+        try:
+            with self._grouping("fit", "train", args, kwargs):
+                return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
+        finally:
+            keras_seam.fit_is_over(self.callbacks)
+            self.course, self._bounds, self.callbacks = None, None, []
+            keras_seam.forget_first_epoch(self.model)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
@@ -123,16 +136,37 @@ class Bond:
     def build_by(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
             refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
-            keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, self.order))
+            keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, getattr(source, "order", self.order)))
+            epochs = keras_seam.Epochs(iterator)
+            if self._bounds is not None:
+                self.course, self._bounds = Course(epochs, self._bounds), None
             if self._may_group(iterator):
-                pace = Pace()
-                keras_seam.in_groups(iterator, pace.steps, lambda batches, count: Group(batches, count, pace))
+                self._in_groups(epochs, self.course)
         fixed = keras_seam.static_rows(self.model)
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
         with explained(self.model, data_batch):
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
+
+    def _in_groups(self, epochs: keras_seam.Epochs, course: Course | None) -> None:
+        pace = Pace()
+
+        def size(step: int) -> int:
+            most = course.most_steps(step) if course is not None else None
+            return pace.steps() if most is None else min(pace.steps(), most)
+
+        epochs.in_groups(size, lambda batches, count: Group(batches, count, pace))
+
+    def _trained(self, batches: list[Any], logs: Any) -> None:
+        position = position_of(batches[-1])
+        if self.course is None:
+            if position is not None:
+                self.order.trained_on(position[0])
+            return
+        if position is not None and self.course.order is not self.order and position[1] < len(batches):
+            self.order.passes += 1  # over a dataset with an order of its own
+        self.course.trained(batches, position, logs)
 
     def _rows_of_a_replica(self, batch: Any, fixed: int) -> Any:
         """What one replica sees of a batch, in shapes, where the model's inputs fix its rows."""
@@ -142,6 +176,8 @@ class Bond:
         return whole.shapes(rows[0])
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
+        if self.course is not None and purge_model_variables and groups.get("optimizer_variables"):
+            self.course.before_step()
         return keras_seam.take_state(self.model, purge_model_variables, **groups)
 
     # Several steps in a call.
@@ -178,15 +214,17 @@ class Bond:
         self,
         make: Callable[[], Step | PredictStep],
         state_names: tuple[str, ...],
-        trained_on: Callable[[int], None] | None = None,
+        trained: Callable[[list[Any], Any], None] | None = None,
     ) -> Callable[..., Any]:
         """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
         current, sizes = make(), None
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal current, sizes
+            if isinstance(iterator, keras_seam.NoStep):
+                return self.course.nothing_left() if self.course is not None else {}, state
             if sizes not in (None, tuple(map(len, state))):
-                refusals.check_still_trainable(self.model, trained_on is not None)
+                refusals.check_still_trainable(self.model, trained is not None)
                 current = make()
             sizes, batches, error = tuple(map(len, state)), [next(iterator)], None
             group = iterator if isinstance(iterator, Group) else None
@@ -195,7 +233,7 @@ class Bond:
                     batches.append(batch)
             except Exception as e:  # what came before it is trained on
                 error = e
-            if trained_on is not None:
+            if trained is not None:
                 refusals.check_attributes(self.model.optimizer)
             try:
                 with explained(self.model, batches[0]):
@@ -203,9 +241,8 @@ class Bond:
             finally:
                 if current.state:
                     keras_seam.hold_state(self.model, state_names, current.state)
-            position = position_of(batches[-1])
-            if trained_on is not None and position is not None:
-                trained_on(position[0])
+            if trained is not None:
+                trained(batches, logs)
             if error is not None:
                 raise error
             return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
@@ -232,11 +269,6 @@ def some(iterator: Iterator[Any], count: int) -> Iterator[Any]:
             yield next(iterator)
         except StopIteration:
             return
-
-
-def position_of(batch: Any) -> Any:
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    return getattr(leaves[0], "position", None)
 
 
 def in_place_of(method: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ read again from its start.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from unisono import keras_seam
 from unisono.data import in_order
 from unisono.data.division import held
 from unisono.data.order import Order
+from unisono.data.progress import Place
+from unisono.data.resume import Item, indexed, streamed
 
 
 class GlobalBatches(keras_seam.DataAdapter):
@@ -22,14 +25,32 @@ class GlobalBatches(keras_seam.DataAdapter):
         self.source = source
         self.order = order
 
-    def get_jax_iterator(self) -> Iterator[Any]:
-        batches = self._held()
+    def get_jax_iterator(self, start: int = 0) -> Iterator[Any]:
+        batches = (batch for _, _, batch in self._items(start))
         return batches if isinstance(self.source, keras_seam.GeneratorDataAdapter) else one_ahead(batches)
 
-    def _held(self) -> Iterator[Any]:
+    def _items(self, start: int = 0) -> Iterator[Item]:
         pass_ = self.order.passes
-        for number, batch in enumerate(in_order.batches(self.source, self.order)):
-            yield held(batch, (pass_, number), copy=not isinstance(self.source, keras_seam.ArrayDataAdapter))
+        for number, batch in enumerate(in_order.batches(self.source, self.order, start), start):
+            yield pass_, number, held(batch, (pass_, number), copy=not isinstance(self.source, keras_seam.ArrayDataAdapter))
+
+    def from_place(self, place: Place) -> tuple[Iterator[Any], Any]:
+        """(The batches of a pass from there on, the digest of those before if they were read.)"""
+
+        def begin(pass_: int, start: int = 0) -> Iterator[Item]:
+            self.order.passes = pass_
+            return self._items(start)
+
+        if not self.has_index:
+            items, chain = streamed(place, begin)
+            return (batch for _, _, batch in items), chain
+        items = indexed(place, begin, functools.partial(in_order.skip, self.source))
+        return one_ahead(batch for _, _, batch in items), None
+
+    @property
+    def has_index(self) -> bool:
+        """Whether a later batch can be had without those before it."""
+        return in_order.has_index(self.source)
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.source.get_numpy_iterator()

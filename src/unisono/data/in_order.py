@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 
@@ -11,34 +11,67 @@ from unisono import keras_seam
 from unisono.data.order import Order
 
 
-def batches(source: Any, order: Order) -> Iterable[Any]:
-    """The global batches of one pass over the source of a Keras adapter."""
+def batches(source: Any, order: Order, start: int = 0) -> Iterable[Any]:
+    """The global batches of one pass over the source of a Keras adapter; from a later one on only where it has an index."""
     if isinstance(source, keras_seam.ArrayDataAdapter):
-        return of_arrays(source, order)
+        return of_arrays(source, order, start)
     if isinstance(source, keras_seam.PyDatasetAdapter):
-        return of_dataset(source, order)
+        return of_dataset(source, order, start)
+    if start and isinstance(source, Indexed):
+        return source.batches_from(start)
     return source.get_jax_iterator()
 
 
-def of_arrays(adapter: Any, order: Order) -> Iterator[Any]:
+def has_index(source: Any) -> bool:
+    """Whether a later batch can be had without those before it."""
+    known = isinstance(source, keras_seam.ArrayDataAdapter | keras_seam.PyDatasetAdapter)
+    return source.has_index if isinstance(source, Indexed) else known
+
+
+@runtime_checkable
+class Indexed(Protocol):
+    """An adapter that knows by itself how to begin with a later batch."""
+
+    @property
+    def has_index(self) -> bool: ...
+
+    def batches_from(self, start: int) -> Iterator[Any]: ...
+
+    def skip(self, passes: range) -> None: ...
+
+
+def skip(source: Any, passes: range) -> None:
+    """Takes a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
+    if isinstance(source, Indexed):
+        source.skip(passes)
+        return
+    for _ in passes:
+        hooks_of(source).on_epoch_begin()
+        hooks_of(source).on_epoch_end()
+
+
+def of_arrays(adapter: Any, order: Order, start: int) -> Iterator[Any]:
     """Keras shuffles arrays by NumPy's global generator; here the pass and the batch decide."""
     count, shuffle = keras_seam.array_order(adapter)
     pass_, whole = order.passes, order.of_pass(count) if shuffle and shuffle != "batch" else None
 
-    def rows_of_batch(batch: int, start: int, stop: int) -> Any:
+    def rows_of_batch(batch: int, begin: int, end: int) -> Any:
         if shuffle == "batch":
-            return start + order.within_batch(pass_, batch, stop - start)
-        return slice(start, stop) if whole is None else whole[start:stop]
+            return begin + order.within_batch(pass_, batch, end - begin)
+        return slice(begin, end) if whole is None else whole[begin:end]
 
-    return keras_seam.array_batches(adapter, rows_of_batch)
+    return keras_seam.array_batches(adapter, rows_of_batch, start)
 
 
-def of_dataset(adapter: Any, order: Order) -> Iterator[Any]:
+def of_dataset(adapter: Any, order: Order, start: int) -> Iterator[Any]:
     """A PyDataset with workers of its own for each pass: those of a pass that was broken off, as Keras does to look at the
     first batch, would leave their batches to the next."""
     dataset = adapter.py_dataset
-    if adapter.shuffle and dataset.num_batches is not None:
-        dataset = Reordered(dataset, order.of_pass(dataset.num_batches))
+    count = dataset.num_batches
+    if count is None:
+        dataset = Later(dataset, start) if start else dataset
+    elif adapter.shuffle or start:
+        dataset = Reordered(dataset, (order.of_pass(count) if adapter.shuffle else range(count))[start:])
     of_pass = type(adapter)(dataset, class_weight=adapter.class_weight)
     try:
         yield from of_pass.get_jax_iterator()
@@ -61,6 +94,22 @@ class Reordered(keras.utils.PyDataset):
     @property
     def num_batches(self) -> int:
         return len(self.order)
+
+
+class Later(keras.utils.PyDataset):
+    """A PyDataset without an end, from a later batch on."""
+
+    def __init__(self, dataset: Any, start: int) -> None:
+        super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
+        self.dataset = dataset
+        self.start = start
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[self.start + index]
+
+    @property
+    def num_batches(self) -> None:
+        return None
 
 
 def hooks_of(source: Any) -> Any:

@@ -14,6 +14,30 @@ HOOKS = {
 }
 
 
+BOUND = "steps_until_due"
+"""The method of a callback that takes steps in groups, and says how many may come at once: `steps_until_due(step)`. It also has
+`fit_is_over()`, which is called however fit ended."""
+
+
+CHANGING: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+}
+"""What changes in Keras' callbacks that decide; checked with keras 3.15.0 and 3.15.1 by a test that reads their sources."""
+
+WITHOUT_STATE = (
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.TerminateOnNaN,
+    keras.callbacks.CSVLogger,
+)
+"""Callbacks of Keras that decide nothing by what they have seen."""
+
+OF_EVERY_CALLBACK = set(vars(keras.callbacks.Callback()))
+
+
 def argument(method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An argument of a call of one of Keras' methods; None where the call does not fit, which Keras will say."""
     try:
@@ -26,10 +50,11 @@ def argument(method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, An
 def wants_batches(callbacks: Any, hooks: tuple[str, ...]) -> bool:
     """Whether a callback does something at these hooks of single batches. Keras' bar shows what it is given, and callbacks
     that save or log by epochs have such hooks and do nothing there."""
-    listed = callbacks.callbacks if isinstance(callbacks, CallbackList) else keras.tree.flatten(callbacks) if callbacks else []
-    for callback in listed:
-        idle = isinstance(callback, keras.callbacks.ProgbarLogger) or (
-            isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) and by_epoch(callback)
+    for callback in listed(callbacks):
+        idle = (
+            hasattr(callback, BOUND)
+            or isinstance(callback, keras.callbacks.ProgbarLogger)
+            or (isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) and by_epoch(callback))
         )
         if not idle and not all(keras_utils.is_default(getattr(callback, hook)) for hook in hooks):
             return True
@@ -38,3 +63,45 @@ def wants_batches(callbacks: Any, hooks: tuple[str, ...]) -> bool:
 
 def by_epoch(callback: Any) -> bool:
     return getattr(callback, "save_freq", getattr(callback, "_save_freq", None)) == "epoch"
+
+
+def listed(callbacks: Any) -> list[Any]:
+    """Of what fit was given as callbacks."""
+    if isinstance(callbacks, CallbackList):
+        return callbacks.callbacks
+    return keras.tree.flatten(callbacks) if callbacks else []
+
+
+def bounds_of(callbacks: Any) -> list[Any]:
+    return [getattr(callback, BOUND) for callback in listed(callbacks) if hasattr(callback, BOUND)]
+
+
+def fit_is_over(callbacks: list[Any]) -> None:
+    for callback in callbacks:
+        if hasattr(callback, BOUND):
+            callback.fit_is_over()
+
+
+def with_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of fit with those callbacks last that keep what the others decide."""
+    given = argument("fit", "callbacks", args, kwargs)
+    if not bounds_of(given):
+        return args, kwargs
+    in_order = sorted(listed(given), key=lambda callback: hasattr(callback, BOUND))
+    if isinstance(given, CallbackList):
+        given.callbacks[:] = in_order
+        return args, kwargs
+    bound = inspect.signature(keras.Model.fit).bind(model, *args, **kwargs)
+    bound.arguments["callbacks"] = in_order
+    return bound.args[1:], bound.kwargs
+
+
+def begin_with_epoch(model: Any, epoch: int) -> None:
+    """Of the call of fit that is about to begin."""
+    model._initial_epoch = epoch
+
+
+def forget_first_epoch(model: Any) -> None:
+    """Keras keeps it for every later call of fit."""
+    if model._initial_epoch:
+        model._initial_epoch = None

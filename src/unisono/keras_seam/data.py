@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,11 +26,11 @@ PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
 unpack = data_adapter_utils.unpack_x_y_sample_weight
 
 
-def array_batches(adapter: Any, rows_of_batch: Callable[[int, int, int], Any]) -> Iterator[Any]:
-    """Keras' batches of arrays, with the rows of batch b (start, stop) as `rows_of_batch(b, start, stop)` says."""
+def array_batches(adapter: Any, rows_of_batch: Callable[[int, int, int], Any], first: int = 0) -> Iterator[Any]:
+    """Keras' batches of arrays from a first one on, with the rows of batch b (start, stop) as `rows_of_batch(b, start, stop)` says."""
 
     def iterator(slice_and_convert: Callable[..., Any], inputs: Any) -> Iterator[Any]:
-        for b in range(adapter._size):
+        for b in range(first, adapter._size):
             start = b * adapter._batch_size
             rows = rows_of_batch(b, start, min(start + adapter._batch_size, adapter._num_samples))
             yield keras.tree.map_structure(lambda s, rows=rows: slice_and_convert(s, indices=rows), inputs, none_is_leaf=False)
@@ -83,25 +84,86 @@ def replace_adapter(iterator: EpochIterator, adapt: Callable[[Any], Any]) -> Non
     object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
 
 
-def in_groups(iterator: EpochIterator, size: Callable[[], int], group: Callable[[Iterator[Any], int], Any]) -> None:
-    """Has Keras' loop take several batches at a time, as with `steps_per_execution`, but as many as `size()` says each time,
-    none of them over the end of the epoch. The steps get `group(batches, count)` in place of the iterator."""
-    single = iterator._enumerate_iterator
+class Epochs:
+    """Takes over how Keras' loop goes through the steps of an epoch."""
 
-    def groups() -> Iterator[tuple[int, int, Iterator[Any]]]:
-        singles = single()
+    def __init__(self, iterator: EpochIterator) -> None:
+        self._iterator: Any = iterator
+        self._stock = iterator._enumerate_iterator
+        self._size: Callable[[int], int] | None = None
+        self._group: Any = None
+        self._begin: tuple[int, Iterator[Any], int] | None = None
+        object.__setattr__(iterator, "_enumerate_iterator", self._steps)
+
+    def in_groups(self, size: Callable[[int], int], group: Callable[[Iterator[Any], int], Any]) -> None:
+        """Several batches at a time, as with `steps_per_execution`, but as many as `size(step)` says each time, none of them over the
+        end of the epoch. The steps get `group(batches, count)` in place of the iterator."""
+        self._size, self._group = size, group
+
+    def begin_at(self, step: int, batches: Iterator[Any], read: int) -> None:
+        """The next epoch begins with this step and these batches, of whose pass so many were read before.
+
+        Where no batch is left, the step before comes again, with `NoStep` in place of batches: Keras ends an epoch by what its
+        last step has said.
+        """
+        self._begin = step, batches, read
+
+    @property
+    def adapter(self) -> Any:
+        return self._iterator.data_adapter
+
+    @property
+    def steps(self) -> int | None:
+        """In an epoch, where that is known."""
+        return self._iterator.num_batches
+
+    def pass_is_over(self, read: int) -> bool:
+        """At the end of an epoch: whether the next one begins with the first batch of another pass, if so many were read of this."""
+        iterator, length = self._iterator, self._iterator._num_batches
+        return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
+
+    def _steps(self) -> Iterator[tuple[int, int, Any]]:
+        return self._singles() if self._size is None else self._groups(self._size)
+
+    def _singles(self) -> Iterator[tuple[int, int, Any]]:
+        if self._begin is None:
+            yield from self._stock()
+            return
+        (first_step, batches, read), self._begin = self._begin, None
+        iterator, ahead = self._iterator, next(batches, None)
+        if ahead is None:
+            yield first_step - 1, first_step - 1, NoStep()
+            return
+        batches = itertools.chain([ahead], batches)
+        if iterator.steps_per_epoch is None:  # Keras asks for the batches of the pass
+
+            def once() -> Iterator[Any]:
+                object.__setattr__(iterator, "_get_iterator", asked)
+                return batches
+
+            asked = iterator._get_iterator
+            object.__setattr__(iterator, "_get_iterator", once)
+        iterator._current_iterator, iterator._steps_seen = batches, read - first_step
+        yield from ((begin, end, of) for begin, end, of in self._stock() if begin >= first_step)
+
+    def _groups(self, size: Callable[[int], int]) -> Iterator[tuple[int, int, Any]]:
+        singles = self._singles()
         for begin, end, batches in singles:
-            steps = size()
-            while end - begin + 1 < steps and more_in_epoch(end + 1):
-                _, end, batches = next(singles)
-            yield begin, end, group(batches, end - begin + 1)
+            if not isinstance(batches, NoStep):
+                steps = size(begin)
+                while end - begin + 1 < steps and self._more_in_epoch(end + 1):
+                    _, end, batches = next(singles)
+                batches = self._group(batches, end - begin + 1)
+            yield begin, end, batches
 
-    def more_in_epoch(step: int) -> bool:
+    def _more_in_epoch(self, step: int) -> bool:
         # Asked for one too many, Keras' generator would end the epoch before its last batches were read.
-        length, seen = iterator._num_batches, iterator._steps_seen
-        return step < (iterator.steps_per_epoch or length or 0) and not (length and seen >= length)
+        iterator, length = self._iterator, self._iterator._num_batches
+        return step < (iterator.steps_per_epoch or length or 0) and not (length and iterator._steps_seen >= length)
 
-    object.__setattr__(iterator, "_enumerate_iterator", groups)
+
+class NoStep:
+    """In place of batches: nothing is left to train on in this epoch."""
 
 
 def has_length(iterator: EpochIterator) -> bool:

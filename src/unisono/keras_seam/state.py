@@ -58,6 +58,13 @@ def current_values(model: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     return {name: list(held[name]) if held.get(name) else [v.value for v in variables[name]] for name in names}
 
 
+def newest_values(model: Any) -> dict[int, Any]:
+    """The same by the variables' ids."""
+    variables = variables_of(model)
+    found = current_values(model, STATE_NAMES)
+    return {id(v): value for name in STATE_NAMES for v, value in zip(variables[name], found[name], strict=True)}
+
+
 def holds_value(variable: Any) -> bool:
     """False while a loop of Keras holds the variable's value outside of it."""
     return variable._value is not None

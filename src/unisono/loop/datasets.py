@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from unisono.data.division import Position, is_whole
+from unisono.data.progress import Place, Progress, restored
+from unisono.data.resume import Item
 from unisono.loop import running
 from unisono.loop.sources import OfSource, Source
 from unisono.loop.values import Shards, is_value
@@ -26,8 +28,10 @@ class DistributedDataset:
 
     def __init__(self, source: Source, placement: Placement) -> None:
         self.source = source
-        self.position: Position = (0, 0)
-        """(passes that were begun before this one, batches of this one that were handed out)"""
+        self.progress = Progress()
+        self.listeners: list[Callable[[], None]] = []
+        """Called between two batches."""
+        self._place: Place | None = None
         self._placement = placement
         self._warned = False
         self._plans = functools.cache(functools.partial(plan, placement=placement))
@@ -35,6 +39,46 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         running.check()
         return DistributedIterator(self)
+
+    @property
+    def position(self) -> Position:
+        """(passes that were begun before this one, batches of this one that were handed out)"""
+        return self.progress.position or (0, 0)
+
+    def will_be_saved(self) -> None:
+        """Before it is trained on: of a stream, every batch then counts for the digest."""
+        if not self.source.has_index:
+            self.progress.count_all()
+
+    def get_state(self) -> dict[str, Any]:
+        """Where it is, in JSON."""
+        place = self.progress.place
+        return {"seeds": self.source.seeds, "place": None if place is None else place._asdict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The next loop over it goes on there."""
+        self.source.seeds = state["seeds"]
+        self._place = None if state["place"] is None else Place.of_json(state["place"])
+
+    def begin(self) -> Iterator[Item]:
+        """The batches of a pass: of the next one, or after a restore the rest of the one that was interrupted."""
+        place, self._place = self._place, None
+        if place is None:
+            return self.source.batches()
+        items, chain = self.source.from_place(place)
+        self.progress = restored(place, chain)
+        return items
+
+    def pass_is_over(self) -> None:
+        """The next loop is over another pass."""
+        if self.progress.position is not None:
+            self.source.order.trained_on(self.progress.position[0])
+        self.progress.ended()
+
+    def between_batches(self) -> None:
+        """Called before a batch is handed out, when all that was done with the one before it is asked for."""
+        for function in self.listeners:
+            function()
 
     def handed_out(self, batch: Any, begun: Callable[[], None]) -> Any:
         """For the replicas. `begun` is called when the devices have begun with it."""
@@ -84,10 +128,12 @@ class DistributedIterator:
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
-        self._batches = dataset.source.batches()
+        self._batches = dataset.begin()
         self._position: Position | None = None
+        """Of the last batch."""
         self._last: list[Shards] | None = None
-        self._ahead: list[tuple[Position, Any]] = []
+        self._ahead: list[tuple[Item, Any]] = []
+        self._over = False
         self._error: BaseException | None = None
 
     def __iter__(self) -> DistributedIterator:
@@ -98,27 +144,36 @@ class DistributedIterator:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        self._position, batch = self._ahead.pop() if self._ahead else self._read()
+        self._dataset.between_batches()
+        try:
+            (pass_, number, rows), batch = self._ahead.pop() if self._ahead else self._read()
+        except StopIteration:
+            if not self._over:
+                self._over = True
+                self._dataset.pass_is_over()
+            raise
+        self._position = pass_, number
         if self._last is not None:
             self._dataset.check_size(self._last)
-        self._dataset.position, self._last = self._position, leaves_of(batch)
+        self._last = leaves_of(batch)
+        self._dataset.progress.trained(rows, self._position)
         return batch
 
-    def _read(self) -> tuple[Position, Any]:
+    def _read(self) -> tuple[Item, Any]:
         pass_, number, batch = next(self._batches)
         myself = weakref.ref(self)  # who holds a batch need not hold what comes after it
 
         def begun() -> None:
             iterator = myself()
             if iterator is not None:
-                iterator.look_ahead((pass_, number + 1))
+                iterator.look_ahead((pass_, number))
 
-        return (pass_, number + 1), self._dataset.handed_out(batch, begun)
+        return (pass_, number, batch), self._dataset.handed_out(batch, begun)
 
     def look_ahead(self, position: Position) -> None:
-        """Reads the batch behind this position, if that is not known to be the end, and sends it. An error comes in its turn."""
+        """Reads the batch behind this one, if that is not known to be the last, and sends it. An error comes in its turn."""
         source = self._dataset.source
-        if self._ahead or self._error or self._position != position or source.is_stream or position[1] == source.length:
+        if self._ahead or self._error or self._position != position or source.is_stream or position[1] + 1 == source.length:
             return
         try:
             self._ahead = [self._read()]

@@ -12,9 +12,12 @@ import keras
 import numpy as np
 
 from unisono import keras_seam
+from unisono.data import in_order
 from unisono.data.adapter import GlobalBatches, one_ahead
 from unisono.data.division import Position, Rows, held, is_whole
 from unisono.data.order import Order, draw_seed
+from unisono.data.progress import Place
+from unisono.data.resume import Item, indexed, streamed
 from unisono.loop.arguments import is_array
 
 
@@ -40,13 +43,41 @@ class Source:
     def length(self) -> int | None:
         return self._adapter.num_batches
 
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
+    @property
+    def has_index(self) -> bool:
+        """Whether a later batch can be had without those before it."""
+        return in_order.has_index(self._adapter)
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
+        """One pass, from a later batch on only where there is an index."""
         pass_, adapter = self.order.passes, GlobalBatches(self._adapter, self.order)
         adapter.on_epoch_begin()
-        for number, batch in enumerate(adapter.get_jax_iterator()):
+        for number, batch in enumerate(adapter.get_jax_iterator(start), start):
             self.order.trained_on(pass_)
             yield pass_, number, batch[0] if self._unwrap else batch
         adapter.on_epoch_end()
+
+    def skip(self, passes: range) -> None:
+        """As if these passes had been gone through, where there is an index."""
+        in_order.skip(self._adapter, passes)
+
+    def from_place(self, place: Place) -> tuple[Iterator[Item], Any]:
+        """(The batches of a pass from there on, the digest of those before if they were read.)"""
+
+        def begin(pass_: int, start: int = 0) -> Iterator[Item]:
+            self.order.passes = pass_
+            return self.batches(start)
+
+        return (indexed(place, begin, self.skip), None) if self.has_index else streamed(place, begin)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the orders in which rows come."""
+        return [self.order.seed]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        (self.order.seed,) = seeds
 
 
 class Sequence(Source):
@@ -61,18 +92,26 @@ class Sequence(Source):
         return isinstance(self._batches, Iterator)
 
     @property
+    def has_index(self) -> bool:
+        return isinstance(self._batches, list)
+
+    @property
     def length(self) -> int | None:
         return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
 
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
+    def skip(self, passes: range) -> None:
+        """Nothing in a list changes."""
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
         pass_ = self.order.passes
         if pass_ and self.is_stream:
             raise ValueError(
                 "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
-        found = (held(batch, (pass_, number)) for number, batch in enumerate(self._batches))
-        for number, batch in enumerate(found if self.is_stream else one_ahead(found)):
+        batches = enumerate(itertools.islice(self._batches, start, None), start)
+        found = (held(batch, (pass_, number)) for number, batch in batches)
+        for number, batch in enumerate(found if self.is_stream else one_ahead(found), start):
             self.order.trained_on(pass_)
             yield pass_, number, batch
 
@@ -93,9 +132,29 @@ class Pipelines(Source):
         lengths = [source.length for source in self._sources]
         return None if None in lengths else max(length for length in lengths if length is not None)
 
-    def batches(self) -> Iterator[tuple[int, int, Any]]:
+    @property
+    def has_index(self) -> bool:
+        return all(source.has_index for source in self._sources)
+
+    def skip(self, passes: range) -> None:
+        for source in self._sources:
+            source.skip(passes)
+
+    @property
+    def seeds(self) -> list[int]:
+        return [seed for source in self._sources for seed in source.seeds]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        left = list(seeds)
+        for source in self._sources:
+            source.seeds, left = left[: len(source.seeds)], left[len(source.seeds) :]
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
         pass_ = self.order.passes
-        for number, parts in enumerate(itertools.zip_longest(*(source.batches() for source in self._sources))):
+        for source in self._sources:
+            source.order.passes = pass_
+        for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
             self.order.trained_on(pass_)
             yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
 
@@ -147,6 +206,28 @@ class OfSource(keras_seam.DataAdapter):
 
     def __init__(self, source: Source) -> None:
         self._source = source
+
+    @property
+    def order(self) -> Order:
+        return self._source.order
+
+    @property
+    def has_index(self) -> bool:
+        return self._source.has_index
+
+    def batches_from(self, start: int) -> Iterator[Any]:
+        return (batch for _, _, batch in self._source.batches(start))
+
+    def skip(self, passes: range) -> None:
+        self._source.skip(passes)
+
+    @property
+    def seeds(self) -> list[int]:
+        return self._source.seeds
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        self._source.seeds = seeds
 
     def get_jax_iterator(self) -> Iterator[Any]:
         return (batch for _, _, batch in self._source.batches())

@@ -1,0 +1,95 @@
+"""How long a save keeps a training waiting, against a plain synchronous save of the same model.
+
+python benchmarks/checkpoint.py [ROUNDS]
+
+A model of 100 MB, trained by a loop with plain SGD. Prints milliseconds, medians over rounds: Keras' save_weights and Orbax' save, each
+when the step before has ended; how long un.Checkpoint.save takes to return when a step has just been started; and by how much the
+steps until then and the next one are slower with it than without. Ratios are to the faster of the plain saves, and to Orbax', which
+writes the same files.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import unisono as un
+
+# isort: split
+import jax
+import keras
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+
+WIDTH, LAYERS, ROWS = 2560, 4, 32  # 4 x 2560 x 2560 float32: 105 MB
+
+
+def timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def training() -> tuple[Any, Callable[[], Any]]:
+    """(model, a step of it)"""
+    strategy = un.OneDeviceStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
+        optimizer = keras.optimizers.SGD(1e-6)
+    rng = np.random.default_rng(0)
+    batch = next(iter(strategy.distribute_dataset([rng.random((ROWS, WIDTH), dtype="float32")])))
+
+    def step(x: Any) -> Any:
+        value, gradients = un.value_and_grad(
+            lambda: keras.ops.mean(model(x, training=True) ** 2, axis=-1), model.trainable_variables
+        )
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    return model, lambda: strategy.run(step, args=(batch,))
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    model, step = training()
+    done = lambda: jax.block_until_ready([v.value for v in model.variables])  # noqa: E731
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = un.Checkpoint(model=model)
+        for number in range(rounds + 2):
+            step(), done()
+            weights = {str(i): v.value for i, v in enumerate(model.variables)}
+            found = {
+                "Keras' save_weights": timed(lambda: model.save_weights(f"{directory}/k.weights.h5")),
+                "Orbax' save": timed(lambda n=number, w=weights: ocp.save(f"{directory}/orbax{n}", w)),
+            }
+            del weights
+            step(), done()
+            start = time.perf_counter()
+            step(), step(), done()
+            without = 1e3 * (time.perf_counter() - start)
+            start = time.perf_counter()
+            step()
+            found["ours, until it returns"] = timed(lambda: checkpoint.save(f"{directory}/ours", keep=1))
+            step(), done()
+            found["ours, on two steps"] = 1e3 * (time.perf_counter() - start) - without
+            found["two steps"] = without
+            found["ours, until it is written"] = timed(checkpoint.wait)
+            if number > 1:  # the first ones compile
+                for name, value in found.items():
+                    times.setdefault(name, []).append(value)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    print(f"a model of {sum(v.value.nbytes for v in model.variables) / 1e6:.0f} MB")
+    for name, value in medians.items():
+        print(f"{name:28}{value:10.1f} ms")
+    for plain in ("Keras' save_weights", "Orbax' save"):
+        print(f"{'until it returns, to ' + plain:44}{medians['ours, until it returns'] / medians[plain]:8.3f}")
+        print(f"{'on two steps, to ' + plain:44}{medians['ours, on two steps'] / medians[plain]:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""What hangs on fit."""
+
+from unisono.callbacks.backup import BackupAndRestore
+
+__all__ = ["BackupAndRestore"]

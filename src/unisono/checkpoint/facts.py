@@ -1,0 +1,94 @@
+"""What a run is, beside its variables: kept with a checkpoint, and compared when another run goes on from it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jaxlib.version
+import keras
+import numpy as np
+
+from unisono.xla import runtime
+
+VERSIONS = ("keras", "jax", "jaxlib")
+
+
+def of_run(strategy: Any) -> dict[str, Any]:
+    """In JSON. `strategy` is None outside of every scope."""
+    return {
+        "versions": {
+            "keras": keras.__version__,
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.version.__version__,
+            "numpy": np.__version__,
+        },
+        "replicas": None if strategy is None else strategy.num_replicas_in_sync,
+        "deterministic": None if strategy is None else strategy.deterministic,
+        "device": jax.local_devices()[0].device_kind,
+        "single_thread": runtime.threads() < runtime.FEWEST_THREADS,
+        "threads": runtime.threads(),
+        "precision": {
+            "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
+            "matmul": jax.config.jax_default_matmul_precision,  # pyright: ignore[reportAttributeAccessIssue]
+        },
+    }
+
+
+def check_replicas(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any], allowed: bool) -> None:
+    """Of a run that goes on; outside of every scope a checkpoint is for evaluation and export, with any number."""
+    there, here = theirs["replicas"], ours["replicas"]
+    if here is None or there == here or allowed:
+        return
+    if there is None:
+        raise ValueError(
+            f"The checkpoint {where} was saved outside of every strategy's scope, and this model is trained with R = {here}: that is another "
+            f"run. Write allow_other_replicas=True if you mean it."
+        )
+    raise ValueError(
+        f"The checkpoint {where} is of a run with R = {there} replicas, and this strategy has R = {here}: that is another run, with other "
+        f"bits. Write replicas={there}, which runs on any number of devices up to {there}, or allow_other_replicas=True if you mean it."
+    )
+
+
+def check_optimizers(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    for name in theirs.keys() & ours.keys():
+        there, here = theirs[name], ours[name]
+        if there["class"] != here["class"]:
+            raise ValueError(
+                f"The checkpoint {where} holds the state of {there['class']} as {name}, and here that is {here['class']}. Use "
+                f"{there['class']}, or load the weights alone, from a .weights.h5 file. Nothing was restored."
+            )
+        other = [key for key in there["settings"] if there["settings"][key] != here["settings"].get(key)]
+        if other:
+            pairs = ", ".join(f"{key} = {there['settings'][key]} there, {here['settings'].get(key)} here" for key in other)
+            warnings.warn(
+                f"The {there['class']} of the checkpoint {where} has other settings: {pairs}. That is another run.", stacklevel=4
+            )
+
+
+def warn_of_others(
+    where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any], there: Mapping[str, list[str]], here: Mapping[str, list[str]]
+) -> None:
+    """What may change bits, or does. The last two are the precisions of layers."""
+    said = [
+        f"precision of a layer of {name}: {a} there, {b} here"
+        for name in there.keys() & here.keys()
+        for a, b in list(dict.fromkeys(zip(there[name], here[name], strict=False)))
+        if a != b
+    ]
+    for name in VERSIONS:
+        if theirs["versions"][name] != ours["versions"][name]:
+            said.append(f"{name} {theirs['versions'][name]} there, {ours['versions'][name]} here")
+    for name, words in (("device", "device"), ("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
+        if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
+            said.append(f"{words}: {theirs[name]} there, {ours[name]} here")
+    for name, value in theirs["precision"].items():
+        if value != ours["precision"][name]:
+            said.append(f"precision ({name}): {value} there, {ours['precision'][name]} here")
+    if said:
+        warnings.warn(
+            f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(said)}.", stacklevel=4
+        )

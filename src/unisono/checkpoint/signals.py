@@ -1,0 +1,69 @@
+"""Signals that ask a training to stop: noted when they come, and answered between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+INTERRUPTED = 75
+"""The exit code of a training that was asked to stop and saved itself: the system's word for "try again"."""
+
+
+SIGNALS = ("SIGTERM", "SIGINT")
+"""By which systems and people ask a program to end."""
+
+
+class Stop:
+    """Whether somebody has asked."""
+
+    def __init__(self) -> None:
+        self.asked_by: str | None = None
+
+    def leave(self, path: Any) -> None:
+        """Ends the program, by an exit that `finally` and `with` see."""
+        print(
+            f"{self.asked_by}: saved {path}; leaving with exit code {INTERRUPTED}. The same command goes on from there.",
+            file=sys.stderr,
+        )
+        raise SystemExit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def listening(names: Sequence[str]) -> Iterator[Stop]:
+    """For the block, the first of these signals is noted; a second one does what it did before."""
+    stop, before = Stop(), {}
+
+    def note(number: int, frame: Any) -> None:
+        if stop.asked_by is not None:
+            restore()
+            signal.raise_signal(number)
+            return
+        stop.asked_by = signal.Signals(number).name
+        print(f"{stop.asked_by}: saving after this step. Once more ends at once.", file=sys.stderr)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        before.clear()
+
+    try:
+        if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
+            for name in names:
+                number = numbered(name)
+                before[number] = signal.signal(number, note)
+        yield stop
+    finally:
+        restore()
+
+
+def numbered(name: str) -> signal.Signals:
+    try:
+        return signal.Signals[name]
+    except KeyError:
+        raise ValueError(
+            f"signals received {name!r}, which this system does not know. Write names like 'SIGTERM' or 'SIGUSR1'."
+        ) from None

@@ -1,0 +1,129 @@
+"""What Keras objects hold, by names that follow their structure, and how it is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono import keras_seam
+from unisono.checkpoint import matching
+from unisono.fingerprint import Contents
+
+KINDS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable)
+
+
+class KerasState:
+    """The variables of some named objects."""
+
+    def __init__(self, things: Mapping[str, Any]) -> None:
+        self.things = dict(things)
+        self._known: tuple[list[int], dict[str, Any]] = ([], {})
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """By name; what two objects share is listed once."""
+        now = [id(variable) for thing in self.things.values() for variable in all_variables(thing)]
+        if now != self._known[0]:  # to walk through a large model takes a while
+            found: dict[int, tuple[str, Any]] = {}
+            for name, thing in self.things.items():
+                for path, variable in keras_seam.variables_by_structure(thing, name):
+                    found.setdefault(id(variable), (path, variable))
+            self._known = now, dict(found.values())
+        return self._known[1]
+
+    def values(self) -> dict[str, Any]:
+        """The newest values, also in a callback, while a loop of Keras holds them outside of the model."""
+        newest: dict[int, Any] = {}
+        for thing in self.things.values():
+            if isinstance(thing, keras.Model):
+                newest |= keras_seam.newest_values(thing)
+        newest |= {id(v): v.value for v in self.variables.values() if id(v) not in newest}
+        return {name: newest[id(v)] for name, v in self.variables.items()}
+
+    def put(self, where: str, theirs: Mapping[str, np.ndarray], partial: bool = False) -> None:
+        """Assigns all of them, or raises and assigns none. Only what is `partial` may leave something out."""
+        ours = self.variables
+        if partial:
+            theirs = {name: array for name, array in theirs.items() if name in ours}
+        else:
+            ours, theirs = without_unbuilt_metrics(ours, dict(theirs))
+        matching.check(where, theirs, ours)
+        for name, variable in ours.items():
+            variable.assign(theirs[name])
+
+    def configs(self) -> dict[str, Any]:
+        """From which fresh objects of the same make are built."""
+        return {name: keras_seam.build_config(thing) for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
+
+    def build(self, where: str, configs: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
+        """What is not built yet, from the shapes that the checkpoint knows."""
+        layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
+        for name, layer in layers.items():
+            if keras_seam.is_built(layer):
+                continue
+            if configs.get(name) is None:
+                raise ValueError(
+                    f"{name} ({type(layer).__name__}) is not built, and the checkpoint {where} does not know the shapes of its inputs: "
+                    f"Keras keeps none for it. Call it on one batch before you restore."
+                )
+            layer.build_from_config(configs[name])
+        for name, optimizer in self._optimizers().items():
+            built_for = optimizers.get(name, {}).get("of", ())
+            if not optimizer.built and built_for and set(built_for) <= self.variables.keys():
+                with keras_seam.name_scope_of(optimizer):
+                    optimizer.build([self.variables[variable] for variable in built_for])
+
+    def optimizers(self) -> dict[str, Any]:
+        """Their classes and settings, and what they are for, in JSON."""
+        names = {id(variable): name for name, variable in self.variables.items()}
+        return {
+            name: described(optimizer)
+            | {"of": [names.get(id(v)) for v in keras_seam.weights_of(optimizer)] if optimizer.built else []}
+            for name, optimizer in self._optimizers().items()
+        }
+
+    def _optimizers(self) -> dict[str, Any]:
+        of_models = {f"{name}/optimizer": getattr(thing, "optimizer", None) for name, thing in self.things.items()}
+        own = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.optimizers.Optimizer)}
+        return {
+            name: optimizer for name, optimizer in (of_models | own).items() if isinstance(optimizer, keras.optimizers.Optimizer)
+        }
+
+    def policies(self) -> dict[str, list[str]]:
+        """The precision of each layer, in order."""
+        layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
+        return {name: [layer.dtype_policy.name for layer in keras_seam.layers_of(thing)] for name, thing in layers.items()}
+
+    def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
+        """What gives `un.fingerprint` of one of the objects from all arrays, at any time and in any thread."""
+        contents = Contents([self.things[name]])
+        names = {id(variable): of for of, variable in self.variables.items()}
+        return lambda arrays: contents.digest(lambda variable: arrays[names[id(variable)]])
+
+
+def all_variables(thing: Any) -> list[Any]:
+    if isinstance(thing, keras.Model):
+        return [variable for group in keras_seam.variables_of(thing).values() for variable in group]
+    return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
+
+
+def without_unbuilt_metrics(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A compiled model has no metrics before its first batch, and begins an epoch by resetting them."""
+    for name in {n.split("/")[0] for n in [*ours, *theirs]}:
+        of_ours, of_theirs = ([n for n in side if n.startswith(f"{name}/metrics/")] for side in (ours, theirs))
+        if not of_ours or not of_theirs:
+            ours = {n: v for n, v in ours.items() if n not in of_ours}
+            theirs = {n: v for n, v in theirs.items() if n not in of_theirs}
+    return ours, theirs
+
+
+def described(optimizer: Any) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): plain(of) for key, of in value.items() if key not in ("name", "registered_name", "learning_rate")}
+        return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+    return {"class": type(optimizer).__name__, "settings": plain(optimizer.get_config())}

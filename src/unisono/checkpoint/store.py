@@ -1,0 +1,235 @@
+"""Numbered checkpoints in a directory: arrays and a record each, written by Orbax, and checked when they are read.
+
+Orbax writes into a folder of another name and renames it in the end, so that a checkpoint is there as a whole or not at all.
+What happens to it afterwards shows in its digests: of each array, and of the record that holds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+
+from unisono.checkpoint.arrays import digest
+from unisono.checkpoint.writer import Writer, wait_for_all
+
+ARRAYS = "arrays"
+FORMAT = 1
+
+Keep = int | Any
+"""So many newest checkpoints, or a policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint is not what was written."""
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was read and found good."""
+
+    path: Path
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+class Store:
+    """The checkpoints of one directory that have one name, as in `name_1`, `name_2`."""
+
+    def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep = None) -> None:
+        self.directory = Path(directory).absolute()
+        self.name = name
+        self.keep = keep
+        self._writer = Writer()
+
+    def save(self, number: int, arrays: Callable[[], Mapping[str, np.ndarray]], record: Callable[[Any], dict[str, Any]]) -> Path:
+        """Writes in the background; the writing before it must have ended well, or its error is raised here.
+
+        `arrays()` gives them on the host, and `record(arrays)` what else is to be known; both are called in the background.
+        """
+        path = self.path(number)
+
+        def write() -> None:
+            found = dict(arrays())
+            self._write(number, found, sealed(record(found) | {"format": FORMAT, "arrays": described(found)}))
+
+        self._writer.start(write)
+        return path
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk; raises what went wrong."""
+        self._writer.wait()
+
+    def join(self) -> None:
+        """The same, and leaves what went wrong to the next `wait`, or to the end of the process."""
+        self._writer.join()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer.is_busy
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"{self.name}_{number}"
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those of the checkpoints that were written whole, the newest last."""
+        return sorted(number for name, number, _ in found_in(self.directory) if name == self.name)
+
+    def next_number(self) -> int:
+        wait_for_all()
+        taken = [int(match[1]) for match in self._names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
+        return max(taken, default=0) + 1
+
+    def newest(self) -> Loaded | None:
+        """The newest good checkpoint, None where there is none at all."""
+        return newest_of([self.path(number) for number in reversed(self.numbers)])
+
+    def delete(self) -> None:
+        """All of them, and the directory where nothing else is in it."""
+        self.wait()
+        with self._checkpointer() as checkpointer:
+            for checkpoint in checkpointer.checkpoints:
+                checkpointer.delete(checkpoint.step)
+        if self.directory.exists() and not any(self.directory.iterdir()):
+            self.directory.rmdir()
+
+    def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+        try:
+            with self._checkpointer() as checkpointer:
+                filled = {name: array for name, array in arrays.items() if array.size}  # Orbax takes no empty arrays
+                checkpointer.save(number, filled, checkpointable_name=ARRAYS, force=True, custom_metadata=record)
+        except Exception as error:
+            raise OSError(
+                f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
+                f"{', '.join(str(self.path(n)) for n in self.numbers) or 'there is none'}."
+            ) from error
+
+    def _checkpointer(self) -> ocp.training.Checkpointer:
+        keep: Any = ocp.training.preservation_policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
+        return ocp.training.Checkpointer(
+            str(self.directory),
+            step_name_format=ocp.path.step.standard_name_format(step_prefix=self.name),
+            preservation_policy=keep,
+            cleanup_tmp_directories=True,
+        )
+
+    def _names(self, pattern: str) -> Iterator[re.Match[str]]:
+        if self.directory.is_dir():
+            yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
+
+
+def found_in(directory: Path) -> list[tuple[str, int, Path]]:
+    """(name, number, path) of the checkpoints in a directory that were written whole."""
+    matches = [(re.fullmatch(r"(.+)_(\d+)", entry.name), entry) for entry in directory.iterdir()] if directory.is_dir() else []
+    return [(match[1], int(match[2]), entry) for match, entry in matches if match and (entry / "_CHECKPOINT_METADATA").exists()]
+
+
+def newest_of(paths: list[Path]) -> Loaded | None:
+    """The first that is good. Others stay where they are and are named in a warning."""
+    damaged: list[str] = []
+    for path in paths:
+        try:
+            loaded = load(path)
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is used, the newest good one.", stacklevel=3)
+        return loaded
+    if damaged:
+        raise DamagedError(f"{' '.join(damaged)} No other checkpoint is there. Move {paths[0].parent} away to begin anew.")
+    return None
+
+
+def newest_beside(path: Path) -> Path | None:
+    """The newest good checkpoint of the same name; nothing is said of others."""
+    name = path.name.rpartition("_")[0]
+    of_name = sorted(((number, other) for n, number, other in found_in(path.parent) if n == name and other != path), reverse=True)
+    for _, other in of_name:
+        with contextlib.suppress(DamagedError):
+            return load(other).path
+    return None
+
+
+def load(path: str | os.PathLike[str]) -> Loaded:
+    """Reads a checkpoint and checks every bit of it."""
+    path = Path(path).absolute()
+    try:
+        with quiet():
+            return checked(path)
+    except DamagedError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"The checkpoint {path} is damaged: {first_line(error)}.") from error
+
+
+def checked(path: Path) -> Loaded:
+    record: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
+    if not isinstance(record, dict) or record.get("seal") != seal(record):
+        raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
+    if record["format"] != FORMAT:
+        raise ValueError(f"its format is {record['format']}, and this version of Unisono reads {FORMAT}")
+    described_there = record["arrays"]
+    like = {name: np.empty(shape, dtype_named(dtype)) for name, (shape, dtype, _) in described_there.items()}
+    filled = {name: array for name, array in like.items() if array.size}
+    read = ocp.load(str(path), filled, checkpointable_name=ARRAYS) if filled else {}
+    arrays = {name: np.asarray(read[name]) if array.size else array for name, array in like.items()}
+    wrong = [name for name, (_, _, of) in described_there.items() if digest(arrays[name]) != of]
+    if wrong:
+        raise DamagedError(f"The checkpoint {path} is damaged: {wrong[0]} has other bits than were written.")
+    return Loaded(path, arrays, record)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What fails to be read is said once, by us: Orbax logs it for every array, and asyncio for every task."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        yield
+    except Exception:
+        gc.collect()  # tasks speak when they are collected
+        raise
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def described(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Shape, dtype and digest of each."""
+    return {name: [list(array.shape), str(array.dtype), digest(array)] for name, array in arrays.items()}
+
+
+def dtype_named(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back, with its digest."""
+    record = json.loads(json.dumps(record))
+    return record | {"seal": seal(record)}
+
+
+def seal(record: Mapping[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in record.items() if key != "seal"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no text'}"

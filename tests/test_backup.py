@@ -1,0 +1,437 @@
+"""BackupAndRestore: a fit that was broken off at any step goes on, on another placement, and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from keras import layers
+
+import unisono as un
+from sources import SOURCES, generated
+from trainings import labels, on, rows
+from unisono import keras_seam
+from unisono.checkpoint import signals
+from unisono.checkpoint.store import Store, load
+
+X, Y = rows(43, 6), labels(43, 3)
+EPOCHS, BATCH, STEPS = 3, 10, 5
+
+
+def model_on(strategy, optimizer=lambda: keras.optimizers.Adam(0.01), **options):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3)])
+    model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"], **options)
+    return model
+
+
+class BrokenOffError(Exception):
+    pass
+
+
+class BreakOff(keras.callbacks.Callback):
+    """Ends a fit after so many steps: once, where it is given to several."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise BrokenOffError
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        pass
+
+
+class Kept:
+    """What a run ends with: all bits of the model, and the logs of the epochs that it has seen."""
+
+    def __init__(self, model, history):
+        self.model, self.logs = model, history.history
+
+    def __eq__(self, other):
+        """The run with the shorter history was resumed."""
+        count = min(len(self.logs["loss"]), len(other.logs["loss"]))
+        last = [{name: values[len(values) - count :] for name, values in run.logs.items()} for run in (self, other)]
+        return un.fingerprint(self.model) == un.fingerprint(other.model) and last[0] == last[1]
+
+
+def fit(model, source="arrays", callbacks=(), epochs=EPOCHS, **options):
+    validation = {"validation_data": (X[:13], Y[:13]), "validation_batch_size": 5}
+    given = SOURCES[source]((X, Y), BATCH) | validation | options
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+        return Kept(model, model.fit(**given, epochs=epochs, verbose=0, callbacks=list(callbacks)))
+
+
+def broken_off_and_resumed(directory, after, first=(1, 4), then=(2, 4), freq=1, make=model_on, callbacks=lambda: (), **options):
+    backup = lambda: un.callbacks.BackupAndRestore(directory, save_freq=freq)
+    with pytest.raises(BrokenOffError):
+        fit(make(on(*first)), callbacks=[backup(), *callbacks(), BreakOff(after)], **options)
+    resumed = fit(make(on(*then)), callbacks=[*callbacks(), backup()], **options)
+    assert not directory.exists(), "a training that has come to its end leaves no checkpoint"
+    return resumed
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Trainings that nobody interrupts, by source."""
+    known = {}
+
+    def of(source="arrays", **options):
+        key = source, json.dumps(options, sort_keys=True)
+        if key not in known:
+            known[key] = fit(model_on(on(1, 4)), source, **options)
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "generator"])
+@settings(max_examples=5)
+@example(after=STEPS, freq=1, then=(2, 4))
+@example(after=2 * STEPS - 1, freq=2, then=(4, 4))
+@given(
+    after=st.integers(1, EPOCHS * STEPS), freq=st.sampled_from([1, 2, 3, "epoch"]), then=st.sampled_from([(1, 4), (3, 4), (4, 4)])
+)
+def test_every_point_over_every_source(tmp_path_factory, whole, source, after, freq, then):
+    """Of indexed sources and of streams, saved at any step, on another number of devices."""
+    shuffle = source in ("arrays", "PyDataset")
+    resumed = broken_off_and_resumed(
+        tmp_path_factory.mktemp("at") / "backup", after, then=then, freq=freq, source=source, shuffle=shuffle
+    )
+    assert resumed == whole(source, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("after", [1, 4, 5, 7, 10])
+def test_a_generator_is_read_forward(tmp_path, after):
+    """It gives its rows once, over two epochs here."""
+    reference = over_a_generator(on(1, 4))
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)
+    with pytest.raises(BrokenOffError):
+        over_a_generator(on(1, 4), backup(), BreakOff(after))
+    assert over_a_generator(on(3, 4), backup()) == reference
+
+
+def over_a_generator(strategy, *callbacks):
+    model = model_on(strategy)
+    return Kept(
+        model,
+        model.fit(
+            generated((X, Y), times=2), steps_per_epoch=STEPS, epochs=2, verbose=0, shuffle=False, callbacks=list(callbacks)
+        ),
+    )
+
+
+def test_epochs_that_are_not_passes(tmp_path, whole):
+    """Three steps an epoch of a dataset of five batches: Keras goes on in the pass with the next epoch."""
+    options = {"steps_per_epoch": 2, "epochs": 5}
+    reference = fit(model_on(on(1, 4)), "PyDataset", **options)
+    for after in (2, 3, 4, 5, 7):
+        directory = tmp_path / str(after)
+        assert broken_off_and_resumed(directory, after, source="PyDataset", **options) == reference
+
+
+def test_several_steps_in_a_call(tmp_path):
+    """Callbacks see the executions that `steps_per_execution` makes; what is saved lies between two of them."""
+    make = lambda strategy: model_on(strategy, steps_per_execution=2)
+    reference = fit(make(on(1, 4)))
+    assert broken_off_and_resumed(tmp_path / "b", 4, freq=3, make=make) == reference
+
+
+def test_a_backup_alone_leaves_steps_in_groups(tmp_path):
+    """It sees the steps that it saves, and no others."""
+    seen = []
+
+    class Backup(un.callbacks.BackupAndRestore):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            super().on_train_batch_end(batch, logs)
+
+    model = model_on(on(1, 4))
+    many = rows(4000, 6), labels(4000, 3)
+    model.fit(*many, batch_size=10, epochs=2, verbose=0, callbacks=[Backup(tmp_path / "b", save_freq=64)])
+    assert len(seen) < 300, "steps came one at a time"
+    assert {63, 127, 191} <= set(seen)
+
+
+# --- the state of more than the weights -------------------------------------------------------------------------------
+
+
+def decaying(epoch, rate):
+    return rate * 0.7
+
+
+def deciding():
+    return (
+        keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, factor=0.5, min_delta=1.0),
+        keras.callbacks.LearningRateScheduler(decaying),
+    )
+
+
+@pytest.mark.parametrize("after", [1, 5, 8, 10, 11])
+def test_callbacks_that_decide(tmp_path, after):
+    """Patience, best weights, a rate that each epoch multiplies: as if nobody had interrupted."""
+    reference = fit(model_on(on(1, 4)), callbacks=deciding())
+    assert broken_off_and_resumed(tmp_path / "b", after, callbacks=deciding) == reference
+
+
+def test_a_run_that_had_stopped_itself_stays_stopped(tmp_path):
+    """Killed between the decision and the end."""
+    stopping = lambda: [keras.callbacks.EarlyStopping("loss", patience=0, baseline=0.0, restore_best_weights=True)]
+
+    class Killed(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            raise BrokenOffError
+
+    reference = fit(model_on(on(1, 4)), callbacks=stopping(), epochs=5)
+    assert len(reference.logs["loss"]) < 5
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b")
+    with pytest.raises(BrokenOffError):
+        fit(model_on(on(1, 4)), callbacks=[Killed(), *stopping(), backup()], epochs=5)
+    resumed = model_on(on(2, 4))
+    fit_of = resumed.fit(X, Y, batch_size=BATCH, epochs=5, verbose=0, callbacks=[*stopping(), backup()])
+    assert fit_of.history == {}
+    assert un.fingerprint(resumed) == un.fingerprint(reference.model)
+
+
+OPTIMIZERS = {
+    "EMA": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=4),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=2.0**60, dynamic_growth_steps=3
+    ),
+    "schedule": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.1, 12)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_optimizers_keep(tmp_path, name):
+    make = lambda strategy: model_on(strategy, OPTIMIZERS[name])
+    reference = fit(make(on(1, 4)))
+    assert broken_off_and_resumed(tmp_path / "b", 7, make=make, freq=3) == reference
+
+
+def test_states_of_keras_callbacks_are_whole():
+    """Every attribute that Keras' deciding callbacks set outside of __init__ is either saved or of no consequence."""
+    import ast
+    import inspect
+    import textwrap
+
+    free = {"monitor_op", "min_delta", "model", "stop_training", "learning_rate"}
+    for kind, names in keras_seam.CHANGING.items():
+        changed = set()
+        for of in kind.__mro__[: kind.__mro__.index(keras.callbacks.Callback)]:
+            for function in vars(of).values():
+                if inspect.isfunction(function) and function.__name__ != "__init__":
+                    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+                        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                            changed.add(node.attr)
+        assert changed - free <= set(names), kind.__name__
+
+
+def test_a_callback_of_ones_own_is_named_or_asked(tmp_path):
+    class Counting(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.count = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.count += 1
+
+    class Remembering(Counting):
+        def get_state(self):
+            return {"count": self.count, "of": np.arange(3)}
+
+        def set_state(self, state):
+            self.count = state["count"]
+            assert state["of"].tolist() == [0, 1, 2]
+
+    with pytest.warns(UserWarning, match="middle of epoch 2, and Counting may have kept something"):
+        broken_off_and_resumed(tmp_path / "b", 7, callbacks=lambda: [Counting()])
+    counters = []
+    broken_off_and_resumed(tmp_path / "c", 7, callbacks=lambda: counters.append(Remembering()) or [counters[-1]])
+    assert counters[-1].count == EPOCHS * STEPS
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+class Signalling(keras.callbacks.Callback):
+    """Sends a signal to this process at a step, or in a validation."""
+
+    def __init__(self, name, hook, at):
+        super().__init__()
+        self.name, self.at = name, at
+        setattr(self, hook, self.send)
+
+    def send(self, batch, logs=None):
+        self.at -= 1
+        if self.at == 0:
+            os.kill(os.getpid(), signal.Signals[self.name])
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize(
+    ("hook", "at"), [("on_train_batch_end", 7), ("on_train_batch_end", 5), ("on_test_batch_end", 2), ("on_epoch_end", 1)]
+)
+def test_a_signal_finishes_the_step_and_saves(tmp_path, whole, name, hook, at, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False, signals=("SIGTERM", "SIGINT", "SIGUSR1"))
+    with pytest.raises(SystemExit) as left:
+        fit(model_on(on(1, 4)), callbacks=[Signalling(name, hook, at), backup()])
+    assert left.value.code == signals.INTERRUPTED == 75
+    assert f"{name}: saving after this step" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    class Impatient(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(model_on(on(1, 4)), callbacks=[Impatient(), un.callbacks.BackupAndRestore(tmp_path / "b")])
+
+
+def test_signals_have_names():
+    with pytest.raises(ValueError, match="received 'SIGNOPE', which this system does not know"), signals.listening(["SIGNOPE"]):
+        pass
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def interrupted(directory, make=model_on, strategy=None, **options):
+    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), BreakOff(7)]
+    with pytest.raises(BrokenOffError):
+        fit(make(strategy or on(1, 4)), callbacks=callbacks, **options)
+
+
+def resume(directory, make=model_on, strategy=None, backup=None, **options):
+    backup = backup or un.callbacks.BackupAndRestore(directory)
+    return fit(make(strategy or on(1, 4)), callbacks=[backup], **options)
+
+
+def test_another_number_of_replicas_is_another_run(tmp_path):
+    interrupted(tmp_path / "b")
+    with pytest.raises(
+        ValueError, match=r"R = 4 replicas, and this strategy has R = 8.*replicas=4, which runs on any number of devices up to 4"
+    ):
+        resume(tmp_path / "b", strategy=on(1, 8))
+    resume(tmp_path / "b", strategy=on(1, 8), backup=un.callbacks.BackupAndRestore(tmp_path / "b", allow_other_replicas=True))
+
+
+def test_another_optimizer(tmp_path):
+    interrupted(tmp_path / "b")
+    with pytest.raises(
+        ValueError, match=r"holds the state of Adam as model/optimizer, and here that is SGD.*Nothing was restored"
+    ):
+        resume(tmp_path / "b", lambda strategy: model_on(strategy, lambda: keras.optimizers.SGD(0.1)))
+    with pytest.warns(UserWarning, match=r"other settings: beta_1 = 0.9 there, 0.8 here. That is another run"):
+        resume(tmp_path / "b", lambda strategy: model_on(strategy, lambda: keras.optimizers.Adam(0.01, beta_1=0.8)))
+
+
+def test_another_model(tmp_path):
+    interrupted(tmp_path / "b")
+
+    def wider(strategy):
+        with strategy.scope():
+            model = keras.Sequential([layers.Dense(9, "relu"), layers.BatchNormalization(), layers.Dense(3), layers.Dense(3)])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    with pytest.raises(ValueError, match="does not fit") as error:
+        resume(tmp_path / "b", wider)
+    text = str(error.value)
+    assert "model/layers/dense/0: (6, 8) float32 in the checkpoint, (6, 9) float32 here" in text
+    assert "model/layers/dense_2/0: nothing in the checkpoint, (3, 3) float32 here" in text
+    assert "model/layers/dropout/seeds/0: (2,) uint32 in the checkpoint, nothing here" in text
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "generator"])
+def test_other_rows_are_stopped(tmp_path, source):
+    """An unseeded shuffle, or another file: found by the digest, not trained on."""
+    interrupted(tmp_path / "b", source=source, shuffle=False) if source == "arrays" else interrupted(
+        tmp_path / "b", source=source
+    )
+    options = {"shuffle": False} if source == "arrays" else {}
+    other = SOURCES[source]((X[::-1].copy(), Y), BATCH)
+    with pytest.raises(ValueError, match="The data are not those of the checkpoint"):
+        resume(tmp_path / "b", source=source, **options, **{name: other[name] for name in ("x",)})
+
+
+def test_a_model_outside_of_every_scope(tmp_path):
+    model = keras.Sequential([layers.Dense(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(
+        ValueError, match=r"was made outside of every scope.*un.OneDeviceStrategy\(\) trains exactly what Keras trains"
+    ):
+        model.fit(X, Y, verbose=0, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")])
+
+
+def test_a_policy_of_orbax_decides(tmp_path, whole):
+    """Here one for certain steps; another one would be for seconds."""
+    from orbax.checkpoint.experimental.v1.training import save_decision_policies as policies
+
+    backup = lambda: un.callbacks.BackupAndRestore(
+        tmp_path / "b", save_freq=policies.SpecificStepsPolicy({3, 7}), delete_checkpoint=False
+    )
+    with pytest.raises(BrokenOffError):
+        fit(model_on(on(1, 4)), callbacks=[backup(), BreakOff(9)])
+    store = Store(tmp_path / "b")
+    assert [load(store.path(number)).record["states"]["training"]["steps"] for number in store.numbers] == [3, 7]
+    assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
+
+
+@pytest.mark.parametrize("wrong", ["batch", 0, -3, 2.5, True])
+def test_frequencies(tmp_path, wrong):
+    with pytest.raises(ValueError, match="save_freq is 'epoch', a number of steps, False for signals alone, or a policy"):
+        un.callbacks.BackupAndRestore(tmp_path, save_freq=wrong)
+
+
+def test_an_empty_directory_name():
+    with pytest.raises(ValueError, match="empty backup_dir"):
+        un.callbacks.BackupAndRestore("")
+
+
+def test_what_is_kept(tmp_path):
+    """Two by default; all of a finished training with delete_checkpoint=False."""
+    fit(model_on(on(1, 4)), callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=4, delete_checkpoint=False)])
+    store = Store(tmp_path / "b")
+    assert len(store.numbers) == 2
+    assert store.newest().record["replicas"] == 4
+
+
+def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole):
+    interrupted(tmp_path / "b")
+    (newest,) = [path for path in (tmp_path / "b").iterdir() if path.name == f"ckpt_{max(Store(tmp_path / 'b').numbers)}"]
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match=rf"{newest.name} is damaged.*left in place.*is used, the newest good one"):
+        resumed = resume(tmp_path / "b", backup=un.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False, keep=10))
+    assert resumed == whole()
+    assert newest.exists()
+
+
+def test_a_later_fit_begins_at_its_own_epoch(tmp_path):
+    """Keras would remember the epoch of a resume for ever."""
+    interrupted(tmp_path / "b")
+    model = resume(tmp_path / "b").model
+    assert len(model.fit(X, Y, epochs=2, verbose=0).history["loss"]) == 2

@@ -1,0 +1,437 @@
+"""un.Checkpoint: a loop that was broken off anywhere goes on with the same bits; what does not fit is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from keras import layers, ops
+
+import unisono as un
+from loops import Loop, crossentropy, normalized
+from sources import Batches
+from trainings import on, rows
+from unisono.checkpoint.store import DamagedError
+
+X, Y = rows(43, 6), np.random.default_rng(1).integers(0, 5, 43)
+BATCH, STEPS, EPOCHS = 12, 4, 3
+
+
+class Stream:
+    """Batches without an index, which can be begun again."""
+
+    def __init__(self, seed=None):
+        self.rng = np.random.default_rng(seed)
+
+    def __iter__(self):
+        order = self.rng.permutation(len(X))
+        return (tuple(of[order[i : i + BATCH]] for of in (X, Y)) for i in range(0, len(X), BATCH))
+
+
+def pipeline(context):
+    rows = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+    return [(X[rows][i : i + 3], Y[rows][i : i + 3]) for i in range(0, 11, 3)]
+
+
+DATA = {
+    "arrays": lambda strategy: strategy.distribute_dataset((X, Y), batch_size=BATCH, shuffle=True),
+    "a list": lambda strategy: strategy.distribute_dataset([(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, 43, BATCH)]),
+    "PyDataset": lambda strategy: strategy.distribute_dataset(Batches((X, Y), BATCH), shuffle=True),
+    "a stream": lambda strategy: strategy.distribute_dataset(Stream(3)),
+    "pipelines": lambda strategy: strategy.distribute_datasets_from_function(pipeline),
+}
+
+
+class Training:
+    """A loop as a user would write it, with an epoch counter of its own."""
+
+    def __init__(self, strategy, data="arrays"):
+        self.loop = Loop(strategy, normalized)
+        self.data = DATA[data](strategy)
+        self.epoch = keras.Variable(0, dtype="int32", trainable=False)
+        self.done = 0
+        self.checkpoint = un.Checkpoint(
+            model=self.loop.model, optimizer=self.loop.optimizer, accuracy=self.loop.accuracy, data=self.data, epoch=self.epoch
+        )
+
+    def run(self, directory=None, save_at=None):
+        """To the end, or until a step whose number is given, which is saved."""
+        while int(self.epoch) < EPOCHS:
+            for batch in self.data:
+                self.loop.one(batch)
+                self.done += 1
+                if self.done == save_at:
+                    return self.checkpoint.save(directory / "ckpt")
+            self.epoch.assign(self.epoch + 1)
+        return un.fingerprint(self.loop.model, self.loop.optimizer, self.loop.accuracy)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    known = {}
+    return lambda data: known.setdefault(data, None) or known.__setitem__(data, Training(on(1, 4), data).run()) or known[data]
+
+
+@pytest.mark.parametrize("data", DATA)
+@settings(max_examples=4)
+@example(at=STEPS, then=(2, 4))
+@example(at=2 * STEPS + 1, then=(4, 4))
+@given(at=st.integers(1, EPOCHS * STEPS), then=st.sampled_from([(1, 4), (2, 4), (3, 4), (4, 4)]))
+def test_every_point_over_every_source(tmp_path_factory, whole, data, at, then):
+    directory = tmp_path_factory.mktemp("ckpts")
+    path = Training(on(1, 4), data).run(directory, save_at=at)
+    assert un.latest_checkpoint(directory) == path
+    resumed = Training(on(*then), data)
+    assert resumed.checkpoint.restore(path)
+    assert resumed.run() == whole(data)
+
+
+def test_saved_between_epochs(tmp_path, whole):
+    """A pass that has come to its end is not begun again."""
+    first = Training(on(1, 4))
+    for batch in first.data:
+        first.loop.one(batch)
+    first.epoch.assign(1)
+    path = first.checkpoint.save(tmp_path / "ckpt")
+    second = Training(on(2, 4))
+    second.checkpoint.restore(path)
+    assert second.run() == whole("arrays")
+
+
+def test_what_is_trained_after_save_is_not_in_it(tmp_path, whole):
+    """Steps go on while the checkpoint is being written, and use the memory of the state again."""
+    training = Training(on(1, 4))
+    path = training.run(tmp_path, save_at=3)
+    training.run()
+    training.checkpoint.wait()
+    resumed = Training(on(1, 4))
+    resumed.checkpoint.restore(path)
+    assert resumed.run() == whole("arrays")
+
+
+def test_a_stream_with_other_rows_is_stopped(tmp_path):
+    """An unseeded shuffle."""
+    DATA["unseeded"] = lambda strategy: strategy.distribute_dataset(Stream())
+    try:
+        path = Training(on(1, 4), "unseeded").run(tmp_path, save_at=6)
+        resumed = Training(on(1, 4), "unseeded")
+        resumed.checkpoint.restore(path)
+        with pytest.raises(
+            ValueError, match=r"up to batch 2 of pass 1 have other rows now, or come in another order.*seed its shuffling"
+        ):
+            resumed.run()
+    finally:
+        del DATA["unseeded"]
+
+
+def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
+    from unisono.data import resume
+
+    monkeypatch.setattr(resume, "SAY_AFTER", 0.0)
+    path = Training(on(1, 4), "a stream").run(tmp_path, save_at=6)
+    resumed = Training(on(1, 4), "a stream")
+    resumed.checkpoint.restore(path)
+    resumed.run()
+    assert (
+        "Read forward to batch 2 of pass 1: 6 batches in 0 s. Arrays, lists of batches and a keras.utils.PyDataset"
+        in capsys.readouterr().err
+    )
+
+
+def test_another_strategy_with_the_same_replicas(tmp_path, whole):
+    path = Training(on(4, 4)).run(tmp_path, save_at=5)
+    resumed = Training(un.OneDeviceStrategy(replicas=4))
+    resumed.checkpoint.restore(path)
+    assert resumed.run() == whole("arrays")
+    with pytest.raises(ValueError, match="R = 4 replicas, and this strategy has R = 2"):
+        Training(on(1, 2)).checkpoint.restore(path)
+    assert Training(on(1, 2)).checkpoint.restore(path, allow_other_replicas=True)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("at", [2, STEPS, STEPS + 1])
+def test_a_signal_saves_between_two_steps(tmp_path, whole, name, at):
+    first = Training(on(1, 4))
+    step = first.loop.one
+
+    def one(batch):
+        step(batch)
+        if first.done + 1 == at:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    first.loop.one = one
+    with pytest.raises(SystemExit) as left, first.checkpoint.saving_on_signal(tmp_path / "ckpt", ("SIGTERM", "SIGUSR1")):
+        first.run()
+    assert left.value.code == 75
+    assert first.done == at
+    resumed = Training(on(2, 4))
+    resumed.checkpoint.restore(un.latest_checkpoint(tmp_path))
+    assert resumed.run() == whole("arrays")
+
+
+def test_a_signal_needs_the_data(tmp_path):
+    checkpoint = un.Checkpoint(epoch=keras.Variable(0))
+    with (
+        pytest.raises(ValueError, match=r"Write Checkpoint\(\.\.\., data=dataset\)"),
+        checkpoint.saving_on_signal(tmp_path / "ckpt"),
+    ):
+        pass
+
+
+# --- without a strategy, and unbuilt ----------------------------------------------------------------------------------
+
+
+def unbuilt():
+    return keras.Sequential([layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.2), layers.Dense(5)])
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(8)
+        self.heads = {"a": layers.Dense(2), "b": [layers.Dense(3)]}
+
+    def call(self, x):
+        x = ops.relu(self.hidden(x))
+        return ops.concatenate([self.heads["a"](x), self.heads["b"][0](x)], -1)
+
+
+@pytest.mark.parametrize("make", [unbuilt, Subclassed])
+def test_into_a_fresh_unbuilt_model_and_optimizer_without_a_strategy(tmp_path, make):
+    """As the tutorial's end does: other automatic names, nothing built."""
+    loop = Loop(on(2, 4), make)
+    batch = next(iter(loop.strategy.distribute_dataset((X, Y), batch_size=BATCH)))
+    loop.one(batch)
+    path = un.Checkpoint(optimizer=loop.optimizer, model=loop.model).save(str(tmp_path) + "/")
+    model, optimizer = make(), keras.optimizers.Adam()
+    fresh = un.Checkpoint(optimizer=optimizer, model=model)
+    assert fresh.restore(path)
+    assert un.fingerprint(model, optimizer) == un.fingerprint(loop.model, loop.optimizer)
+    np.testing.assert_array_equal(model(X), loop.model(X))
+
+
+def test_two_models_with_their_own_optimizers(tmp_path):
+    """Each optimizer is built for the variables that it was built for."""
+
+    def made():
+        keras.utils.set_random_seed(4)
+        return {
+            f"{name}_{part}": of() for name in "ab" for part, of in (("model", unbuilt), ("optimizer", keras.optimizers.Adam))
+        }
+
+    first = made()
+    for name in "ab":
+        first[f"{name}_model"](X)
+        first[f"{name}_optimizer"].build(first[f"{name}_model"].trainable_variables)
+    path = un.Checkpoint(**first).save(tmp_path / "gan")
+    second = made()
+    un.Checkpoint(**second).restore(path)
+    assert un.fingerprint(*second.values()) == un.fingerprint(*first.values())
+
+
+class ShapesUnknown(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_build_config(self):
+        return None
+
+
+def test_a_model_that_cannot_be_built(tmp_path):
+    model = ShapesUnknown()
+    model(X)
+    path = un.Checkpoint(model=model).save(tmp_path / "m")
+    with pytest.raises(ValueError, match=r"model \(ShapesUnknown\) is not built.*Call it on one batch before you restore"):
+        un.Checkpoint(model=ShapesUnknown()).restore(path)
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, **trackables):
+    checkpoint = un.Checkpoint(**trackables)
+    path = checkpoint.save(tmp_path / "ckpt")
+    checkpoint.wait()
+    return path
+
+
+def sequential(*units, dtype="float32"):
+    return keras.Sequential([layers.Input((6,)), *(layers.Dense(u, dtype=dtype) for u in units)])
+
+
+def test_every_difference_is_named_and_nothing_restored(tmp_path):
+    """Keras' own loading keeps fresh weights in silence."""
+    path = saved(tmp_path, model=sequential(3, 4))
+    other = sequential(3, 5, 2)
+    before = un.fingerprint(other)
+    with pytest.raises(ValueError, match="does not fit") as error:
+        un.Checkpoint(model=other).restore(path)
+    assert str(error.value).splitlines()[1:] == [
+        "  model/layers/dense_1/0: (3, 4) float32 in the checkpoint, (3, 5) float32 here",
+        "  model/layers/dense_1/1: (4,) float32 in the checkpoint, (5,) float32 here",
+        "  model/layers/dense_2/0: nothing in the checkpoint, (5, 2) float32 here",
+        "  model/layers/dense_2/1: nothing in the checkpoint, (2,) float32 here",
+        "Nothing was restored.",
+    ]
+    assert un.fingerprint(other) == before
+    with pytest.raises(ValueError, match=r"\(6, 3\) float32 in the checkpoint, \(6, 3\) bfloat16 here"):
+        un.Checkpoint(model=sequential(3, 4, dtype="bfloat16")).restore(path)
+    with pytest.raises(ValueError, match=r"model/layers/dense_1/0: \(3, 4\) float32 in the checkpoint, nothing here"):
+        un.Checkpoint(model=sequential(3)).restore(path)
+
+
+def test_other_objects(tmp_path):
+    path = saved(tmp_path, model=sequential(3), step=keras.Variable(7))
+    with pytest.raises(
+        ValueError, match=r"also holds step. Give step= to Checkpoint as well, or write restore\(path, partial=True\)"
+    ):
+        un.Checkpoint(model=sequential(3)).restore(path)
+    assert un.Checkpoint(model=sequential(3)).restore(path, partial=True)
+    with pytest.raises(ValueError, match=r"holds no other, only model, step. Nothing was restored"):
+        un.Checkpoint(model=sequential(3), step=keras.Variable(0), other=keras.Variable(0)).restore(path)
+    with pytest.raises(TypeError, match=r"Checkpoint\(epoch=\.\.\.\) received 3 of type int.*Write keras.Variable"):
+        un.Checkpoint(epoch=3)
+
+
+def test_another_optimizer(tmp_path):
+    path = saved(tmp_path, optimizer=keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="holds the state of Adam as optimizer, and here that is SGD"):
+        un.Checkpoint(optimizer=keras.optimizers.SGD()).restore(path)
+
+
+def test_other_versions_are_warned_about(tmp_path, monkeypatch):
+    path = saved(tmp_path, model=sequential(3))
+    import jax
+
+    monkeypatch.setattr(jax, "__version__", "9.9.9")
+    with pytest.warns(UserWarning, match=r"of another setting, with which results may differ: jax .* there, 9.9.9 here"):
+        un.Checkpoint(model=sequential(3)).restore(path)
+
+
+def test_another_precision_is_warned_about(tmp_path):
+    path = saved(tmp_path, model=sequential(3, dtype="mixed_bfloat16"))
+    with pytest.warns(UserWarning, match="precision of a layer of model: mixed_bfloat16 there, float32 here"):
+        un.Checkpoint(model=sequential(3)).restore(path)
+
+
+def test_precisions_are_kept_to_the_bit(tmp_path):
+    model = sequential(3, dtype="bfloat16")
+    other = sequential(3, dtype="bfloat16")
+    assert un.fingerprint(model) != un.fingerprint(other)
+    un.Checkpoint(model=other).restore(saved(tmp_path, model=model))
+    assert un.fingerprint(model) == un.fingerprint(other)
+
+
+class Own:
+    def __init__(self):
+        self.state = {"seen": [1, 2.5, None, "x", float("inf")], "mean": np.arange(3.0)}
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = state
+
+
+def test_objects_with_a_state_of_their_own(tmp_path):
+    path = saved(tmp_path, own=Own())
+    own = Own()
+    own.state = None
+    un.Checkpoint(own=own).restore(path)
+    assert own.state["seen"] == [1, 2.5, None, "x", float("inf")]
+    assert own.state["mean"].tolist() == [0, 1, 2]
+    own.state = {"of": object()}
+    with pytest.raises(TypeError, match=r"holds <object.*of type object at own/of. get_state\(\) must return what JSON knows"):
+        un.Checkpoint(own=own).save(tmp_path / "ckpt")
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_and_names(tmp_path):
+    """A prefix, a directory that exists, one with a slash; what is there is never written over."""
+    checkpoint = un.Checkpoint(step=keras.Variable(0))
+    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a_1")
+    assert checkpoint.save(tmp_path / "a") == str(tmp_path / "a_2")
+    assert un.Checkpoint(step=keras.Variable(0)).save(tmp_path / "a") == str(tmp_path / "a_3")
+    assert un.latest_checkpoint(tmp_path / "a") == str(tmp_path / "a_3")
+    (tmp_path / "there").mkdir()
+    assert checkpoint.save(tmp_path / "there") == str(tmp_path / "there" / "ckpt_1")
+    assert checkpoint.save(f"{tmp_path}/new/") == str(tmp_path / "new" / "ckpt_1")
+    assert un.latest_checkpoint(tmp_path / "new") == str(tmp_path / "new" / "ckpt_1")
+
+
+def test_how_many_are_kept(tmp_path):
+    checkpoint = un.Checkpoint(step=keras.Variable(0))
+    for _ in range(5):
+        checkpoint.save(tmp_path / "a", keep=2)
+    checkpoint.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a_4", "a_5"]
+
+
+def test_nothing_to_restore(tmp_path):
+    assert un.latest_checkpoint(tmp_path) is None
+    assert un.latest_checkpoint(tmp_path / "nowhere") is None
+    assert un.Checkpoint(step=keras.Variable(0)).restore(None) is False
+
+
+def test_the_newest_of_keras_files(tmp_path):
+    model = sequential(3)
+    for number, name in enumerate(["a.weights.h5", "b.keras", "c.weights.h5"]):
+        model.save(tmp_path / name) if name.endswith("keras") else model.save_weights(tmp_path / name)
+        os.utime(tmp_path / name, (1000 + number, 1000 + number))
+    newest = un.latest_checkpoint(tmp_path)
+    assert newest == str(tmp_path / "c.weights.h5")
+    other = sequential(3)
+    other.load_weights(newest)
+    assert un.fingerprint(other) == un.fingerprint(model)
+    (tmp_path / "c.weights.h5").write_bytes((tmp_path / "c.weights.h5").read_bytes()[:1000])
+    damaged = bytearray((tmp_path / "b.keras").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "b.keras").write_bytes(damaged)
+    os.utime(tmp_path / "c.weights.h5", (1002, 1002))
+    os.utime(tmp_path / "b.keras", (1001, 1001))
+    with pytest.warns(UserWarning, match=r"c.weights.h5 is damaged.*b.keras is damaged.*a.weights.h5 is the newest good one"):
+        assert un.latest_checkpoint(tmp_path) == str(tmp_path / "a.weights.h5")
+
+
+def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+    variable = keras.Variable(np.arange(1000.0))
+    checkpoint = un.Checkpoint(step=variable)
+    paths = [checkpoint.save(tmp_path / "a") for _ in range(3)]
+    checkpoint.wait()
+    for path in paths[1:]:
+        damage(path)
+    with pytest.raises(DamagedError, match=r"a_3 is damaged.*a_1 is the newest good one beside it"):
+        checkpoint.restore(paths[2])
+    with pytest.warns(UserWarning, match=r"a_3 is damaged.*a_2 is damaged.*left in place.*a_1"):
+        assert un.latest_checkpoint(tmp_path) == paths[0]
+    damage(paths[0])
+    with pytest.raises(DamagedError, match="No good checkpoint is left in"):
+        un.latest_checkpoint(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def damage(path):
+    """Of the file that holds the values, one bit."""
+    from pathlib import Path
+
+    largest = max((file for file in Path(path).rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+
+
+def test_losses_are_not_variables():
+    """The crossentropy of the loops has no state, and is refused by its type."""
+    with pytest.raises(TypeError, match="SparseCategoricalCrossentropy"):
+        un.Checkpoint(loss=crossentropy())

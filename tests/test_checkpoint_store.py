@@ -1,0 +1,202 @@
+"""Checkpoints on disk: there as a whole or not at all, and found out when their bits have changed."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from processes import python
+from unisono.checkpoint.leaves import joined, separated
+from unisono.checkpoint.store import DamagedError, Store, load
+from unisono.checkpoint.writer import Writer
+
+ARRAYS = {
+    "model/layers/dense/0": np.random.default_rng(0).random((300, 40)).astype("float32"),
+    "half": np.arange(7).astype(ml_dtypes.bfloat16),
+    "float8": np.arange(7).astype(ml_dtypes.float8_e4m3fn),
+    "seed": np.array([1, 2**32 - 1], "uint32"),
+    "step": np.array(2**40, "int64"),
+    "flag": np.array(True),
+    "empty": np.zeros((0, 3), "float32"),
+    "strange numbers": np.array([np.nan, -0.0, np.inf], "float64"),
+}
+
+
+def save(store, number, arrays=ARRAYS, **record):
+    store.save(number, lambda: arrays, lambda _: record)
+    store.wait()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    store = Store(tmp_path_factory.mktemp("store") / "written")
+    save(store, 1, note=[1, 2.5, None, "x"], best=float("-inf"))
+    return store.path(1)
+
+
+def test_every_bit_comes_back(written):
+    loaded = load(written)
+    assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in loaded.arrays.items()} == {
+        name: (a.dtype, a.shape, a.tobytes()) for name, a in ARRAYS.items()
+    }
+    assert loaded.record["note"] == [1, 2.5, None, "x"]
+    assert loaded.record["best"] == float("-inf")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of reads of Orbax that end after the first has failed
+@settings(max_examples=40)
+@given(data=st.data())
+def test_damage_is_found(written, tmp_path_factory, data):
+    """Wherever a bit is flipped or a file is cut short: what is loaded has the right bits, or nothing is."""
+    copy = tmp_path_factory.mktemp("damaged") / "ckpt_1"
+    shutil.copytree(written, copy)
+    files = sorted(path for path in copy.rglob("*") if path.is_file() and path.stat().st_size)
+    file = data.draw(st.sampled_from(files), label="file")
+    content = bytearray(file.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1), label="at")
+    how = data.draw(st.sampled_from(["flip", "cut", "remove"]), label="how")
+    if how == "remove":
+        file.unlink()
+    else:
+        content[at] ^= 1 << data.draw(st.integers(0, 7))
+        file.write_bytes(content if how == "flip" else content[:at])
+    try:
+        loaded = load(copy)
+    except DamagedError as error:
+        said = str(error)
+    else:
+        said = f"{copy} is as good as it was"
+        assert {name: a.tobytes() for name, a in loaded.arrays.items()} == {name: a.tobytes() for name, a in ARRAYS.items()}
+        assert loaded.record["note"] == [1, 2.5, None, "x"]
+    assert str(copy) in said
+
+
+def test_a_changed_record_is_found(written, tmp_path):
+    """By hand, so that it is JSON still."""
+    copy = tmp_path / "ckpt_1"
+    shutil.copytree(written, copy)
+    file = copy / "_CHECKPOINT_METADATA"
+    assert '"note": [1,' in file.read_text()
+    file.write_text(file.read_text().replace('"note": [1,', '"note": [7,'))
+    with pytest.raises(DamagedError, match="its record is not what was written"):
+        load(copy)
+
+
+def test_nothing_is_executed_and_nothing_pickled(written):
+    """No file of a checkpoint holds a pickle, whose first byte is 0x80 followed by its protocol."""
+    assert not [path for path in written.rglob("*") if path.is_file() and path.read_bytes()[:1] == b"\x80"]
+
+
+def test_an_unfinished_write_is_no_checkpoint(tmp_path):
+    """The folder that Orbax writes into, as kill -9 leaves it; the next save clears it away."""
+    store = Store(tmp_path / "s")
+    save(store, 1)
+    shutil.copytree(store.path(1), tmp_path / "s" / "ckpt_2.orbax-checkpoint-tmp")
+    assert store.numbers == [1]
+    assert Store(tmp_path / "s").newest().path == store.path(1)
+    save(store, store.next_number())
+    assert len(store.numbers) == 2
+    assert not list((tmp_path / "s").glob("*tmp*"))
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    store = Store(tmp_path / "file" / "below")
+    with pytest.raises(OSError, match=r"below/ckpt_1 was not written: .*Those before it are as they were: there is none"):
+        save(store, 1)
+
+
+def test_a_failure_is_raised_by_the_next_save(tmp_path):
+    store, failing = Store(tmp_path / "s"), True
+
+    def arrays():
+        if failing:
+            raise RuntimeError("the device is gone")
+        return ARRAYS
+
+    store.save(1, arrays, lambda _: {})
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        store.save(2, arrays, lambda _: {})
+    failing = False
+    store.save(3, arrays, lambda _: {})
+    store.wait()
+    assert store.numbers == [3]
+
+
+def test_writing_does_not_keep_anyone_waiting():
+    writer, go = Writer(), threading.Event()
+    writer.start(go.wait)
+    go.set()
+    writer.wait()
+
+
+FULL_DISK = """
+import resource, sys, warnings
+import keras, numpy as np
+import unisono as un
+variable = keras.Variable(np.random.default_rng(0).random(100_000).astype("float32"))
+checkpoint = un.Checkpoint(of=variable)
+good = checkpoint.save(sys.argv[1] + "/ckpt")
+checkpoint.wait()
+variable.assign(variable + 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+checkpoint.save(sys.argv[1] + "/ckpt")
+try:
+    checkpoint.wait()
+except OSError as error:
+    print(error)
+assert un.latest_checkpoint(sys.argv[1]) == good
+checkpoint.restore(good)
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """Here a limit on the size of files: the error names the checkpoint, and those that stay good."""
+    done = python("-c", FULL_DISK, str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"The checkpoint {tmp_path}/ckpt_2 was not written: " in done.stdout
+    assert f"Those before it are as they were: {tmp_path}/ckpt_1." in done.stdout
+
+
+ENDS = """
+import sys
+import keras, numpy as np
+import unisono as un
+checkpoint = un.Checkpoint(of=keras.Variable(np.zeros(1_000_000, "float32")))
+checkpoint.save(sys.argv[1] + "/ckpt")
+"""
+
+
+def test_a_process_that_ends_writes_its_last_checkpoint(tmp_path):
+    done = python("-c", ENDS, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Store(tmp_path).newest().path == tmp_path / "ckpt_1"
+
+
+def test_a_process_that_ends_says_what_was_not_written(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    done = python("-c", ENDS, str(tmp_path / "file"))
+    assert "A checkpoint was not written:" in done.stderr
+    assert f"The checkpoint {tmp_path}/file/ckpt_1 was not written" in done.stderr
+
+
+STATES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(np.arange(3.0)),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(state=STATES)
+def test_states_come_back(state):
+    plain, arrays = separated(state)
+    back = joined(plain, arrays)
+    assert textwrap.shorten(repr(back), 10_000) == textwrap.shorten(repr(state), 10_000)

@@ -1,0 +1,65 @@
+"""kill -9 at random moments, in steps and in saves: the run that was resumed every time ends with the bits of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processes import HERE, LIMIT, environment
+
+KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else 5
+SCRIPT = str(HERE / "train_and_be_killed.py")
+
+
+def started(directory: Path, devices: int) -> subprocess.Popen[str]:
+    command = [sys.executable, SCRIPT, str(directory), str(devices)]
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed(process: subprocess.Popen[str], directory: Path, moment: random.Random, in_save: bool) -> bool:
+    """Whether the process was still there to be killed."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1][-3000:]
+    if in_save:
+        while process.poll() is None and not list(directory.glob("*tmp*")):
+            time.sleep(0.0005)
+    else:
+        time.sleep(moment.uniform(0.5, 5.0))
+    alive = process.poll() is None
+    process.kill()
+    return alive
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    with process:
+        out, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, err[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.soak
+def test_killed_at_random_moments(tmp_path):
+    moment, left, runs = random.Random(), KILLS, 0
+    wanted = result(started(tmp_path / "alone", 1))
+    assert wanted["steps"] == 69
+    assert wanted["miscounted"] == [0.0, 0.0, 0.0]
+    while left:
+        runs += 1
+        directory = tmp_path / f"run{runs}"
+        alive = True
+        while left and alive:
+            with started(directory, moment.choice([1, 2, 3, 4])) as process:
+                alive = killed(process, directory, moment, in_save=bool(left % 2))
+                process.communicate()
+            left -= alive
+        last = result(started(directory, moment.choice([1, 2, 3, 4])))
+        assert (last["bits"], last["steps"]) == (wanted["bits"], wanted["steps"])
+        assert set(last["miscounted"]) == {0.0}, "rows were lost, or seen twice"
