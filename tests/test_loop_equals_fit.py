@@ -25,7 +25,7 @@ def full(*case):
         ("conv", 48, "mixed_float16"),
         full("conv", 128, "mixed_bfloat16"),
         full("lstm", 128, "float32"),
-        ("lstm", 48, "mixed_float16"),
+        full("lstm", 48, "mixed_float16"),
         ("transformer", 48, "float32"),
         full("transformer", 128, "mixed_bfloat16"),
         full("conv", 128, "float32"),

@@ -16,16 +16,16 @@ from unisono.data.progress import Place, Progress, restored
 class Course:
     """Made when fit has its source of data; callbacks find it at the model's bond."""
 
-    def __init__(self, epochs: keras_seam.Epochs, bounds: list[Callable[[int], int]]) -> None:
-        """`bounds` say, for the step that comes next, how many may be taken at once so that a callback sees the one it waits for."""
+    def __init__(self, epochs: keras_seam.Epochs, callbacks: list[Any]) -> None:
         self.epochs = epochs
-        self._bounds = bounds
+        self._bounds: list[Callable[[int], int]] = keras_seam.bounds_of(callbacks)
+        """They say, for the step that comes next, how many may be taken at once so that a callback sees the one it waits for."""
         self.order: Order = epochs.adapter.order
         self.progress = Progress(self.order.passes)
         self.logs: Any = {}
         """Of the last step."""
         self._before_step: Callable[[], None] | None = None
-        if not epochs.adapter.has_index and bounds:
+        if not epochs.adapter.has_index and keras_seam.has_keeper(callbacks):
             self.progress.count_all()
 
     def trained(self, batches: list[Any], position: Position | None, logs: Any) -> None:

@@ -42,8 +42,8 @@ class Bond:
         """Of the call of fit that is under way."""
         self.callbacks: list[Any] = []
         """Of this call of fit."""
-        self._bounds: list[Callable[[int], int]] | None = None
-        """Of the callbacks of a call of fit that has no course yet."""
+        self._begins = False
+        """Whether a call of fit is under way that has no course yet."""
         self._order: Order | None = None
         self._groups = False
         keras_seam.set_on(model, keras_seam.BOND, self)
@@ -83,13 +83,13 @@ class Bond:
         args, kwargs = self._read_by_keras(args, kwargs)
         args, kwargs = keras_seam.with_last(self.model, args, kwargs)
         self.callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
-        self._bounds = keras_seam.bounds_of(self.callbacks)
+        self._begins = True
         try:
             with self._grouping("fit", "train", args, kwargs):
                 return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
         finally:
             keras_seam.fit_is_over(self.callbacks)
-            self.course, self._bounds, self.callbacks = None, None, []
+            self.course, self._begins, self.callbacks = None, False, []
             keras_seam.forget_first_epoch(self.model)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,8 +138,8 @@ class Bond:
             refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
             keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, getattr(source, "order", self.order)))
             epochs = keras_seam.Epochs(iterator)
-            if self._bounds is not None:
-                self.course, self._bounds = Course(epochs, self._bounds), None
+            if self._begins:
+                self.course, self._begins = Course(epochs, self.callbacks), False
             if self._may_group(iterator):
                 self._in_groups(epochs, self.course)
         fixed = keras_seam.static_rows(self.model)

@@ -1,5 +1,6 @@
 """What hangs on fit."""
 
 from unisono.callbacks.backup import BackupAndRestore
+from unisono.callbacks.tensorboard import TensorBoard
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "TensorBoard"]

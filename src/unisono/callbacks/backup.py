@@ -41,6 +41,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         >>> callback = BackupAndRestore("backup", save_freq=1000, signals=("SIGTERM", "SIGINT", "SIGUSR1"))
     """
 
+    keeps_what_others_decide = True
+
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],

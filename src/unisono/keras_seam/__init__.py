@@ -20,6 +20,7 @@ from unisono.keras_seam.callbacks import begin_with_epoch as begin_with_epoch
 from unisono.keras_seam.callbacks import bounds_of as bounds_of
 from unisono.keras_seam.callbacks import fit_is_over as fit_is_over
 from unisono.keras_seam.callbacks import forget_first_epoch as forget_first_epoch
+from unisono.keras_seam.callbacks import has_keeper as has_keeper
 from unisono.keras_seam.callbacks import listed as listed
 from unisono.keras_seam.callbacks import wants_batches as wants_batches
 from unisono.keras_seam.callbacks import with_last as with_last

@@ -14,6 +14,9 @@ HOOKS = {
 }
 
 
+KEEPER = "keeps_what_others_decide"
+"""What a callback is that comes after all others, whatever its place in the list."""
+
 BOUND = "steps_until_due"
 """The method of a callback that takes steps in groups, and says how many may come at once: `steps_until_due(step)`. It also has
 `fit_is_over()`, which is called however fit ended."""
@@ -76,6 +79,10 @@ def bounds_of(callbacks: Any) -> list[Any]:
     return [getattr(callback, BOUND) for callback in listed(callbacks) if hasattr(callback, BOUND)]
 
 
+def has_keeper(callbacks: list[Any]) -> bool:
+    return any(hasattr(callback, KEEPER) for callback in callbacks)
+
+
 def fit_is_over(callbacks: list[Any]) -> None:
     for callback in callbacks:
         if hasattr(callback, BOUND):
@@ -85,9 +92,9 @@ def fit_is_over(callbacks: list[Any]) -> None:
 def with_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of fit with those callbacks last that keep what the others decide."""
     given = argument("fit", "callbacks", args, kwargs)
-    if not bounds_of(given):
+    if not has_keeper(listed(given)):
         return args, kwargs
-    in_order = sorted(listed(given), key=lambda callback: hasattr(callback, BOUND))
+    in_order = sorted(listed(given), key=lambda callback: hasattr(callback, KEEPER))
     if isinstance(given, CallbackList):
         given.callbacks[:] = in_order
         return args, kwargs

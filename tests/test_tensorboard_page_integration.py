@@ -1,0 +1,202 @@
+"""What a reader sees who opens TensorBoard: in headless Chromium, from `pip install tensorboard` alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from processes import environment
+from trainings import on, rows, run
+from unisono.callbacks.tensorboard import TensorBoard
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Chromium looks for Google's servers unless it is told not to.
+OPTIONS = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1400,4000",
+    "--remote-debugging-pipe",
+]  # fmt: skip
+SECONDS = 120
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="no TensorBoard: pip install tensorboard"),
+]
+
+
+@pytest.fixture(scope="module")
+def log_dir(tmp_path_factory):
+    """Of a training on three devices, with everything that there is to write."""
+    directory = tmp_path_factory.mktemp("logs")
+    board = TensorBoard(directory, histogram_freq=1, write_images=True, update_freq=2, profile_batch=3, embeddings_freq=1)
+
+    def make():
+        x = keras.Input((4,), dtype="int32")
+        h = layers.Flatten()(layers.Embedding(10, 3, name="words")(x))
+        model = keras.Model(x, layers.Dense(2, name="scores")(h))
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()), "mse")
+        return model
+
+    x, y = np.arange(160).reshape(40, 4) % 10, rows(40, 2)
+    fit = lambda model: model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y), callbacks=[board])
+    history = run(make, fit, on(3)).logs
+    return directory, history
+
+
+@pytest.fixture(scope="module")
+def address(log_dir):
+    """Of a TensorBoard that shows it."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(log_dir[0]), "--port", "0", "--host", "127.0.0.1"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                found = re.search(r"http://127\.0\.0\.1:\d+", line)
+                if found:
+                    break
+            else:
+                pytest.fail("TensorBoard did not start: " + "".join(said))
+            loaded(found[0])
+            yield found[0]
+        finally:
+            process.terminate()
+            process.wait(SECONDS)
+
+
+def asked(address, path):
+    with urllib.request.urlopen(f"{address}/data/{path}", timeout=SECONDS) as answer:
+        return json.loads(answer.read())
+
+
+def loaded(address):
+    """Waits until it has read both runs."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            if {"train", "validation"} <= set(asked(address, "plugin/scalars/tags")):
+                return
+        time.sleep(0.2)
+    pytest.fail("TensorBoard did not find the runs")
+
+
+class Browser:
+    """Chromium, told what to do by DevTools' protocol over two pipes."""
+
+    # Chromium reads and writes at 3 and 4, which no option of subprocess can say.
+    START = """import fcntl, os, sys
+for to, of in zip((3, 4), [fcntl.fcntl(int(number), fcntl.F_DUPFD, 20) for number in sys.argv[1:3]]):
+    os.dup2(of, to)
+os.execv(sys.argv[3], sys.argv[3:])"""
+    TEXT = """(function text(node) {
+        if (node.nodeType == Node.TEXT_NODE) return node.textContent;
+        if (["SCRIPT", "STYLE", "TEMPLATE"].includes(node.tagName)) return "";
+        const inside = node.shadowRoot ? [...node.shadowRoot.childNodes] : [];
+        return [...inside, ...node.childNodes].map(text).join(" ");
+    })(document.body)"""
+    "Of the components of TensorBoard, which are shadow roots, too."
+
+    def __init__(self, profile):
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        command = [sys.executable, "-c", self.START, str(read), str(write), CHROMIUM, *OPTIONS, f"--user-data-dir={profile}"]
+        self._log = (profile / "log").open("w+")
+        self._process = subprocess.Popen(command, env=environment(), pass_fds=(read, write), stderr=self._log)
+        os.close(read)
+        os.close(write)
+        self._answers, self._number = os.fdopen(self._read, "rb"), 0
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+
+    def ask(self, method, **params):
+        self._number += 1
+        session = getattr(self, "_session", {})
+        os.write(self._write, json.dumps({"id": self._number, "method": method, "params": params, **session}).encode() + b"\0")
+        while True:
+            answer = json.loads(self._next())
+            if answer.get("id") == self._number:
+                assert "result" in answer, answer
+                return answer["result"]
+
+    def text(self, url, names):
+        """Of the page, when all the names are in it, or after some seconds."""
+        self.ask("Page.navigate", url="about:blank")  # else a tab of the same page is not loaded anew
+        self.ask("Page.navigate", url=url)
+        until = time.monotonic() + 30
+        while True:
+            time.sleep(0.3)
+            found = self.ask("Runtime.evaluate", expression=self.TEXT)["result"].get("value", "")
+            if all(name in found for name in names) or time.monotonic() > until:
+                return " ".join(found.split())
+
+    def close(self):
+        os.close(self._write)  # which ends it
+        self._answers.close()
+        self._process.wait(SECONDS)
+        self._log.close()
+
+    def _next(self):
+        said = b""
+        while not said.endswith(b"\0"):
+            byte = self._answers.read(1)
+            assert byte, "Chromium ended: " + pathlib.Path(self._log.name).read_text()[-2000:]
+            said += byte
+        return said[:-1]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+SHOWN = {
+    "timeseries": ["batch_loss", "epoch_loss", "epoch_learning_rate", "epoch_loss_scale", "epoch_images_per_second"],
+    "scalars": ["batch_loss", "epoch_loss", "evaluation_loss_vs_iterations"],
+    "graphs": ["words", "flatten", "scores"],
+    "histograms": ["words/embeddings/histogram", "scores/kernel/histogram"],
+    "images": ["scores/kernel/image"],
+}
+
+
+@pytest.mark.parametrize("tab", SHOWN)
+def test_the_page_shows(address, browser, tab):
+    text = browser.text(f"{address}/#{tab}", SHOWN[tab])
+    assert [name for name in SHOWN[tab] if name not in text] == []
+    assert "failed" not in text
+    assert "No dashboards are active" not in text
+
+
+def test_the_numbers_are_those_of_the_history(log_dir, address):
+    _, history = log_dir
+    for of, name in (("train", "loss"), ("validation", "val_loss")):
+        points = asked(address, f"plugin/scalars/scalars?run={of}&tag=epoch_loss")
+        assert [(step, value) for _, step, value in points] == list(enumerate(history[name]))
+
+
+def test_the_projector_reads_the_tables(address):
+    """It looks for them in a thread of its own."""
+    until = time.monotonic() + SECONDS
+    while not asked(address, "plugins_listing")["projector"]["enabled"] and time.monotonic() < until:
+        time.sleep(0.5)
+    (run_name,) = asked(address, "plugin/projector/runs")
+    found = asked(address, f"plugin/projector/info?run={run_name}")["embeddings"]
+    assert [(table["tensorName"], table["tensorShape"]) for table in found] == [
+        ("words/epoch_00000", [10, 3]),
+        ("words/epoch_00001", [10, 3]),
+    ]
