@@ -156,7 +156,7 @@ def test_epochs_that_are_not_passes(tmp_path, whole):
     """Three steps an epoch of a dataset of five batches: Keras goes on in the pass with the next epoch."""
     options = {"steps_per_epoch": 2, "epochs": 5}
     reference = fit(model_on(on(1, 4)), "PyDataset", **options)
-    for after in (2, 3, 4, 5, 7):
+    for after in (3, 4, 6):
         directory = tmp_path / str(after)
         assert broken_off_and_resumed(directory, after, source="PyDataset", **options) == reference
 
@@ -199,7 +199,7 @@ def deciding():
     )
 
 
-@pytest.mark.parametrize("after", [1, 5, 8, 10, 11])
+@pytest.mark.parametrize("after", [1, 8, 10])
 def test_callbacks_that_decide(tmp_path, after):
     """Patience, best weights, a rate that each epoch multiplies: as if nobody had interrupted."""
     reference = fit(model_on(on(1, 4)), callbacks=deciding())
@@ -234,7 +234,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["EMA", "loss scale", pytest.param("schedule", marks=pytest.mark.full)])
 def test_what_optimizers_keep(tmp_path, name):
     make = lambda strategy, **seed: model_on(strategy, OPTIMIZERS[name], **seed)
     reference = fit(make(on(1, 4)))

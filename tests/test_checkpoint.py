@@ -86,7 +86,7 @@ def whole():
 
 
 @pytest.mark.parametrize("data", DATA)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @example(at=STEPS, then=(2, 4))
 @example(at=2 * STEPS + 1, then=(4, 4))
 @given(at=st.integers(1, EPOCHS * STEPS), then=st.sampled_from([(1, 4), (2, 4), (3, 4), (4, 4)]))

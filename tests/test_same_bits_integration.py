@@ -14,10 +14,10 @@ ALL = list(FAMILIES)
 CROSS = {8: (2, 3, 4, 8), 6: (2, 4, 6), 12: (2, 4, 6)}
 """For each R, the device counts that are compared with one device."""
 COVERING = {
-    (8, 2): ["conv"],
+    (8, 2): [],
     (8, 3): ["attention"],
-    (8, 4): ["lstm"],
-    (8, 8): ["several_outputs"],
+    (8, 4): [],
+    (8, 8): ["conv"],
     (6, 2): ["lstm"],
     (6, 4): ["conv"],
     (6, 6): ["conv"],
@@ -25,7 +25,7 @@ COVERING = {
     (12, 4): ["gru"],
     (12, 6): ["gru"],
 }
-"""A short form: every family and device count at least once. CI leaves out R = 6, 12 and half precision as well."""
+"""A short form. CI leaves out R = 6, 12 and half precision as well; tests in one process have other families and device counts."""
 PRECISIONS = {"mixed_bfloat16": ["attention"], "mixed_float16": ["gru"]}
 
 
@@ -38,7 +38,7 @@ def test_device_counts_do_not_change_a_bit(replicas):
     for name in needed:
         first, second = one[name]["epochs"]
         assert first != second, "nothing was trained"
-    for devices, names in cases.items():
+    for devices, names in ((devices, names) for devices, names in cases.items() if names):
         many = train(devices, replicas, names)
         assert many == {name: one[name] for name in names}, f"{devices} devices"
 

@@ -46,7 +46,8 @@ def test_eight_devices_on_loaded_cores_do_not_starve_each_other():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("cores", [pytest.param("free", marks=pytest.mark.full), "loaded"])
+@pytest.mark.full
+@pytest.mark.parametrize("cores", ["free", "loaded"])
 def test_the_same_training_in_many_processes_has_one_fingerprint(cores):
     """Every process compiles afresh: no compilation cache."""
     with both_cores_loaded() if cores == "loaded" else contextlib.nullcontext():
