@@ -6,6 +6,7 @@ import shutil
 import textwrap
 import threading
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import python
+from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.leaves import joined, separated
 from unisono.checkpoint.store import DamagedError, Store, load
 from unisono.checkpoint.writer import Writer
@@ -130,6 +132,15 @@ def test_a_failure_is_raised_by_the_next_save(tmp_path):
     store.save(3, arrays, lambda _: {})
     store.wait()
     assert store.numbers == [3]
+
+
+def test_what_is_saved_is_a_copy():
+    """The next step may use the memory of the state again."""
+    state = [jnp.arange(1000.0), jnp.float32(3)]
+    copies = copied(state)
+    for original, copy in zip(state, copies, strict=True):
+        assert copy.unsafe_buffer_pointer() != original.unsafe_buffer_pointer()
+        assert copy.tolist() == original.tolist()
 
 
 def test_writing_does_not_keep_anyone_waiting():
