@@ -146,7 +146,7 @@ class Bond:
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
-        with explained(self.model, data_batch):
+        with explained(self.model, data_batch), keras_seam.fresh_masks():
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
 
     def _in_groups(self, epochs: keras_seam.Epochs, course: Course | None) -> None:

@@ -47,7 +47,6 @@ from unisono.keras_seam.losses import call_model as call_model
 from unisono.keras_seam.losses import compiled_loss as compiled_loss
 from unisono.keras_seam.losses import computed_loss as computed_loss
 from unisono.keras_seam.losses import forget_losses as forget_losses
-from unisono.keras_seam.losses import get_keras_mask as get_keras_mask
 from unisono.keras_seam.losses import is_class_of_keras as is_class_of_keras
 from unisono.keras_seam.losses import is_of_keras as is_of_keras
 from unisono.keras_seam.losses import leaf_metrics as leaf_metrics
@@ -56,6 +55,9 @@ from unisono.keras_seam.losses import loss_terms as loss_terms
 from unisono.keras_seam.losses import loss_tracker as loss_tracker
 from unisono.keras_seam.losses import other_losses as other_losses
 from unisono.keras_seam.losses import term_trackers as term_trackers
+from unisono.keras_seam.masks import fresh_masks as fresh_masks
+from unisono.keras_seam.masks import get_keras_mask as get_keras_mask
+from unisono.keras_seam.masks import set_keras_mask as set_keras_mask
 from unisono.keras_seam.models import BOND as BOND
 from unisono.keras_seam.models import METHODS as METHODS
 from unisono.keras_seam.models import Watch as Watch

@@ -9,8 +9,6 @@ from typing import Any
 from keras.src import backend
 from keras.src.trainers.compile_utils import CompileMetrics
 
-get_keras_mask = backend.get_keras_mask
-
 
 def loss_terms(model: Any) -> list[Any]:
     """The losses of compile(), one for each output that has one, as (path, loss, weight, name).

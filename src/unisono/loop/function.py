@@ -96,6 +96,7 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
     def _compiled(self, leaves: list[Any], structure: Any, arrays: list[Any]) -> Traced:
+        @keras_seam.fresh_masks()
         def call(arrays: list[Any]) -> Any:
             left = iter(arrays)
             args, kwargs = jax.tree.unflatten(structure, [next(left) if is_traced(leaf) else leaf for leaf in leaves])

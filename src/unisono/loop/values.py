@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono import tree
-from unisono.data.division import Rows
+from unisono.data.division import Rows, places
 from unisono.placement import Placement, split_evenly
 from unisono.replica.code import current
 from unisono.step.plan import Run
@@ -66,7 +66,8 @@ class Shards(NotOneArray, Rows):
     def send(self, runs: Iterable[tuple[int, Run]]) -> None:
         """To the devices that run it, by their indices, as a step will ask for it."""
         for device, run in runs:
-            self.on(self.placement.devices[device], run.rows, (self.placement.replicas, run.size))
+            there = self.placement.devices[device]
+            self.on(there, run.rows, (places(self.placement.replicas, there), run.size))
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:

@@ -98,6 +98,7 @@ def trace(call: Call, batch: Any, constants: Any, replicas: int, metrics: Sequen
     return Trace(code, traced(code, call, batch, constants, metrics), len(jax.tree.leaves(batch)))
 
 
+@keras_seam.fresh_masks()
 def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: Sequence[Any]) -> Any:
     code.rows = jax.tree.leaves(batch)[0].shape[0]
 

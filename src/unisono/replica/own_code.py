@@ -70,6 +70,7 @@ class OwnCode:
         """What the code divides losses by, where it says so itself."""
         self._weighted_by_share: dict[int, bool] = {}
 
+    @keras_seam.fresh_masks()
     def contribution(
         self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any
     ) -> tuple[Contribution, list[Any]]:
@@ -94,6 +95,7 @@ class OwnCode:
         )
         return contribution, outputs
 
+    @keras_seam.fresh_masks()
     def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any) -> list[Any]:
         of = self.variables
         weights, others, slots, _ = state
@@ -170,6 +172,7 @@ class OwnCode:
             with (
                 self._running(start, rows, jnp.int32(0), jnp.float32(1), jnp.ones(MOST_DIVISORS)) as code,
                 metrics.noted(own, code.note),
+                keras_seam.fresh_masks(),
             ):
                 self._call(rows, constants)
             found = [noted for noted in code.noted if noted.kind == "update"]

@@ -31,6 +31,7 @@ class ReplicaFunctions:
         self.weighted_by_share: dict[int, bool] = {}
         """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
 
+    @keras_seam.fresh_masks()
     def contribution(
         self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any = ()
     ) -> tuple[Contribution, Any]:
@@ -60,6 +61,7 @@ class ReplicaFunctions:
         added, logs = self._metrics(means, started, y_pred, batch, share)
         return Contribution(gradients, self._handed_on(others, others_after, batch, replica), added, loss, terms, logs)
 
+    @keras_seam.fresh_masks()
     def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
         """A step of the model's own needs nobody else."""
         if not (self.alone and self._is_own):
@@ -89,6 +91,7 @@ class ReplicaFunctions:
             self._beside_metrics(left.logs, left.metrics, share),
         )
 
+    @keras_seam.fresh_masks()
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
         """(outputs, what the forward pass assigned)."""
         x = keras_seam.unpack(batch)[0]
@@ -98,6 +101,7 @@ class ReplicaFunctions:
         self._note_assigned(scope)
         return outputs, self._handed_on(others, after, batch, replica)
 
+    @keras_seam.fresh_masks()
     def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any = ()) -> list[Any]:
         weights, others, *slots, tracked = state
         terms, training = self._terms(share, None), self.mode == "train"
@@ -114,6 +118,7 @@ class ReplicaFunctions:
             losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
         return [term.divisor for term in terms]
 
+    @keras_seam.fresh_masks()
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
         weights, others, *slots, tracked = state
         if self.mode == "train" and weights:
@@ -124,6 +129,7 @@ class ReplicaFunctions:
         tracked = values if self._is_own else finish.tracked(self.model, values, total, rows)
         return (weights, others, *slots, tracked), disagree
 
+    @keras_seam.fresh_masks()
     def results(self, state: State) -> dict[str, Any]:
         return finish.results(self.model, state[0], state[-1])
 
@@ -149,7 +155,7 @@ class ReplicaFunctions:
 
         @jax.jit
         def after(tracked: list[Any], some: Any) -> list[Any]:
-            return one._contribution((*state[:2], tracked), some, jnp.int32(0), jnp.float32(1), totals).metrics
+            return one.contribution((*state[:2], tracked), some, jnp.int32(0), jnp.float32(1), totals)[0].metrics
 
         def updated(tracked: list[Any], part: range) -> list[Any]:
             return after(tracked, jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch))

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from unisono import flat
-from unisono.data.division import GlobalBatch, global_batch, sent
+from unisono.data.division import GlobalBatch, global_batch, places, sent
 from unisono.exchange.base import Exchange
 from unisono.placement import Placement
 from unisono.replica.base import Functions, State
@@ -231,7 +231,7 @@ class Step:
 
     def _batches(self, index: int, key: Any, group: list[GlobalBatch], run: Run) -> Any:
         batch, device = group[0], self._placement.devices[index]
-        room = self._steps_in(batch, run) * self._placement.replicas, run.size
+        room = places(self._steps_in(batch, run) * self._placement.replicas, device), run.size
         if run.count:
             rows = sent(group, run.rows, room, device)
             return (rows, [value.on(index, run) for value in self._carried]) if self._carried else rows

@@ -1,0 +1,28 @@
+"""The masks that Keras ties to tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
+
+MASKS = "_keras_mask_dict"
+"""Where Keras keeps the masks of tensors that take no attributes, traced ones."""
+
+
+@contextlib.contextmanager
+def fresh_masks() -> Iterator[None]:
+    """Around a trace: no tensor has a mask but those that get one in it.
+
+    Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets one when its tensor is collected. Where
+    another thread collects it (one that writes a checkpoint, say), the mask stays, for the next tensor that gets this id.
+    """
+    before = global_state.get_global_attribute(MASKS)
+    global_state.set_global_attribute(MASKS, {})
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(MASKS, before)
