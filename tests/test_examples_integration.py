@@ -73,6 +73,23 @@ def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
     assert "mean of the shares 1.75" in finished.stdout
 
 
+def test_three_loads_of_a_model_evaluate_the_same(tmp_path):
+    finished = python(str(EXAMPLES / "mnist_fit.py"), "--directory", str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
+    assert "Warning" not in finished.stderr
+    names = ("the latest weights", "exported, loaded without a strategy", "exported, loaded with one")
+    lines = [re.search(rf"^{name} +loss ([\d.]+)  accuracy ([\d.]+)%$", finished.stdout, re.MULTILINE) for name in names]
+    assert len({line.groups() for line in lines if line}) == 1
+    assert None not in lines
+    assert float(lines[0][2]) > 80
+    assert (
+        re.findall(r"Learning rate for epoch \d+ is ([\d.]+)", finished.stdout)
+        == ["0.001000"] * 3 + ["0.000100"] * 4 + ["0.000010"] * 5
+    )
+    assert len(list((tmp_path / "training_checkpoints").glob("*.weights.h5"))) == 12
+    assert list((tmp_path / "logs").rglob("*tfevents*"))
+
+
 def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     picture = tmp_path / "curves.png"
     finished = python(str(EXAMPLES / "accumulation.py"), "--picture", str(picture))

@@ -38,8 +38,8 @@ def test_the_public_names_are_these():
     """Adding one is a decision."""
     assert sorted(PUBLIC) == [
         "Checkpoint", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "ReduceOp", "Strategy", "TPUStrategy",
-        "compute_average_loss", "fingerprint", "function", "get_replica_context", "get_strategy", "in_cross_replica_context",
-        "latest_checkpoint", "replicate", "scale_regularization_loss", "value_and_grad",
+        "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy", "in_cross_replica_context",
+        "latest_checkpoint", "load_exported", "replicate", "scale_regularization_loss", "value_and_grad",
     ]  # fmt: skip
 
 

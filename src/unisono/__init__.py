@@ -18,6 +18,8 @@ if keras.backend.backend() != "jax":
 from unisono import callbacks as callbacks
 from unisono.checkpoint.checkpoint import Checkpoint as Checkpoint
 from unisono.checkpoint.latest import latest_checkpoint as latest_checkpoint
+from unisono.export import export as export
+from unisono.export import load_exported as load_exported
 from unisono.fingerprint import fingerprint as fingerprint
 from unisono.loop.arguments import replicate as replicate
 from unisono.loop.context import get_replica_context as get_replica_context

@@ -40,6 +40,10 @@ from unisono.keras_seam.data import replace_adapter as replace_adapter
 from unisono.keras_seam.data import static_rows as static_rows
 from unisono.keras_seam.data import tf_dataset as tf_dataset
 from unisono.keras_seam.data import unpack as unpack
+from unisono.keras_seam.export import for_every_platform as for_every_platform
+from unisono.keras_seam.export import input_tensors as input_tensors
+from unisono.keras_seam.export import lost_variables as lost_variables
+from unisono.keras_seam.export import settle as settle
 from unisono.keras_seam.instances import set_on as set_on
 from unisono.keras_seam.instances import wrapped_function as wrapped_function
 from unisono.keras_seam.instances import wrapped_method as wrapped_method
