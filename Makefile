@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
 	@echo "make test     all tests, with short forms of matrix and soak"
-	@echo "make compat   some tests with the oldest Keras, with torch and TensorFlow as sources of data, and exports for others"
+	@echo "make compat   some tests with the oldest Keras, with torch, TensorFlow and grain as sources of data, and exports for others"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
@@ -35,8 +35,9 @@ test: $(VENV)/dev.stamp
 	$(PYTEST) -m "not full" $(ARGS)
 
 compat: $(VENV)-compat/made
-	$(VENV)-compat/bin/python -m pytest tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py tests/test_training_bad_data.py \
-		tests/test_export_tf_integration.py $(ARGS)
+	$(VENV)-compat/bin/python -m pytest -n 2 --dist worksteal tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py \
+		tests/test_training_bad_data.py tests/test_loop_data.py tests/test_export_tf_integration.py \
+		tests/test_backup.py::test_every_point_over_every_source tests/test_backup.py::test_other_rows_are_stopped $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-matrix/made
@@ -76,5 +77,5 @@ $(VENV)-matrix/made: WITH := $(KERAS)
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-%/made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@

@@ -46,8 +46,7 @@ def generator(rows: Any, batch_size: int) -> dict[str, Any]:
 def torch_loader(rows: Any, batch_size: int) -> dict[str, Any]:
     import torch
 
-    single = [jax.tree.map(lambda a, row=row: np.asarray(a[row]), rows) for row in range(count(rows))]
-    return {"x": torch.utils.data.DataLoader(single, batch_size)}  # pyright: ignore[reportArgumentType]
+    return {"x": torch.utils.data.DataLoader(singles(rows), batch_size)}  # pyright: ignore[reportArgumentType]
 
 
 def tf_data(rows: Any, batch_size: int) -> dict[str, Any]:
@@ -56,14 +55,36 @@ def tf_data(rows: Any, batch_size: int) -> dict[str, Any]:
     return {"x": tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)}
 
 
+def grain_map(rows: Any, batch_size: int) -> dict[str, Any]:
+    import grain
+
+    return {"x": grain.MapDataset.source(singles(rows)).batch(batch_size)}
+
+
+def grain_iter(rows: Any, batch_size: int) -> dict[str, Any]:
+    import grain
+
+    return {"x": grain.MapDataset.source(singles(rows)).to_iter_dataset().batch(batch_size)}
+
+
+def singles(rows: Any) -> list[Any]:
+    """A list of rows."""
+    return [jax.tree.map(lambda a, row=row: np.asarray(a[row]), rows) for row in range(count(rows))]
+
+
 def count(rows: Any) -> int:
     return len(jax.tree.leaves(rows)[0])
 
 
-SOURCES: dict[str, Callable[[Any, int], dict[str, Any]]] = {"arrays": arrays, "PyDataset": dataset, "generator": generator}
-"""By name; `(x, y)` or `(x, y, sample_weight)` and the batch size give arguments for `fit`."""
+PIPELINES: dict[str, Callable[[Any, int], dict[str, Any]]] = {}
+"""Those that are installed."""
 
 if importlib.util.find_spec("torch"):
-    SOURCES["torch DataLoader"] = torch_loader
+    PIPELINES["torch DataLoader"] = torch_loader
 if importlib.util.find_spec("tensorflow"):
-    SOURCES["tf.data"] = tf_data
+    PIPELINES["tf.data"] = tf_data
+if importlib.util.find_spec("grain"):
+    PIPELINES |= {"grain.MapDataset": grain_map, "grain.IterDataset": grain_iter}
+
+SOURCES = {"arrays": arrays, "PyDataset": dataset, "generator": generator, **PIPELINES}
+"""By name; `(x, y)` or `(x, y, sample_weight)` and the batch size give arguments for `fit`."""

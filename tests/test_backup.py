@@ -389,13 +389,10 @@ def test_another_model(tmp_path):
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "generator"])
 def test_other_rows_are_stopped(tmp_path, source):
     """An unseeded shuffle, or another file: found by the digest, not trained on."""
-    interrupted(tmp_path / "b", source=source, shuffle=False) if source == "arrays" else interrupted(
-        tmp_path / "b", source=source
-    )
-    options = {"shuffle": False} if source == "arrays" else {}
-    other = SOURCES[source]((X[::-1].copy(), Y), BATCH)
+    interrupted(tmp_path / "b", source=source, shuffle=False)
+    other = SOURCES[source]((X[::-1].copy(), Y), BATCH)["x"]
     with pytest.raises(ValueError, match="The data are not those of the checkpoint"):
-        resume(tmp_path / "b", source=source, **options, **{name: other[name] for name in ("x",)})
+        resume(tmp_path / "b", source=source, shuffle=False, x=other)
 
 
 def test_a_model_outside_of_every_scope(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
-from sources import Batches, generated, tf_data, torch_loader
+from sources import PIPELINES, Batches, generated
 from trainings import on
 from unisono.data import division
 
@@ -52,12 +52,10 @@ def test_every_source_trains_what_arrays_train(source, of_arrays):
     assert trained_on(SOURCES[source], on(3)) == of_arrays
 
 
-def test_torch_and_tf_train_what_arrays_train(of_arrays):
-    pytest.importorskip("torch")
-    pytest.importorskip("tensorflow")
-    for source in (torch_loader, tf_data):
-        dataset = source((X, Y), 12)["x"]
-        assert trained_on(lambda strategy, dataset=dataset: strategy.distribute_dataset(dataset), on(3)) == of_arrays
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_train_what_arrays_train(name, of_arrays):
+    dataset = PIPELINES[name]((X, Y), 12)["x"]
+    assert trained_on(lambda strategy: strategy.distribute_dataset(dataset), on(3)) == of_arrays
 
 
 def test_lengths_and_positions():
