@@ -121,6 +121,43 @@ def test_replicate_says_that_it_is_meant(loop):
     assert [float(v) for v in loop.strategy.local_results(in_closure)] == [10] * loop.strategy.num_replicas_in_sync
 
 
+NUMBERS = np.array([1.0, 3.0, 2.0], "float32")
+USES = {
+    "arithmetic": lambda w: (w + 1) * (2 - w) / w - 1 / (w // 2 + 1) ** 2 + abs(-w) + w % 2,
+    "comparisons": lambda w: ops.where((w > 1) & (w != 2) | ~(w >= 3) ^ (w == 3), w, 0),
+    "methods": lambda w: w @ w[:, None] + w.sum() + w[1:].mean() + len(w),
+    "parts": lambda w: sum(w, start=0.0) + np.float32(2) * w.shape[0],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_replicated_array_is_used_like_the_array(loop, use):
+    """In code that finds it by its name."""
+    w = un.replicate(NUMBERS)
+    (value, *_) = loop.strategy.local_results(loop.strategy.run(lambda: USES[use](w)))
+    np.testing.assert_allclose(value, USES[use](ops.convert_to_tensor(NUMBERS)), rtol=1e-6)
+
+
+def test_replicated_trees_are_taken_apart_like_the_tree(loop):
+    both, named = un.replicate((NUMBERS, 2 * NUMBERS)), un.replicate({"a": NUMBERS})
+
+    def code():
+        first, second = both
+        return ops.sum(first) + ops.sum(second) + sum(ops.sum(named[name]) for name in named) + len(both)
+
+    assert float(loop.strategy.local_results(loop.strategy.run(code))[0]) == 26
+
+
+@pytest.mark.parametrize("pair", [(1, True), (0, False), (1, 1.0)])
+def test_arguments_that_are_equal_and_no_less_different(loop, pair):
+    """What is compiled for one is not taken for the other."""
+    seen = [
+        loop.strategy.run(lambda flag: ops.convert_to_tensor(isinstance(flag, bool | float)), args=(of,))
+        for of in (*pair, pair[0])
+    ]
+    assert [bool(loop.strategy.local_results(of)[0]) for of in seen] == [False, True, False]
+
+
 def test_numbers_variables_and_python_values_pass(loop):
     scale, unused = np.float32(2), X  # noqa: F841
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,9 @@ from unisono.loop.values import PerReplica, Shards, is_value
 from unisono.replica.mistakes import refuse_undistributed
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Replicated:
-    """A tree of arrays that every replica is meant to get whole."""
+    """A tree of arrays that every replica is meant to get whole. One array is used like the array."""
 
     value: Any
 
@@ -33,6 +33,14 @@ class Replicated:
         """A part of a tree, or of the array."""
         return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
 
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.value, dict):
+            return iter(self.value)
+        return iter(self.__jax_array__()) if is_array(self.value) else map(Replicated, self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
     def __getattr__(self, name: str) -> Any:
         """What the array has."""
         if name.startswith("__") or not is_array(self.value):
@@ -44,11 +52,17 @@ def of_array(name: str) -> Any:
     return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
 
 
-for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     for _name in (f"__{_operator}__", f"__r{_operator}__"):
         setattr(Replicated, _name, of_array(_name))
-for _name in ("__neg__", "__len__"):
-    setattr(Replicated, _name, of_array(_name))
+for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Replicated, f"__{_operator}__", of_array(f"__{_operator}__"))
+
+
+# A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
+jax.tree_util.register_pytree_node(
+    Replicated, lambda replicated: ((replicated.value,), None), lambda _, values: Replicated(*values)
+)
 
 
 def replicate(value: Any) -> Any:
