@@ -21,6 +21,8 @@ from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
 from unisono.checkpoint.store import Store, load
+from unisono.data import in_order
+from unisono.data.order import Order
 
 X, Y = rows(43, 6), labels(43, 3)
 EPOCHS, BATCH, STEPS = 3, 10, 5
@@ -393,6 +395,22 @@ def test_other_rows_are_stopped(tmp_path, source):
     other = SOURCES[source]((X[::-1].copy(), Y), BATCH)["x"]
     with pytest.raises(ValueError, match="The data are not those of the checkpoint"):
         resume(tmp_path / "b", source=source, shuffle=False, x=other)
+
+
+def test_a_map_dataset_of_grain_begins_at_any_batch():
+    """Those before are not read."""
+    grain = pytest.importorskip("grain")
+    read = []
+    rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
+    dataset = rows.batch(BATCH).map_with_index(lambda index, batch: (read.append(index), batch)[1])
+    source, order = keras_seam.adapter_of(dataset, None, None), Order(0)
+    wanted = list(in_order.batches(source, order))
+    assert in_order.has_index(source)
+    for start in (0, 5, 11, 12):
+        read.clear()
+        found = list(in_order.batches(source, order, start))
+        assert np.array_equal(found, wanted[start:])
+        assert sorted(read) == list(range(start, 12))
 
 
 def test_a_model_outside_of_every_scope(tmp_path):

@@ -19,12 +19,14 @@ def batches(source: Any, order: Order, start: int = 0) -> Iterable[Any]:
         return of_dataset(source, order, start)
     if start and isinstance(source, Indexed):
         return source.batches_from(start)
+    if start and keras_seam.is_map_dataset(source):
+        return keras_seam.map_batches(source, start)
     return source.get_jax_iterator()
 
 
 def has_index(source: Any) -> bool:
     """Whether a later batch can be had without those before it."""
-    known = isinstance(source, keras_seam.ArrayDataAdapter | keras_seam.PyDatasetAdapter)
+    known = isinstance(source, keras_seam.ArrayDataAdapter | keras_seam.PyDatasetAdapter) or keras_seam.is_map_dataset(source)
     return source.has_index if isinstance(source, Indexed) else known
 
 

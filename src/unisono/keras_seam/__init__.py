@@ -35,7 +35,9 @@ from unisono.keras_seam.data import array_batches as array_batches
 from unisono.keras_seam.data import array_order as array_order
 from unisono.keras_seam.data import first_batch as first_batch
 from unisono.keras_seam.data import has_length as has_length
+from unisono.keras_seam.data import is_map_dataset as is_map_dataset
 from unisono.keras_seam.data import is_pipeline as is_pipeline
+from unisono.keras_seam.data import map_batches as map_batches
 from unisono.keras_seam.data import replace_adapter as replace_adapter
 from unisono.keras_seam.data import static_rows as static_rows
 from unisono.keras_seam.data import tf_dataset as tf_dataset

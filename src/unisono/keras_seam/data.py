@@ -48,6 +48,16 @@ def tf_dataset(adapter: Any) -> Any:
     return adapter._dataset
 
 
+def is_map_dataset(adapter: Any) -> bool:
+    """Whether it reads a `grain.MapDataset`, whose batches have an index."""
+    return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
+
+
+def map_batches(adapter: Any, start: int) -> Iterator[Any]:
+    """The batches of a `grain.MapDataset` from one on, as Keras converts them."""
+    return iter(adapter.get_jax_iterator()[start:])
+
+
 def is_pipeline(dataset: Any) -> bool:
     """A dataset of grain, tf.data or torch, which Keras reads by an adapter of its own."""
     return any(
