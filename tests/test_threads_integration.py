@@ -45,11 +45,15 @@ def test_cores_and_threads_change_nothing(devices, cores, threads):
     assert trained(devices, cores, threads)[0] == trained()[0]
 
 
+STRATEGY = "import unisono as un; un.MirroredStrategy(); un.OneDeviceStrategy(replicas=8)"
+
+
 def test_a_single_thread_is_said():
     """Another fingerprint may be, but never in silence."""
-    _, said = trained(threads=1)
-    assert "JAX runs with one CPU thread here" in said
-    assert "JAX runs with" not in trained()[1]
+    one, more = (python("-W", "always", "-c", STRATEGY, PJRT_NPROC=threads) for threads in ("1", "2"))
+    assert one.returncode == more.returncode == 0
+    assert "JAX runs with one CPU thread here" in one.stderr
+    assert "JAX runs with" not in more.stderr
 
 
 PREDICT = """
