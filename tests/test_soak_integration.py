@@ -13,7 +13,7 @@ import pytest
 from processes import HERE, python, train
 
 FULL = os.environ.get("UNISONO_SOAK") == "full"
-STEPS = 20_000 if FULL else 500
+STEPS = 20_000 if FULL else 200
 PROCESSES = 20 if FULL else 2
 FAMILIES_OF_MANY = ["conv", "attention", "lstm"] if FULL else ["conv"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from processes import HERE, python
+from processes import FULL, HERE, python
 
-FAMILIES = ["conv", "attention"]
+FAMILIES = ["conv", "attention"] if FULL else ["attention"]
 ON_CORES = """
 import os, runpy, sys
 os.sched_setaffinity(0, map(int, sys.argv.pop(1).split(",")))
