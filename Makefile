@@ -46,8 +46,8 @@ matrix: $(VENV)-matrix/made
 	$(VENV)-matrix/bin/python tests/matrix.py
 
 # One at a time: the long runs load the machine by themselves.
-soak: $(VENV)/dev.stamp
-	UNISONO_SOAK=full $(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+soak: $(VENV)-matrix/made
+	UNISONO_SOAK=full $(VENV)-matrix/bin/python -m pytest -m soak --timeout 0 $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

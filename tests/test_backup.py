@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import unisono as un
+from processes import FULL
 from sources import SOURCES, generated
 from trainings import labels, on, rows
 from unisono import keras_seam
@@ -104,8 +105,9 @@ def whole():
     return of
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "generator"])
-@settings(max_examples=3)
+@settings(max_examples=100 if FULL else 3)
 @example(after=STEPS, freq=1, then=(2, 4))
 @example(after=2 * STEPS - 1, freq=2, then=(4, 4))
 @given(

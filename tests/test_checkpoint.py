@@ -14,6 +14,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import Loop, crossentropy, normalized
+from processes import FULL
 from sources import Batches
 from trainings import on, rows
 from unisono.checkpoint.store import DamagedError
@@ -85,8 +86,9 @@ def whole():
     return lambda data: known.setdefault(data, None) or known.__setitem__(data, Training(on(1, 4), data).run()) or known[data]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("data", DATA)
-@settings(max_examples=2)
+@settings(max_examples=100 if FULL else 2)
 @example(at=STEPS, then=(2, 4))
 @example(at=2 * STEPS + 1, then=(4, 4))
 @given(at=st.integers(1, EPOCHS * STEPS), then=st.sampled_from([(1, 4), (2, 4), (3, 4), (4, 4)]))
