@@ -210,6 +210,15 @@ def test_callbacks_that_decide(tmp_path, after):
     assert broken_off_and_resumed(tmp_path / "b", after, callbacks=deciding) == reference
 
 
+@pytest.mark.parametrize(("after", "freq"), [(8, 1), (11, "epoch")])
+def test_averaged_weights_that_are_swapped(tmp_path, after, freq):
+    """Between two epochs the model has the averaged ones."""
+    make = lambda strategy, **seed: model_on(strategy, lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9), **seed)
+    swap = lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]
+    reference = fit(make(on(1, 4)), callbacks=swap())
+    assert broken_off_and_resumed(tmp_path / "b", after, freq=freq, make=make, callbacks=swap) == reference
+
+
 def test_a_run_that_had_stopped_itself_stays_stopped(tmp_path):
     """Killed between the decision and the end."""
     stopping = lambda: [keras.callbacks.EarlyStopping("loss", patience=0, baseline=0.0, restore_best_weights=True)]
@@ -280,8 +289,10 @@ def test_a_callback_of_ones_own_is_named_or_asked(tmp_path):
             self.count = state["count"]
             assert state["of"].tolist() == [0, 1, 2]
 
-    with pytest.warns(UserWarning, match="middle of epoch 2, and Counting may have kept something"):
+    with pytest.warns(UserWarning, match="in the middle of epoch 2, and Counting may have kept something"):
         broken_off_and_resumed(tmp_path / "b", 7, callbacks=lambda: [Counting()])
+    with pytest.warns(UserWarning, match="at the beginning of epoch 2, and Counting may have kept something"):
+        broken_off_and_resumed(tmp_path / "b", 7, freq="epoch", callbacks=lambda: [Counting()])
     counters = []
     broken_off_and_resumed(tmp_path / "c", 7, callbacks=lambda: counters.append(Remembering()) or [counters[-1]])
     assert counters[-1].count == EPOCHS * STEPS

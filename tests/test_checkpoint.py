@@ -109,6 +109,20 @@ def test_saved_between_epochs(tmp_path, whole):
     assert Training(on(2, 4)).restored(path).run() == whole("arrays")
 
 
+def test_saved_again_before_the_next_batch(tmp_path, whole):
+    """The place is that of the checkpoint that was restored, also where the process had gone on from there itself."""
+    training = Training(on(1, 4))
+    training.loop.optimizer.build(training.loop.model.trainable_variables)
+    before = training.checkpoint.save(tmp_path / "before")
+    path = training.run(tmp_path, save_at=STEPS + 1)
+    for batch in training.data:
+        training.loop.one(batch)
+    training.restored(path)
+    again = training.checkpoint.save(tmp_path / "again")
+    assert Training(on(2, 4)).restored(again).run() == whole("arrays")
+    assert training.restored(before).run() == whole("arrays")
+
+
 def test_what_is_trained_after_save_is_not_in_it(tmp_path, whole):
     """Steps go on while the checkpoint is being written, and use the memory of the state again."""
     training = Training(on(1, 4))
@@ -381,6 +395,16 @@ def test_nothing_to_restore(tmp_path):
     assert un.latest_checkpoint(tmp_path) is None
     assert un.latest_checkpoint(tmp_path / "nowhere") is None
     assert un.Checkpoint(step=keras.Variable(0)).restore(None) is False
+
+
+def test_copies_with_other_times(tmp_path):
+    """Numbers say which of ours is the newest."""
+    checkpoint = un.Checkpoint(v=keras.Variable(1.0))
+    paths = [checkpoint.save(tmp_path / "ckpt") for _ in range(3)]
+    checkpoint.wait()
+    for seconds, path in enumerate(reversed(paths)):
+        os.utime(f"{path}/_CHECKPOINT_METADATA", (seconds, seconds))
+    assert un.latest_checkpoint(tmp_path) == str(paths[-1])
 
 
 def test_the_newest_of_keras_files(tmp_path):

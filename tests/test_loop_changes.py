@@ -75,6 +75,30 @@ def test_other_attributes_of_an_object():
 
 
 @pytest.mark.filterwarnings("ignore:strategy.run has compiled")
+@pytest.mark.parametrize("whole", [False, True], ids=["run", "un.function"])
+def test_what_is_put_into_a_list_or_a_dict(whole):
+    """The thing is the same one, and what is in it is not."""
+    strategy = on(1, 4)
+    settings, factors, inner = {"scale": 1.0}, [1.0], {"deep": [{"power": 1}]}
+    batch = next(iter(strategy.distribute_dataset([np.full(8, 2, "float32")])))
+
+    def code(rows):
+        return ops.sum(rows ** inner["deep"][0]["power"]) * settings["scale"] * factors[0] * len(factors)
+
+    def total():
+        return strategy.reduce("SUM", strategy.run(code, args=(batch,)), axis=None)
+
+    asked = un.function(total) if whole else total
+    assert float(asked()) == 16
+    settings["scale"] = 2.0
+    assert float(asked()) == 32
+    factors.append(0.0)
+    assert float(asked()) == 64
+    inner["deep"][0]["power"] = 2
+    assert float(asked()) == 128
+
+
+@pytest.mark.filterwarnings("ignore:strategy.run has compiled")
 def test_what_a_method_finds_through_another():
     """An attribute of the object, one of its class, one behind a property."""
 

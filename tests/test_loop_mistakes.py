@@ -184,6 +184,17 @@ def test_a_distributed_dataset_is_not_distributed_again(loop):
         loop.strategy.distribute_dataset(dataset)
     with pytest.raises(ValueError, match="batches of a distributed dataset, which are distributed already"):
         loop.strategy.distribute_dataset(list(dataset))
+    with pytest.raises(ValueError, match="is distributed already"):
+        loop.strategy.distribute_dataset(iter(dataset))
+    for wrapped in ((batch for batch in dataset), zip(dataset, [0, 1], strict=True)):
+        with pytest.raises(ValueError, match="batches of a distributed dataset, which are distributed already"):
+            next(iter(loop.strategy.distribute_dataset(wrapped)))
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_batch_of_no_rows(loop, size):
+    with pytest.raises(ValueError, match=f"batch_size={size}. It is the rows of a global batch, 1 or more"):
+        loop.strategy.distribute_dataset((X, Y), batch_size=size)
 
 
 def test_what_replicas_have_returned_is_asked_of_their_strategy(loop):
@@ -332,6 +343,8 @@ def test_older_names_work(loop):
     assert metric.result().numpy() == pytest.approx(4)
     metric.reset_states()
     assert metric.result().numpy() == 0
+    with pytest.raises(ValueError, match="one value for each replica, and is used as one array"):
+        first(loop)[0].numpy()
 
 
 # Updates.
@@ -383,8 +396,10 @@ def test_values_of_replicas_are_not_one_array(loop):
 
 
 def test_metrics_are_not_read_in_replica_code(loop):
-    for name in ("result", "reset_state"):
-        with pytest.raises(ValueError, match=rf"calls sparse_categorical_accuracy.*\.{name}\(\).*after strategy.run"):
+    for name in ("result", "reset_state", "reset_states"):
+        with pytest.raises(
+            ValueError, match=rf"calls sparse_categorical_accuracy.*\.{name.removesuffix('s')}\(\).*after strategy.run"
+        ):
             loop.strategy.run(
                 lambda batch, name=name: [
                     loop.accuracy.update_state(batch[1], loop.model(batch[0])),

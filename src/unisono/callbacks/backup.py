@@ -182,10 +182,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _warn_of_unknown(self, training: dict[str, Any]) -> None:
         names = states.unknown(self._others)
-        if names and training["step"]:
+        if names:
+            where = "in the middle" if training["step"] else "at the beginning"
             warnings.warn(
-                f"The training goes on in the middle of epoch {training['epoch'] + 1}, and {', '.join(names)} may have kept something that is "
-                f"not saved. Give a callback get_state(), which returns what JSON knows, and set_state(state).",
+                f"The training goes on {where} of epoch {training['epoch'] + 1}, and {', '.join(names)} may have kept something that is not "
+                f"saved. Give a callback get_state(), which returns what JSON knows, and set_state(state).",
                 stacklevel=2,
             )
 

@@ -26,10 +26,10 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     wait_for_all()
     place = Path(directory).absolute()
     damaged = []
-    for path, check in sorted(candidates(place), key=lambda candidate: written(candidate[0]), reverse=True):
+    for path, check in newest_first(candidates(place)):
         try:
             check(path)
-        except (DamagedError, OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # readers of Keras' files raise whatever a flipped bit leads them to
             damaged.append(str(error) if isinstance(error, DamagedError) else f"The file {path} is damaged: {error}.")
             continue
         if damaged:
@@ -40,7 +40,10 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def candidates(place: Path) -> list[tuple[Path, Callable[[Path], object]]]:
+Candidate = tuple[Path, Callable[[Path], object]]
+
+
+def candidates(place: Path) -> list[Candidate]:
     """(path, what reads it and raises where it is damaged)."""
     if not place.is_dir():
         return [(path, load) for name, _, path in found_in(place.parent) if name == place.name]
@@ -49,11 +52,27 @@ def candidates(place: Path) -> list[tuple[Path, Callable[[Path], object]]]:
     return [(path, load) for _, _, path in found_in(place)] + files
 
 
-def written(path: Path) -> tuple[int, int]:
-    """When, in nanoseconds; of two at one moment the one with the higher number."""
-    number = path.name.rpartition("_")[2]
-    marker = path / "_CHECKPOINT_METADATA" if path.is_dir() else path
-    return marker.stat().st_mtime_ns, int(number) if number.isdigit() else 0
+def newest_first(found: list[Candidate]) -> list[Candidate]:
+    """Of our checkpoints of one name by their numbers, since copies have other times; else by the time of writing."""
+    newest: dict[str, int] = {}
+    for path, _ in found:
+        newest[series(path)] = max(newest.get(series(path), 0), written(path))
+    return sorted(found, key=lambda of: (newest[series(of[0])], number_of(of[0]), written(of[0])), reverse=True)
+
+
+def series(path: Path) -> str:
+    """What the checkpoints of one name share; a file of Keras' is alone."""
+    return path.name.rpartition("_")[0] if path.is_dir() else path.name
+
+
+def number_of(path: Path) -> int:
+    number = path.name.partition(".")[0].rpartition("_")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def written(path: Path) -> int:
+    """When, in nanoseconds."""
+    return (path / "_CHECKPOINT_METADATA" if path.is_dir() else path).stat().st_mtime_ns
 
 
 def check_h5(path: Path) -> None:

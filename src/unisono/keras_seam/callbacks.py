@@ -25,6 +25,7 @@ BOUND = "steps_until_due"
 CHANGING: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
 }
 """What changes in Keras' callbacks that decide; checked with keras 3.15.0 and 3.15.1 by a test that reads their sources."""

@@ -52,8 +52,13 @@ def places(function: Callable[..., Any]) -> list[Place]:
 class Surroundings:
     """What stood in these places when a function was traced: what is put there later would not be seen."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._then = [(place, place.value) for place in places(function)]
+    def __init__(self, function: Callable[..., Any], before: Surroundings | None = None) -> None:
+        """`before` is how it was before the trace: lists and dicts into which the code itself puts something, as code that counts its
+        traces does, are not looked into."""
+        changed = (
+            [then.thing for _, then in before._then if isinstance(then, Kept) and not is_same(then.thing, then)] if before else []
+        )
+        self._then = [(place, kept(place.value, frozenset(map(id, changed)))) for place in places(function)]
 
     @property
     def unchanged(self) -> bool:
@@ -69,7 +74,32 @@ def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[
     return any(isinstance(value, strategy) for value in found) and bool(calls & {"run", "experimental_run_v2"})
 
 
+class Kept(NamedTuple):
+    """A list or a dict, and what was in it: code may put something else into it."""
+
+    thing: Any
+    items: Mapping[Any, Any]
+
+
+def kept(value: Any, around: frozenset[int]) -> Any:
+    """`around` are the ids of those that are not looked into."""
+    if not isinstance(value, list | tuple | dict) or len(value) > MOST_ITEMS or id(value) in around:
+        return value
+    return Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
+
+
+def items_of(thing: Any) -> Mapping[Any, Any]:
+    return thing if isinstance(thing, dict) else dict(enumerate(thing))
+
+
 def is_same(now: Any, then: Any) -> bool:
+    if isinstance(then, Kept):
+        items = items_of(now) if now is then.thing else {}
+        return (
+            now is then.thing
+            and items.keys() == then.items.keys()
+            and all(is_same(items[key], of) for key, of in then.items.items())
+        )
     return now is then or (type(now) is type(then) and isinstance(now, NUMBERS) and now == then)
 
 

@@ -14,7 +14,7 @@ from unisono.data.division import Position, is_whole
 from unisono.data.progress import Place, Progress, restored
 from unisono.data.resume import Item
 from unisono.loop import running
-from unisono.loop.sources import OfSource, Source
+from unisono.loop.sources import DISTRIBUTED_BATCHES, OfSource, Source
 from unisono.loop.values import Shards, is_value
 from unisono.placement import Placement
 from unisono.step.plan import plan
@@ -52,13 +52,15 @@ class DistributedDataset:
 
     def get_state(self) -> dict[str, Any]:
         """Where it is, in JSON."""
-        place = self.progress.place
+        place = self._place or self.progress.place
         return {"seeds": self.source.seeds, "place": None if place is None else place._asdict()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """The next loop over it goes on there."""
         self.source.seeds = state["seeds"]
         self._place = None if state["place"] is None else Place.of_json(state["place"])
+        if self._place is None:  # before the first batch
+            self.progress, self.source.order.passes = Progress(), 0
 
     def begin(self) -> Iterator[Item]:
         """The batches of a pass: of the next one, or after a restore the rest of the one that was interrupted."""
@@ -191,11 +193,9 @@ def leaves_of(batch: Any) -> list[Shards]:
 def undistributed(dataset: Any) -> Any:
     """What a user wants to distribute, unless that was done already."""
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
-    if any(isinstance(part, DistributedDataset) for part in parts):
+    if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
     first = parts[0] if parts and isinstance(dataset, list | tuple) else None
     if any(map(is_value, jax.tree.leaves(first, is_leaf=is_value))):
-        raise ValueError(
-            "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
-        )
+        raise ValueError(DISTRIBUTED_BATCHES)
     return dataset

@@ -79,6 +79,7 @@ class Function:
             traced, around = self._traced.get(key, (None, None))
             if traced is not None and around is not None and around.unchanged:
                 return self._call(traced, arrays)
+            before = Surroundings(method_of(self._fn, leaves))
             traced = self._compiled(leaves, structure, arrays)
             returned = self._call(traced, arrays)
         except running.RunsReplicasError:
@@ -86,7 +87,7 @@ class Function:
             return self._fn(*args, **kwargs)
         is_new = around is None
         # As they are when all is traced: code may change them by itself.
-        self._traced[key] = traced, Surroundings(method_of(self._fn, leaves))
+        self._traced[key] = traced, Surroundings(method_of(self._fn, leaves), before)
         if is_new:
             self._note_compiled(key)
         return returned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Iterator
 
@@ -15,8 +16,12 @@ REDUCTION = types.SimpleNamespace(NONE="none", SUM="sum", AUTO="sum_over_batch_s
 
 
 def name_metric(metric: keras.metrics.Metric) -> None:
-    """`metric.reset_states()` is `metric.reset_state()`."""
-    object.__setattr__(metric, "reset_states", metric.reset_state)
+    """`metric.reset_states()` is `metric.reset_state()`, as that is when it is called."""
+    object.__setattr__(metric, "reset_states", functools.partial(reset, metric))
+
+
+def reset(metric: keras.metrics.Metric) -> None:
+    metric.reset_state()
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class Segment:
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
         self._divisions: Divisions | None = None
-        self._around: Surroundings | None = None
+        self._around = Surroundings(function)
         self._settings: Any = None
         self._was_traced = False
 
@@ -63,7 +63,11 @@ class Segment:
         for shards in arguments.rows:
             shards.begun()
         if self._was_traced:  # and has changed by itself what it then found, as code that counts its traces does
-            self._around, self._settings, self._was_traced = Surroundings(self._function), settings(code.variables), False
+            self._around, self._settings, self._was_traced = (
+                Surroundings(self._function, self._around),
+                settings(code.variables),
+                False,
+            )
         if self._divisions is not None:
             self._divisions.check(batch, code.fixed_divisors)
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
@@ -78,7 +82,6 @@ class Segment:
     def is_current(self) -> bool:
         """Whether nothing has changed that was taken as it was when the function was traced: what it finds by its names, what is frozen,
         the settings of optimizers."""
-        assert self._around is not None
         assert self._code is not None
         return self._around.unchanged and self._settings == settings(self._code.variables)
 

@@ -19,6 +19,7 @@ from unisono.data.order import Order, draw_seed
 from unisono.data.progress import Place
 from unisono.data.resume import Item, indexed, streamed
 from unisono.loop.arguments import is_array
+from unisono.loop.values import is_value
 
 
 class Source:
@@ -110,10 +111,22 @@ class Sequence(Source):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         batches = enumerate(itertools.islice(self._batches, start, None), start)
-        found = (held(batch, (pass_, number)) for number, batch in batches)
+        found = (held(global_one(batch), (pass_, number)) for number, batch in batches)
         for number, batch in enumerate(found if self.is_stream else one_ahead(found), start):
             self.order.trained_on(pass_)
             yield pass_, number, batch
+
+
+def global_one(batch: Any) -> Any:
+    """A batch that was not distributed already."""
+    if any(map(is_value, jax.tree.leaves(batch, is_leaf=is_value))):
+        raise ValueError(DISTRIBUTED_BATCHES)
+    return batch
+
+
+DISTRIBUTED_BATCHES = (
+    "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
+)
 
 
 class Pipelines(Source):
@@ -254,6 +267,8 @@ class OfSource(keras_seam.DataAdapter):
 
 def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
     """The source of whatever `distribute_dataset` may be given."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")
     if isinstance(dataset, tuple | dict) or is_array(dataset):
         if batch_size is None:
             raise ValueError(
