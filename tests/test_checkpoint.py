@@ -397,6 +397,30 @@ def test_nothing_to_restore(tmp_path):
     assert un.Checkpoint(step=keras.Variable(0)).restore(None) is False
 
 
+def test_objects_without_variables_of_their_own(tmp_path):
+    """An optimizer that belongs to the model too, a layer of it, an activation."""
+
+    def things(add):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(), "mse")
+        model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))
+        for variable in model.variables:
+            variable.assign(variable + add)
+        return {
+            "model": model,
+            "optimizer": model.optimizer,
+            "head": model.layers[-1],
+            "act": layers.Activation("relu"),
+        }
+
+    saved, fresh = things(0), things(1)
+    path = un.Checkpoint(**saved).save(tmp_path / "ckpt")
+    assert un.fingerprint(fresh["model"]) != un.fingerprint(saved["model"])
+    assert un.Checkpoint(**fresh).restore(path)
+    assert un.fingerprint(fresh["model"], fresh["optimizer"]) == un.fingerprint(saved["model"], saved["optimizer"])
+
+
 def test_copies_with_other_times(tmp_path):
     """Numbers say which of ours is the newest."""
     checkpoint = un.Checkpoint(v=keras.Variable(1.0))

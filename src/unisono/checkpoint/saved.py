@@ -63,9 +63,8 @@ class Saved:
         """Puts the variables back, after everything was compared; returns the states of the other things, which have these names."""
         where, record, ours = str(loaded.path), loaded.record, facts.of_run(self.strategy)
         held, arrays = apart(loaded.arrays)
-        matching.check_names(
-            where, {name.split("/")[0] for name in held} | record["states"].keys(), {*self.keras.things, *names}, partial
-        )
+        theirs = record["fingerprints"].keys() | record["states"].keys()
+        matching.check_names(where, theirs, {*self.keras.things, *names}, partial)
         facts.check_replicas(where, record, ours, allow_other_replicas)
         self.keras.build(where, record["build"], record["optimizers"])
         facts.check_optimizers(where, record["optimizers"], self.keras.optimizers())
