@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 
 import keras
 import numpy as np
@@ -449,6 +450,25 @@ def test_the_newest_of_keras_files(tmp_path):
     os.utime(tmp_path / "b.keras", (1001, 1001))
     with pytest.warns(UserWarning, match=r"c.weights.h5 is damaged.*b.keras is damaged.*a.weights.h5 is the newest good one"):
         assert un.latest_checkpoint(tmp_path) == str(tmp_path / "a.weights.h5")
+
+
+@pytest.mark.parametrize("name", ["new.weights.h5", "new.keras"])
+def test_a_flipped_bit_anywhere_in_a_file_of_keras(tmp_path, name):
+    """h5py and zipfile raise errors of many kinds; the file before it is found all the same."""
+    model = sequential(3)
+    model.save_weights(tmp_path / "old.weights.h5")
+    os.utime(tmp_path / "old.weights.h5", (1, 1))
+    path = tmp_path / name
+    model.save(path) if name.endswith("keras") else model.save_weights(path)
+    whole, skipped = path.read_bytes(), 0
+    for position in range(0, len(whole), max(1, len(whole) // 150)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = un.latest_checkpoint(tmp_path)
+        assert found == str(path) or (found == str(tmp_path / "old.weights.h5") and f"{name} is damaged" in str(said[-1].message))
+        skipped += found != str(path)
+    assert skipped > 5
 
 
 def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):

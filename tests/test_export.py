@@ -172,7 +172,8 @@ def test_outputs_are_the_same_to_the_bit_in_a_scope_and_outside(cases, name):
     assert equal(plain, ours)
     keras.tree.assert_same_structure(plain, original)
     assert [a.dtype for a in flat(plain)] == [a.dtype for a in flat(original)]
-    np.testing.assert_allclose(flat(plain)[0], flat(original)[0], atol=1e-3 if "16" in name else 1e-5)
+    for found, wanted in zip(flat(plain), flat(original), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.full

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -29,7 +30,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     for path, check in newest_first(candidates(place)):
         try:
             check(path)
-        except Exception as error:  # readers of Keras' files raise whatever a flipped bit leads them to
+        except (DamagedError, OSError) as error:
             damaged.append(str(error) if isinstance(error, DamagedError) else f"The file {path} is damaged: {error}.")
             continue
         if damaged:
@@ -75,13 +76,22 @@ def written(path: Path) -> int:
     return (path / "_CHECKPOINT_METADATA" if path.is_dir() else path).stat().st_mtime_ns
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """The readers of Keras' files raise whatever a flipped bit leads them to."""
+    try:
+        yield
+    except Exception as error:
+        raise DamagedError(f"The file {path} is damaged: {error}.") from error
+
+
 def check_h5(path: Path) -> None:
-    with h5py.File(path) as file:
+    with naming(path), h5py.File(path) as file:
         file.visititems(lambda _, item: item[()] if isinstance(item, h5py.Dataset) else None)
 
 
 def check_zip(path: Path) -> None:
-    with zipfile.ZipFile(path) as file:
+    with naming(path), zipfile.ZipFile(path) as file:
         wrong = file.testzip()
-    if wrong is not None:
-        raise zipfile.BadZipFile(f"{wrong} has other bits than were written")
+        if wrong is not None:
+            raise zipfile.BadZipFile(f"{wrong} has other bits than were written")

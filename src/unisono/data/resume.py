@@ -93,8 +93,8 @@ class Saying:
     def done(self) -> None:
         if self._next > self._since + SAY_AFTER:
             print(
-                f"Read forward to {self._to}: {self._so_far()}. Arrays, lists of batches and a keras.utils.PyDataset have an index, and "
-                f"begin there at once.",
+                f"Read forward to {self._to}: {self._so_far()}. Arrays, lists of batches, a keras.utils.PyDataset and a "
+                f"grain.MapDataset have an index, and begin there at once.",
                 file=sys.stderr,
             )
 

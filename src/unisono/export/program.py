@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import export as jax_export
-from jax._src import config as jax_config  # this setting for one thread alone has no public name; checked with jax 0.10.2
 
 from unisono import keras_seam
 from unisono.export import openness
 from unisono.export.inputs import Inputs
 from unisono.export.structure import Structure, StructureError, taken_apart
+from unisono.xla.tracebacks import without_source_lines
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -170,8 +170,7 @@ class Forward:
 
 
 def lowered(forward: Forward, variables: list[Any], inputs: list[Any]) -> Program:
-    # Without a limit of 0, the file would hold the paths of all source files that the trace came through.
-    with keras_seam.for_every_platform(), jax_config.traceback_in_locations_limit(0):
+    with keras_seam.for_every_platform(), without_source_lines():
         function = jax.jit(forward.__call__, keep_unused=True)
         exported = jax_export.export(function, platforms=PLATFORMS)(variables, inputs)
         code = bytes(exported.serialize(vjp_order=1))

@@ -80,12 +80,17 @@ class Kept(NamedTuple):
     thing: Any
     items: Mapping[Any, Any]
 
+    @property
+    def size(self) -> int:
+        return sum(of.size if isinstance(of, Kept) else 1 for of in self.items.values())
+
 
 def kept(value: Any, around: frozenset[int]) -> Any:
     """`around` are the ids of those that are not looked into."""
     if not isinstance(value, list | tuple | dict) or len(value) > MOST_ITEMS or id(value) in around:
         return value
-    return Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
+    found = Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
+    return found if found.size <= MOST_ITEMS else value  # it is looked through at every step
 
 
 def items_of(thing: Any) -> Mapping[Any, Any]:

@@ -13,9 +13,9 @@ import jax
 from unisono.data.division import Position, is_whole
 from unisono.data.progress import Place, Progress, restored
 from unisono.data.resume import Item
-from unisono.loop import running
-from unisono.loop.sources import DISTRIBUTED_BATCHES, OfSource, Source
-from unisono.loop.values import Shards, is_value
+from unisono.loop import running, sources
+from unisono.loop.sources import OfSource, Source
+from unisono.loop.values import Shards
 from unisono.placement import Placement
 from unisono.step.plan import plan
 
@@ -195,7 +195,6 @@ def undistributed(dataset: Any) -> Any:
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
-    first = parts[0] if parts and isinstance(dataset, list | tuple) else None
-    if any(map(is_value, jax.tree.leaves(first, is_leaf=is_value))):
-        raise ValueError(DISTRIBUTED_BATCHES)
+    if parts and isinstance(dataset, list | tuple):
+        sources.undistributed(parts[0])
     return dataset

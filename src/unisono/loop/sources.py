@@ -111,22 +111,19 @@ class Sequence(Source):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         batches = enumerate(itertools.islice(self._batches, start, None), start)
-        found = (held(global_one(batch), (pass_, number)) for number, batch in batches)
+        found = (held(undistributed(batch), (pass_, number)) for number, batch in batches)
         for number, batch in enumerate(found if self.is_stream else one_ahead(found), start):
             self.order.trained_on(pass_)
             yield pass_, number, batch
 
 
-def global_one(batch: Any) -> Any:
-    """A batch that was not distributed already."""
+def undistributed(batch: Any) -> Any:
+    """A batch, unless it was distributed already."""
     if any(map(is_value, jax.tree.leaves(batch, is_leaf=is_value))):
-        raise ValueError(DISTRIBUTED_BATCHES)
+        raise ValueError(
+            "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
+        )
     return batch
-
-
-DISTRIBUTED_BATCHES = (
-    "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
-)
 
 
 class Pipelines(Source):

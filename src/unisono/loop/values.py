@@ -42,8 +42,8 @@ class NotOneArray:
 
     __array__ = __jax_array__ = __iter__ = __float__ = __int__ = __bool__ = __getitem__ = lambda self, *_, **__: refuse(self)
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __array__
-    numpy = __array__
     __matmul__ = __rmatmul__ = __mod__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __array__
+    numpy = __array__
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Any:
