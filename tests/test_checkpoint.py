@@ -157,8 +157,8 @@ def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
     resumed.checkpoint.restore(path)
     resumed.run()
     assert (
-        "Read forward to batch 2 of pass 1: 6 batches in 0 s. Arrays, lists of batches and a keras.utils.PyDataset"
-        in capsys.readouterr().err
+        "Read forward to batch 2 of pass 1: 6 batches in 0 s. Arrays, lists of batches, a keras.utils.PyDataset and a grain.MapDataset have "
+        "an index, and begin there at once.\n" in capsys.readouterr().err
     )
 
 
