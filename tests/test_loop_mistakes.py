@@ -1,5 +1,6 @@
 """Lines that lose people days elsewhere, and what they are told here. And correct lines, which must never raise."""
 
+import collections
 import functools
 import warnings
 
@@ -54,6 +55,60 @@ def test_a_global_array_some_rows_of_it_and_a_function_that_has_it_are_refused(l
     for code in (lambda: ops.sum(loop.model(X)), inner, lambda: inner() + 1, functools.partial(lambda x: ops.sum(x), X)):
         with pytest.raises(ValueError, match="is not distributed"):
             loop.strategy.run(code)
+
+
+class Slotted:
+    __slots__ = ("rows",)
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+HELD = Slotted(X)
+QUEUE = collections.deque([X])
+ONE_ROW, EQUAL_ROWS = X[:1], np.ones((24, 6), "float32")
+COMPUTED = {
+    "divided": lambda: X / 2,
+    "chosen": lambda: X[[3, 1, 2]],
+    "labels": lambda: Y + 1,
+    "a product": lambda: X.T @ X,
+    "a queue's": lambda: QUEUE[0],
+    "an object's with slots": lambda: HELD.rows,
+    "one row": lambda: ONE_ROW,
+    "equal rows": lambda: EQUAL_ROWS,
+    "computed equal rows": lambda: EQUAL_ROWS / 2,
+}
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+def test_what_is_computed_from_an_array_around_is_refused(loop, how):
+    rows = COMPUTED[how]
+    with pytest.raises(ValueError, match=r"by the name '\w+(\.rows)?' and is not distributed(.|\n)*un.replicate"):
+        loop.strategy.run(lambda batch: ops.sum(rows() * ops.ones(()) * ops.sum(batch[0])), args=(first(loop),))
+
+
+WEIGHING = np.float32([0.1, 0.2, 0.7])
+MEANT = un.replicate(WEIGHING)
+
+
+def test_arrays_that_are_made_inside_or_held_by_a_layer_pass(loop):
+    """Beside one of which only the size is used."""
+
+    class Scaled(layers.Layer):
+        scales = np.linspace(0, 1, 6, dtype="float32") * np.ones((24, 1), "float32")
+
+        def call(self, x):
+            return x * ops.sum(self.scales, axis=0)
+
+    with loop.strategy.scope():
+        scaled, auc = Scaled(), keras.metrics.AUC(num_thresholds=24)
+
+    def code(batch):
+        auc.update_state(ops.cast(batch[1] > 0, "float32"), ops.sigmoid(batch[0][:, 0]))
+        own = np.float32([[1, 2], [3, 4]]) @ ops.ones((2, 1))
+        return ops.sum(scaled(batch[0])) / X.shape[0] + ops.sum(own) + ops.sum(MEANT * 2) + len(Y)
+
+    loop.strategy.run(code, args=(first(loop),))
 
 
 def test_an_attribute_of_an_object_is_refused(loop):
@@ -244,10 +299,68 @@ def test_a_mean_metric_that_is_fed_with_a_share_is_refused(loop):
         mean.update_state(value)
 
     for wrong in (code, by_engine):
+        if loop.strategy.num_replicas_in_sync == 1:  # whose share is the loss
+            loop.strategy.run(wrong, args=(first(loop),))
+            np.testing.assert_allclose(mean.result(), crossentropy()(Y[:12], loop.model(X[:12])), rtol=1e-5)
+            continue
         with pytest.raises(
             ValueError, match=r"'train_loss' is a mean(.|\n)*one value for each example(.|\n)*train_loss.update_state"
         ):
             loop.strategy.run(wrong, args=(first(loop),))
+
+
+FEEDS = {
+    "by hand": lambda losses: ops.sum(losses) / 12,
+    "by a factor": lambda losses: ops.sum(losses) * np.float32(1 / 12),
+    "the losses divided": lambda losses: ops.sum(losses / 12),
+    "in a list": lambda losses: [un.compute_average_loss(losses)],
+    "with a dimension": lambda losses: ops.expand_dims(un.compute_average_loss(losses), 0),
+    "stacked": lambda losses: ops.stack([un.compute_average_loss(losses), un.compute_average_loss(2 * losses)]),
+    "in two halves": lambda losses: 0.5 * un.compute_average_loss(losses) + un.compute_average_loss(losses) / 2,
+}
+
+
+@pytest.mark.parametrize("how", FEEDS)
+def test_a_share_is_known_in_every_dress(how):
+    loop = Loop(on(1, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean(name="train_loss")
+    with pytest.raises(ValueError, match=r"'train_loss' is a mean, and is fed with a replica's share"):
+        loop.strategy.run(
+            lambda batch: mean.update_state(FEEDS[how](loop.loss(batch[1], loop.model(batch[0])))), args=(first(loop),)
+        )
+
+
+def test_a_share_that_an_earlier_run_returned_is_one_still():
+    loop = Loop(on(1, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean(name="train_loss")
+    losses = lambda batch: loop.loss(batch[1], loop.model(batch[0]))
+    rows, share = loop.strategy.run(
+        lambda batch: (losses(batch), un.compute_average_loss(losses(batch)) + 0.0), args=(first(loop),)
+    )
+    with pytest.raises(ValueError, match=r"'train_loss' is a mean, and is fed with a replica's share"):
+        loop.strategy.run(mean.update_state, args=(share,))
+    loop.strategy.run(mean.update_state, args=(rows,))
+    np.testing.assert_allclose(mean.result(), loop.strategy.reduce("SUM", share), rtol=1e-6)
+
+
+MEANS_OF_A_REPLICA = {
+    "a mean": ops.mean,
+    "by hand": lambda losses: ops.sum(losses) / 3,
+    "of a stack": lambda losses: ops.mean(ops.stack([losses, losses])),
+    "times R": lambda losses: un.compute_average_loss(losses) * 4,
+}
+
+
+@pytest.mark.parametrize("how", MEANS_OF_A_REPLICA)
+def test_a_mean_of_a_replicas_rows_is_no_share(how):
+    loop = Loop(on(1, 4))
+    with loop.strategy.scope():
+        mean = keras.metrics.Mean()
+    code = lambda batch: mean.update_state(MEANS_OF_A_REPLICA[how](loop.loss(batch[1], loop.model(batch[0]))))
+    loop.strategy.run(code, args=(first(loop),))
+    np.testing.assert_allclose(mean.result(), crossentropy()(Y[:12], loop.model(X[:12])), rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["in evaluation", "inside", "from value_and_grad"])
@@ -578,6 +691,65 @@ def test_a_mean_by_hand_over_a_replicas_rows_is_warned_about(loop):
     ):
         loop.strategy.run(code, args=(first(loop),))
     loop.strategy.run(lambda batch: code(batch, by=4), args=(first(loop),))
+
+
+DIVIDED = {
+    "a constant of no batch": (
+        lambda losses, n: ops.sum(losses) / 100,
+        r"divides a sum by 100, and this global batch has 12 rows",
+    ),
+    "an argument": (lambda losses, n: ops.sum(losses) / n, r"divides a sum by 128, and this global batch has 12 rows"),
+    "twice": (lambda losses, n: losses / 12, r"divides the loss of each example by 12, and the engine.*12 rows.*divided twice"),
+    "twice, by a factor": (lambda losses, n: losses * (1 / 12), r"divides the loss of each example by 12"),
+    "twice, in an average": (lambda losses, n: un.compute_average_loss(losses / 12), r"divides the loss of each example by 12"),
+    "weights of a replica": (
+        lambda losses, n: ops.average(losses, weights=losses + 1),
+        r"divides a sum by one over the rows of a",
+    ),
+    "a regularizer": (
+        lambda losses, n: un.compute_average_loss(losses) + 0.01 * ops.sum(ops.square(WEIGHTS[0])),
+        r"adds to its loss, in each of 4 replicas.*a regularizer: it counts 4 times.*un.scale_regularization_loss",
+    ),
+}
+WEIGHTS = []
+
+
+def divided(how, form):
+    loop = Loop(on(1, 4))
+    WEIGHTS[:] = loop.model.trainable_variables
+    code = lambda batch, n: un.value_and_grad(lambda: form(loop.loss(batch[1], loop.model(batch[0])), n), WEIGHTS)[0]
+    loop.strategy.run(code, args=(first(loop), np.float32(12 if how in RIGHT else 128)))
+
+
+@pytest.mark.parametrize("how", DIVIDED)
+def test_a_loss_that_is_divided_by_another_number_is_warned_about(how):
+    form, said = DIVIDED[how]
+    with pytest.warns(UserWarning, match=said):
+        divided(how, form)
+
+
+RIGHT = {
+    "the rows": lambda losses, n: ops.sum(losses) / 12,
+    "the rows, as an argument": lambda losses, n: ops.sum(losses) / n,
+    "the rows, and halved": lambda losses, n: 0.5 * ops.sum(losses) / 12,
+    "a sum": lambda losses, n: ops.sum(losses),
+    "half a sum": lambda losses, n: ops.sum(losses) / 2,
+    "weighted": lambda losses, n: un.compute_average_loss(losses) / 10 + 3 * un.compute_average_loss(losses),
+    "weighted examples": lambda losses, n: losses * 0.3,
+    "a regularizer": lambda losses, n: (
+        un.compute_average_loss(losses) + un.scale_regularization_loss(ops.sum(ops.square(WEIGHTS[0])))
+    ),
+    "a regularizer over R": lambda losses, n: ops.sum(losses) / 12 + 0.01 * ops.sum(ops.square(WEIGHTS[0])) / 4,
+    "a regularizer in each example": lambda losses, n: losses + 0.01 * ops.sum(ops.square(WEIGHTS[0])),
+    "a number": lambda losses, n: ops.sum(losses) / 12 + 1.0,
+}
+
+
+@pytest.mark.parametrize("how", RIGHT)
+def test_a_loss_that_is_divided_rightly_is_not(how):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        divided(how, RIGHT[how])
 
 
 def test_a_number_of_pythons_that_changes_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import sys
@@ -19,6 +20,7 @@ from unisono.loop.arguments import Replicated, is_array
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 NUMBERS = (bool, int, float, str, bytes)
+COLLECTIONS = (list, tuple, dict, collections.deque)
 MOST_ITEMS = 64
 """Of a list or a dict, to look at one by one."""
 
@@ -87,7 +89,7 @@ class Kept(NamedTuple):
 
 def kept(value: Any, around: frozenset[int]) -> Any:
     """`around` are the ids of those that are not looked into."""
-    if not isinstance(value, list | tuple | dict) or len(value) > MOST_ITEMS or id(value) in around:
+    if not isinstance(value, COLLECTIONS) or len(value) > MOST_ITEMS or id(value) in around:
         return value
     found = Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
     return found if found.size <= MOST_ITEMS else value  # it is looked through at every step
@@ -114,13 +116,26 @@ def arrays_around(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     return [(place.path, array) for place in places(function) for array in arrays_in(place.value) if counts(array)]
 
 
+def replicated_around(function: Callable[..., Any]) -> list[Any]:
+    """The arrays of what is found there and is meant to be the same for all."""
+    found = [leaf for place in places(function) for leaf in leaves_in(place.value) if isinstance(leaf, Replicated)]
+    return [array for replicated in found for array in jax.tree.leaves(replicated)]
+
+
 def arrays_in(value: Any) -> Iterator[Any]:
-    if is_array(value):
+    return (leaf for leaf in leaves_in(value) if is_array(leaf) and not isinstance(leaf, Replicated))
+
+
+def leaves_in(value: Any) -> Iterator[Any]:
+    """A value, or what is in it, however deep."""
+    if isinstance(value, collections.deque):
+        value = list(value)
+    if not isinstance(value, list | tuple | dict):
         yield value
-    elif isinstance(value, list | tuple | dict):
-        for leaf in jax.tree.leaves(value, is_leaf=lambda leaf: isinstance(leaf, Replicated) or is_array(leaf)):
-            if is_array(leaf) and not isinstance(leaf, Replicated):
-                yield leaf
+        return
+    is_leaf = lambda leaf: isinstance(leaf, Replicated | collections.deque) or is_array(leaf)  # noqa: E731
+    for leaf in jax.tree.leaves(value, is_leaf=is_leaf):
+        yield from leaves_in(leaf) if isinstance(leaf, collections.deque) else [leaf]
 
 
 def counts(array: Any) -> bool:
@@ -185,7 +200,7 @@ def _of_value(path: str, value: Any, names: frozenset[str], seen: set[int]) -> I
     """`names` are those that the code uses: of an object, only attributes with such names are looked at."""
     if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or hasattr(value, "__wrapped__"):
         yield from _of_function(value, seen)
-    elif isinstance(value, list | tuple | dict) and len(value) <= MOST_ITEMS and id(value) not in seen:
+    elif isinstance(value, COLLECTIONS) and len(value) <= MOST_ITEMS and id(value) not in seen:
         seen.add(id(value))
         for item in value.values() if isinstance(value, dict) else value:
             if not is_array(item):
@@ -199,16 +214,45 @@ def _of_value(path: str, value: Any, names: frozenset[str], seen: set[int]) -> I
 def _of_object(path: str, thing: Any, names: frozenset[str], seen: set[int]) -> Iterator[Place]:
     """Attributes of modules and of objects of the user's classes."""
     of = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
-    if not is_of_user(of) or id(thing) in seen or not hasattr(thing, "__dict__"):
+    slots = slots_of(thing)
+    if not is_of_user(of) or id(thing) in seen or not (hasattr(thing, "__dict__") or slots):
         return
     seen.add(id(thing))
-    held, names = vars(thing), names | {"__call__"}
+    held, names = Attributes(thing, slots) if slots else vars(thing), names | {"__call__"}
     if not isinstance(thing, types.ModuleType):
         methods, names = with_methods(type(thing), names)
         for holder, name in methods:
             yield from _at(Place(f"{path}.{name}", holder, name), names, seen)
     for place in _in(held, names & held.keys(), "", names, seen):
         yield place._replace(path=f"{path}.{place.path}") if place.holder is held else place
+
+
+class Attributes(Mapping[str, Any]):
+    """Of an object with slots, as they are when they are asked for."""
+
+    def __init__(self, thing: Any, slots: tuple[str, ...]) -> None:
+        self._thing, self._slots = thing, slots
+
+    def __getitem__(self, name: str) -> Any:
+        held = getattr(self._thing, "__dict__", {})
+        if name in held:
+            return held[name]
+        if name in self._slots and hasattr(self._thing, name):
+            return getattr(self._thing, name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from getattr(self._thing, "__dict__", {})
+        yield from (name for name in self._slots if hasattr(self._thing, name))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def slots_of(thing: Any) -> tuple[str, ...]:
+    found = [vars(of).get("__slots__", ()) for of in type(thing).__mro__ if is_of_user(of.__module__)]
+    names = [name for slots in found for name in ([slots] if isinstance(slots, str) else slots)]
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def with_methods(kind: type, names: frozenset[str]) -> tuple[list[tuple[Mapping[str, Any], str]], frozenset[str]]:
@@ -244,8 +288,9 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """All names that code uses, and the functions inside it."""
-    return frozenset(code.co_names).union(*(names_in(inner) for inner in codes_in(code)))
+    """All names that code uses, and the functions inside it; texts too, where it sets attributes by them."""
+    texts = (constant for constant in code.co_consts if isinstance(constant, str)) if "setattr" in code.co_names else ()
+    return frozenset(code.co_names).union(texts, *(names_in(inner) for inner in codes_in(code)))
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -2,77 +2,132 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from unisono.data.division import GlobalBatch, sizes_of
-from unisono.loop.evidence import Mean
+from unisono.loop.evidence import CLOSE, Argument, Mean, Path, Whole
 
-CLOSE = 1e-4
+MOST_BATCHES = 64
+"""Kinds of batches to look at: of so many without a fault, the others have none."""
+ADVICE = (
+    "If that is not meant, return the loss of each example from the function given to un.value_and_grad, or write "
+    "un.compute_average_loss(losses) without global_batch_size: both divide by the rows that there are."
+)
+HALF = 2
+"""A sum that is divided by two may be meant as a sum."""
+
+
+class Scaled(NamedTuple):
+    """What replica code makes of a loss by itself, on a replica's rows of some number."""
+
+    means: list[Mean]
+    """Of losses that are one number."""
+    wholes: list[Whole]
+    vectors: list[tuple[tuple[int, ...], Path]]
+    """Of losses that are one number for each example, which the engine divides: (shape, by what the code divides them)."""
 
 
 class Divisions:
     """Of one function of the user's."""
 
-    def __init__(self, name: str, replicas: int, means_of: Callable[[int], list[Mean]] | None) -> None:
-        """`means_of` gives, for a replica's rows, the means that the code takes by itself; None where it leaves that to the engine."""
+    def __init__(self, name: str, replicas: int, scaled_of: Callable[[int], Scaled] | None) -> None:
+        """`scaled_of` looks at the code for a replica's rows; None where that tells nothing."""
         self._name = name
         self._replicas = replicas
-        self._means_of = means_of
-        self._means: dict[int, list[Mean]] = {}
+        self._scaled_of = scaled_of
+        self._scaled: dict[int, Scaled] = {}
         self._most_rows = 0
-        self._seen: set[Any] = set()
+        self._seen: set[object] = set()
         self._warned = False
 
-    def check(self, batch: GlobalBatch, fixed: Sequence[float]) -> None:
-        """`fixed` are the divisors that the code names."""
+    def check(self, batch: GlobalBatch, fixed: Sequence[float], arguments: Sequence[float | None]) -> None:
+        """`fixed` are the divisors that the code names, `arguments` the numbers that it is given; None for what only a device knows."""
         rows, self._most_rows = batch.rows, max(self._most_rows, batch.rows)
-        key = rows, batch.sizes, self._most_rows
-        if self._warned or key in self._seen:
+        key = rows, batch.sizes, self._most_rows, tuple(arguments)
+        if self._warned or key in self._seen or len(self._seen) == MOST_BATCHES:
             return
         self._seen.add(key)
-        if self._means_of is not None:
-            for size in sorted(set(sizes_of(batch, self._replicas)) - {0}, reverse=True):
-                if size not in self._means:
-                    self._means[size] = self._means_of(size)
-                for mean in self._means[size]:
-                    self._check(mean, rows, size)
+        fault = next(self._faults(batch, fixed, arguments), None)
+        if fault is not None:
+            self._warned = True
+            warnings.warn(fault, stacklevel=5)
+
+    def _faults(self, batch: GlobalBatch, fixed: Sequence[float], arguments: Sequence[float | None]) -> Iterator[str]:
+        rows = batch.rows
+        sizes = sorted(set(sizes_of(batch, self._replicas)) - {0}, reverse=True) if self._scaled_of is not None else []
+        for size in sizes:
+            assert self._scaled_of is not None
+            if size not in self._scaled:
+                self._scaled[size] = self._scaled_of(size)
+            means, wholes, vectors = self._scaled[size]
+            for mean in means:
+                yield from self._of_mean(mean, known(mean.divisors, arguments), rows, size)
+            for whole in wholes:
+                yield from self._of_whole([*known(whole.divisors, arguments), *whole.factors])
+            for shape, path in vectors:
+                yield from self._of_vector(shape, [*known(path.divisors, arguments), *path.factors], rows)
         for divisor in fixed:
             if divisor != rows:
-                self._warn_of_constant(divisor, rows)
+                yield self._of_constant(divisor, rows)
 
-    def _check(self, mean: Mean, rows: int, size: int) -> None:
+    def _of_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
         everything = mean.elements * rows / size
-        if (not mean.divisors and not mean.factors) or is_close(mean.divisor, everything) or is_close(mean.divisor, rows):
+        if any(is_close(d, everything) or is_close(d, rows) for d in products([*divisors, *mean.factors])):
             return
-        of_replica = [d for d in mean.divisors if is_close(d, mean.elements) or is_close(d, size)]
-        if self._replicas > 1 and of_replica:
-            self._warn(
-                f"The function {self._name!r} divides a sum by {of_replica[0]:.0f}, as many as one replica has, and the sum over "
-                f"{self._replicas} replicas is {everything / mean.divisor:.3g} times the mean over the global batch of {rows} rows; so are "
-                f"the gradients."
+        of_replica = [d for d in divisors if is_close(d, mean.elements) or is_close(d, size)]
+        constants = [d for d in divisors if d > HALF] + [d for d in mean.factors if is_close(d, self._most_rows)]
+        if self._replicas > 1 and mean.of_replica:
+            yield (
+                f"The function {self._name!r} divides a sum by one over the rows of a replica, as a weighted mean does, and the means of "
+                f"{self._replicas} replicas are added: their sum is about {self._replicas} times the mean over the global batch; so are "
+                f"the gradients. {ADVICE}"
             )
-            return
-        constants = [d for d in (*mean.divisors, *mean.factors, mean.divisor) if is_close(d, self._most_rows)]
-        if constants and self._most_rows != rows:
-            self._warn_of_constant(constants[0], rows)
+        elif self._replicas > 1 and of_replica:
+            yield (
+                f"The function {self._name!r} divides a sum by {of_replica[0]:.0f}, as many as one replica has, and the sum over "
+                f"{self._replicas} replicas is {everything / math.prod(divisors):.3g} times the mean over the global batch of {rows} rows; "
+                f"so are the gradients. {ADVICE}"
+            )
+        elif constants:
+            yield self._of_constant(max(constants), rows)
 
-    def _warn_of_constant(self, divisor: float, rows: int) -> None:
-        self._warn(
-            f"The function {self._name!r} divides a sum by {divisor:.0f}, and this global batch has {rows} rows: its examples weigh "
-            f"{rows}/{divisor:.0f} of what those of other batches do."
+    def _of_constant(self, divisor: float, rows: int) -> str:
+        return (
+            f"The function {self._name!r} divides a sum by {divisor:.6g}, and this global batch has {rows} rows: its examples weigh "
+            f"{rows}/{divisor:.6g} of what they do in the mean. {ADVICE}"
         )
 
-    def _warn(self, what: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{what} If that is not meant, return the loss of each example from the function given to un.value_and_grad, or write "
-                f"un.compute_average_loss(losses) without global_batch_size: both divide by the rows that there are.",
-                stacklevel=8,
+    def _of_whole(self, divisors: list[float]) -> Iterator[str]:
+        if self._replicas > 1 and not any(is_close(d, self._replicas) for d in products(divisors)):
+            yield (
+                f"The function {self._name!r} adds to its loss, in each of {self._replicas} replicas, something that does not depend on "
+                f"the rows, as a regularizer: it counts {self._replicas} times, and so do its gradients. Write "
+                f"un.scale_regularization_loss(...) around it."
             )
+
+    def _of_vector(self, shape: tuple[int, ...], divisors: list[float], rows: int) -> Iterator[str]:
+        twice = [d for d in products(divisors) if d > HALF and (is_close(d, rows) or is_close(d, self._most_rows))]
+        if twice and not is_close(twice[0], math.prod(shape[1:])):
+            yield (
+                f"The function {self._name!r} divides the loss of each example by {twice[0]:.0f}, and the engine divides their sum by the "
+                f"{rows} rows of this global batch: it is divided twice. Return the losses as they are."
+            )
+
+
+def known(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
+    """The numbers, those that the code is given among them."""
+    found = [arguments[d.position] if isinstance(d, Argument) else d for d in divisors]
+    return [d for d in found if d is not None]
+
+
+def products(numbers: Sequence[float]) -> Iterable[float]:
+    """Of some of the numbers: a mean may be halved, or weighted, beside being divided."""
+    some = numbers[:6]
+    return (math.prod(part) for count in range(1, len(some) + 1) for part in itertools.combinations(some, count))
 
 
 def is_close(a: float, b: float) -> bool:

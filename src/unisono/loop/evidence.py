@@ -11,20 +11,34 @@ from jax.extend import core
 SAME = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
 """What leaves a number what it is, or turns its sign."""
 SUMS = ("add", "add_any", "sub")
+LAID_OUT = ("broadcast_in_dim", "concatenate", "expand_dims", "stack")
+"""What leaves numbers what they are, in another shape."""
+CLOSE = 1e-4
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
+
+
+class Argument(NamedTuple):
+    """A number that the function is given: its position among those."""
+
+    position: int
 
 
 class Mean(NamedTuple):
     """A sum over a replica's rows, and the constants that it is divided by on the way to a loss."""
 
     elements: int
-    divisors: tuple[float, ...]
-    factors: tuple[float, ...]
+    divisors: tuple[float | Argument, ...] = ()
+    factors: tuple[float, ...] = ()
     """Of constants that it is multiplied by: what they would be as divisors."""
+    of_replica: bool = False
+    """Whether it is divided by something that is computed of the replica's rows, as a weighted mean is by their weights."""
 
-    @property
-    def divisor(self) -> float:
-        return math.prod(self.divisors)
+
+class Whole(NamedTuple):
+    """Something that does not depend on the rows, but on weights: a regularizer."""
+
+    divisors: tuple[float | Argument, ...] = ()
+    factors: tuple[float, ...] = ()
 
 
 class Equation(NamedTuple):
@@ -32,13 +46,30 @@ class Equation(NamedTuple):
     inputs: list[Any]
 
 
+class Path(NamedTuple):
+    """By what a number is divided and multiplied on the way to another one."""
+
+    divisors: tuple[float | Argument, ...] = ()
+    factors: tuple[float, ...] = ()
+    of_replica: bool = False
+
+    def divided(self, number: float | Argument) -> Path:
+        return self._replace(divisors=(*self.divisors, number))
+
+    def multiplied(self, number: float) -> Path:
+        return self._replace(factors=(*self.factors, 1 / number))
+
+
 class Sources:
     """Of what each number of a program is made. Functions inside of it are opened up."""
 
     def __init__(self, program: core.ClosedJaxpr, arrays_of_rows: int) -> None:
-        """The first `arrays_of_rows` inputs are a replica's rows."""
+        """The first `arrays_of_rows` inputs are a replica's rows, those behind them are the same for all."""
         self._of: dict[Any, Equation] = {}
-        self._of_rows = set(program.jaxpr.invars[:arrays_of_rows])
+        inputs = program.jaxpr.invars
+        self._of_rows = set(inputs[:arrays_of_rows])
+        self._arguments = {v: Argument(i) for i, v in enumerate(inputs[arrays_of_rows:])}
+        self._of_state = {v for v in program.jaxpr.constvars if v.aval.shape and v.aval.dtype.kind == "f"}
         self._open(program.jaxpr, {})
 
     def _open(self, jaxpr: core.Jaxpr, names: dict[Any, Any]) -> None:
@@ -63,51 +94,84 @@ class Sources:
 
     def _add(self, result: Any, equation: Equation) -> None:
         self._of[result] = equation
-        if any(not isinstance(v, core.Literal) and v in self._of_rows for v in equation.inputs):
-            self._of_rows.add(result)
+        for known in (self._of_rows, self._of_state):
+            if any(not isinstance(v, core.Literal) and v in known for v in equation.inputs):
+                known.add(result)
 
     def reaches(self, variable: Any, targets: Iterable[Any]) -> bool:
-        """Whether a number is one of others, or a sum with one of them in it."""
-        targets, left = set(targets), [variable]
+        """Whether a number, or some of an array, is one of others, a part of one, or a sum with one of them in it."""
+        targets, left = set(targets), [(variable, 1.0)]
         while left:
-            now = left.pop()
+            now, times = left.pop()
             if isinstance(now, core.Literal):
                 continue
-            if now in targets:
+            if now in targets and abs(times) <= 1 + CLOSE:
                 return True
             equation = self._of.get(now)
-            if equation is not None and equation.name in (*SAME, *SUMS):
-                left += equation.inputs
+            if equation is None:
+                continue
+            number = number_among(equation.inputs)
+            if equation.name in (*SAME, *SUMS, *LAID_OUT):
+                left += [(source, times) for source in equation.inputs]
+            elif equation.name == "mul" and number is not None:
+                left += [(source, times * number) for source in equation.inputs]
+            elif equation.name == "div" and number:
+                left.append((equation.inputs[0], times / number))
         return False
 
-    def means(self, variable: Any, divisors: tuple[float, ...] = (), factors: tuple[float, ...] = ()) -> Iterator[Mean]:
-        """The sums over rows that a number is made of."""
+    def means(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Mean]:
+        """The sums over rows that a number is made of, apart from these shares of means over the global batch."""
+        return (part for part in self._parts(variable, frozenset(shares), Path()) if isinstance(part, Mean))
+
+    def wholes(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Whole]:
+        """What is added to them in every replica alike."""
+        return (part for part in self._parts(variable, frozenset(shares), Path()) if isinstance(part, Whole))
+
+    def _parts(self, variable: Any, shares: frozenset[Any], path: Path) -> Iterator[Mean | Whole]:
         equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
-        if equation is None or variable not in self._of_rows:
+        if equation is None or variable in shares:
             return
-        number = next((float(v.val) for v in equation.inputs if isinstance(v, core.Literal) and is_number(v)), None)
+        if variable not in self._of_rows and not (equation.name in (*SAME, *SUMS) or is_scaling(equation)):
+            if variable in self._of_state and not variable.aval.shape:
+                yield Whole(path.divisors, path.factors)
+            return
+        number = number_among(equation.inputs)
         if equation.name in (*SAME, *SUMS):
             for source in equation.inputs:
-                yield from self.means(source, divisors, factors)
-        elif equation.name == "div" and number and not isinstance(equation.inputs[0], core.Literal):
-            yield from self.means(equation.inputs[0], (*divisors, number), factors)
+                yield from self._parts(source, shares, path)
+        elif equation.name == "div":
+            yield from self._parts(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
         elif equation.name == "mul":
             for source in equation.inputs:
-                yield from self.means(source, divisors, (*factors, 1 / number) if number else factors)
-        elif equation.name == "reduce_sum":
-            yield Mean(size_of(equation.inputs[0]), (*divisors, *self._divided(equation.inputs[0])), factors)
+                yield from self._parts(source, shares, path.multiplied(number) if number else path)
+        elif equation.name == "reduce_sum" and variable in self._of_rows:
+            yield Mean(size_of(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
 
-    def _divided(self, array: Any) -> Iterator[float]:
-        """The constants that the elements of an array are divided by."""
+    def _divided_by(self, path: Path, divisor: Any) -> Path:
+        if isinstance(divisor, core.Literal):
+            return path.divided(float(divisor.val)) if is_number(divisor) and divisor.val else path
+        while (
+            (equation := self._of.get(divisor)) is not None and equation.name in (*SAME, *LAID_OUT) and len(equation.inputs) == 1
+        ):
+            divisor = equation.inputs[0]
+            if isinstance(divisor, core.Literal):
+                return path
+        if divisor in self._arguments and not divisor.aval.shape:
+            return path.divided(self._arguments[divisor])
+        return path._replace(of_replica=path.of_replica or (divisor in self._of_rows and not divisor.aval.shape))
+
+    def scaling(self, array: Any, path: Path = Path()) -> Path:  # noqa: B008
+        """The constants that the elements of an array are divided by and multiplied by."""
         equation = None if isinstance(array, core.Literal) else self._of.get(array)
-        if equation is None or equation.name not in (*SAME, "div"):
-            return
-        if equation.name == "div":
-            divisor = equation.inputs[1]
-            if not isinstance(divisor, core.Literal) or not is_number(divisor):
-                return
-            yield float(divisor.val)
-        yield from self._divided(equation.inputs[0])
+        if equation is None or not equation.inputs:
+            return path
+        number = number_among(equation.inputs)
+        if equation.name == "div" and not isinstance(equation.inputs[0], core.Literal):
+            return self.scaling(equation.inputs[0], self._divided_by(path, equation.inputs[1]))
+        if equation.name == "mul" and number:
+            rest = next((v for v in equation.inputs if not isinstance(v, core.Literal)), equation.inputs[0])
+            return self.scaling(rest, path.multiplied(number))
+        return self.scaling(equation.inputs[0], path) if equation.name in SAME else path
 
 
 class Inside:
@@ -123,3 +187,11 @@ def size_of(variable: Any) -> int:
 
 def is_number(literal: Any) -> bool:
     return not literal.aval.shape and literal.aval.dtype.kind in "fiu"
+
+
+def number_among(inputs: list[Any]) -> float | None:
+    return next((float(v.val) for v in inputs if isinstance(v, core.Literal) and is_number(v)), None)
+
+
+def is_scaling(equation: Equation) -> bool:
+    return equation.name in ("mul", "div") and any(isinstance(v, core.Literal) for v in equation.inputs)

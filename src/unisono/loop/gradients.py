@@ -58,6 +58,8 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
         loss, aux = unpacked(returned, has_aux)
         if code is not None and is_one_number(loss):
             code.note("loss", loss)
+        elif code is not None:
+            code.note("vector", loss[0] if isinstance(loss, tuple) else loss)
         loss = share(loss, code, before.masks)
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
@@ -70,7 +72,7 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
         gradients = unscaled(gradients, scaler, code)
     before.hand_on(noted)
     if code is not None and before.is_share:
-        code.note("share", loss)
+        code.note("share", loss, of="all that was added up")
     return ((loss, aux) if has_aux else loss), gradients
 
 

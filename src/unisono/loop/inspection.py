@@ -3,39 +3,84 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from unisono.loop.closure import arrays_around, check_nothing_left
-from unisono.loop.evidence import Sources
-from unisono.loop.traces import check_collectives, constants_of, is_among
+import numpy as np
+
+from unisono import keras_seam
+from unisono.loop.closure import arrays_around, check_nothing_left, replicated_around
+from unisono.loop.divisions import is_close, products
+from unisono.loop.evidence import Argument, Mean, Sources
+from unisono.loop.traces import check_collectives, constants_of, constants_outside, is_among, may_come_from
 from unisono.replica import mistakes
 from unisono.replica.discovery import Trace
 
 
-def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any) -> None:
+def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any, of: Received) -> None:
     strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
     check_nothing_left(function)
     check_collectives(name, trace.program)
-    check_means(trace, strategy.num_replicas_in_sync)
+    check_means(trace, strategy.num_replicas_in_sync, of)
     check_arrays(function, trace, strategy.num_replicas_in_sync)
 
 
-def check_means(trace: Trace, replicas: int) -> None:
-    """Mean metrics must not be fed with shares of a loss, nor with sums of them and others."""
-    noted, sources = trace.noted, Sources(trace.program, trace.arrays)
-    shares = [share for _, share in noted.get("share", [])]
-    for metric, value in noted.get("fed", []):
-        if sources.reaches(value, shares):
+class Received(NamedTuple):
+    """What the function was traced with."""
+
+    rows: int
+    """Of the global batch."""
+    size: int
+    """Of a replica's."""
+    shares: Sequence[int]
+    """Positions, among the arrays of the batch, of shares of a loss that an earlier run returned."""
+
+
+def shares_in(trace: Trace, of: Received) -> list[Any]:
+    """The variables of the program that are a replica's share of a loss."""
+    return [*(share for _, share in trace.noted.get("share", [])), *(trace.program.jaxpr.invars[i] for i in of.shares)]
+
+
+def shares_among_returned(trace: Trace, of: Received) -> frozenset[int]:
+    """Which of the arrays that the function returns are shares."""
+    sources, shares = Sources(trace.program, trace.arrays), shares_in(trace, of)
+    return frozenset(i for i, variable in enumerate(trace.returned) if sources.reaches(variable, shares))
+
+
+def check_means(trace: Trace, replicas: int, of: Received) -> None:
+    """Mean metrics must not be fed with shares of a loss, nor with sums of them and others. A single replica's share is the loss."""
+    fed, sources = trace.noted.get("fed", []), Sources(trace.program, trace.arrays)
+    shares = shares_in(trace, of)
+    for metric, value in fed if replicas > 1 else []:
+        if sources.reaches(value, shares) or any(is_share(mean, of) for mean in sources.means(value, shares)):
             mistakes.refuse_share(metric, replicas)
 
 
+def is_share(mean: Mean, of: Received) -> bool:
+    """Whether code divides a sum over a replica's rows by what the global batch has."""
+    everything = mean.elements * of.rows / of.size
+    numbers = list(products([d for d in (*mean.divisors, *mean.factors) if not isinstance(d, Argument)]))
+    return (
+        of.rows > of.size
+        and not any(is_close(d, mean.elements) for d in numbers)
+        and any(is_close(d, everything) or is_close(d, of.rows) for d in numbers)
+    )
+
+
 def check_arrays(function: Callable[..., Any], trace: Trace, replicas: int) -> None:
-    """Arrays that the function finds by a name must not have become constants of the program."""
+    """Arrays that the function finds by a name must not have become constants of the program, nor what it computes from them."""
     constants = constants_of(trace.program)
-    for name, array in arrays_around(function) if constants else []:
+    around = arrays_around(function) if constants else []
+    for name, array in around:
         if is_among(array, constants) and mistakes.rows_differ(array):
             mistakes.refuse_undistributed(array, f"by the name {name!r}", replicas)
+    variables = {id(keras_seam.raw_value(v)) for v in trace.used}
+    meant = [np.asarray(array) for array in replicated_around(function)] if around else []
+    own = [np.asarray(c) for c in constants_outside(trace.program, mistakes.MARK) if id(c) not in variables] if around else []
+    for constant in own:
+        for name, array in around:
+            if may_come_from(constant, np.asarray(array)) and not any(np.array_equal(constant, value) for value in meant):
+                mistakes.refuse_undistributed(array, f"by the name {name!r}", replicas)
 
 
 @contextlib.contextmanager

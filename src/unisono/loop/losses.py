@@ -34,6 +34,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
         check_weights(values, sample_weight)
     total = keras_seam.reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
+        code.note("vector", values)
         return code.note("share", code.divided(total, float(values.shape[0])))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")

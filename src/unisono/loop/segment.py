@@ -16,9 +16,9 @@ from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template
 from unisono.loop.closure import Surroundings, check_arguments
-from unisono.loop.divisions import Divisions
-from unisono.loop.evidence import Mean, Sources
-from unisono.loop.inspection import inspect, naming
+from unisono.loop.divisions import Divisions, Scaled
+from unisono.loop.evidence import Sources
+from unisono.loop.inspection import Received, inspect, naming, shares_among_returned
 from unisono.loop.traces import has_float16
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement
@@ -40,6 +40,8 @@ class Segment:
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
         self._divisions: Divisions | None = None
+        self._shares: frozenset[int] = frozenset()
+        """Which of the arrays that the function returns are shares of a loss."""
         self._around = Surroundings(function)
         self._settings: Any = None
         self._was_traced = False
@@ -69,7 +71,7 @@ class Segment:
                 False,
             )
         if self._divisions is not None:
-            self._divisions.check(batch, code.fixed_divisors)
+            self._divisions.check(batch, code.fixed_divisors, [number_of(value) for value in arguments.constants])
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
@@ -94,9 +96,13 @@ class Segment:
         like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
         seen: list[Trace] = []
 
+        shares = [i for i, value in enumerate(arguments.carried, len(batch.leaves)) if value.is_share]
+        received = Received(batch.rows, rows, shares)
+
         def check(trace: Trace) -> None:
             seen.append(trace)
-            inspect(self._name, self._function, trace, strategy)
+            inspect(self._name, self._function, trace, strategy, received)
+            self._shares = shares_among_returned(trace, received)
 
         with naming(self._function, placement.replicas):
             variables = discover(
@@ -109,9 +115,9 @@ class Segment:
                 check,
             )
         if arguments.rows:
-            scales_by_itself = not arguments.carried and "loss" in seen[-1].noted
-            means_of = lambda size: self._means(batch.shapes(size), like)  # noqa: E731
-            self._divisions = Divisions(self._name, placement.replicas, means_of if scales_by_itself else None)
+            can_be_told = not arguments.carried and bool(seen[-1].noted.keys() & {"loss", "vector"})
+            scaled_of = lambda size: self._scaled(batch.shapes(size), like)  # noqa: E731
+            self._divisions = Divisions(self._name, placement.replicas, scaled_of if can_be_told else None)
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
@@ -124,12 +130,18 @@ class Segment:
             )
         return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
 
-    def _means(self, shapes: Any, like: Any) -> list[Mean]:
-        """Those that the code takes by itself of a replica's rows of these shapes."""
+    def _scaled(self, shapes: Any, like: Any) -> Scaled:
+        """What the code makes by itself of the losses of a replica's rows of these shapes."""
         strategy = self._strategy
         again = trace(self._call, shapes, like, strategy.num_replicas_in_sync, strategy.owned.metrics)
-        sources = Sources(again.program, again.arrays)
-        return [mean for _, loss in again.noted.get("loss", []) for mean in sources.means(loss)]
+        sources, noted = Sources(again.program, again.arrays), again.noted
+        losses = [loss for _, loss in noted.get("loss", [])]
+        shares = [share for of, share in noted.get("share", []) if of is None]
+        return Scaled(
+            [mean for loss in losses for mean in sources.means(loss, shares)],
+            [whole for loss in losses for whole in sources.wholes(loss, shares)],
+            [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],
+        )
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
@@ -154,7 +166,7 @@ class Segment:
         def value(leaf: Any) -> Any:
             if not isinstance(leaf, Leaf):
                 return leaf
-            return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)))
+            return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)), leaf.index in self._shares)
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
 
@@ -194,3 +206,8 @@ def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
 
 def as_constant(value: Any) -> Any:
     return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def number_of(value: Any) -> float | None:
+    """A number that is known without asking a device."""
+    return None if isinstance(value, jax.Array) or np.ndim(value) else float(value)

@@ -20,6 +20,19 @@ def constants_of(program: core.ClosedJaxpr) -> list[Any]:
     return [constant for part in parts_of(program) for constant in part.consts if getattr(constant, "shape", ())]
 
 
+def constants_outside(program: core.ClosedJaxpr, mark: str) -> list[Any]:
+    """Those among them that go into something beside what is marked."""
+    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    used = {
+        v
+        for equation in program.jaxpr.eqns
+        if mark not in str(equation.source_info.name_stack)
+        for v in equation.invars
+        if not isinstance(v, core.Literal) and v in constants
+    }
+    return [constant for v, constant in constants.items() if v in used and getattr(constant, "shape", ())]
+
+
 def check_collectives(name: str, program: core.ClosedJaxpr) -> None:
     for part in parts_of(program):
         for equation in part.jaxpr.eqns:
@@ -65,3 +78,16 @@ def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
         start for start in range(len(rows) - count + 1) if np.array_equal(rows[start], part[0], equal_nan=part.dtype.kind == "f")
     ]
     return any(np.array_equal(rows[start : start + count], part, equal_nan=part.dtype.kind == "f") for start in starts)
+
+
+def may_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
+    """Whether a constant looks as if it was computed from an array outside of the program: rows of its shape, or sizes that are all the
+    array's."""
+    if array.ndim == 1:
+        return constant.ndim == 1 and (
+            constant.shape == array.shape or (constant.dtype.kind == "f" and bool(np.isin(constant, array).all()))
+        )
+    sizes = {size for size in array.shape if size > 1}
+    return constant.shape[1:] == array.shape[1:] or (
+        constant.ndim > 1 and all(size in (1, *sizes) for size in constant.shape) and bool(sizes & set(constant.shape))
+    )

@@ -84,12 +84,16 @@ class Shards(NotOneArray, Rows):
 class PerReplica(NotOneArray):
     """One array of what replicas returned, on their devices."""
 
-    def __init__(self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None) -> None:
-        """`like` has the rows of the global batch that the values were made of."""
+    def __init__(
+        self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None, is_share: bool
+    ) -> None:
+        """`like` has the rows of the global batch that the values were made of; `is_share`: whether each is a replica's share of a
+        loss."""
         self.placement = placement
         self.like = like
         self._outputs = outputs
         self._index = index
+        self.is_share = is_share
         self.total = total
         """The sum over replicas, where the step has made it already."""
 

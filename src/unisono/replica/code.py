@@ -18,8 +18,9 @@ class Noted(NamedTuple):
     """Something that the code did on the way, with arrays of the trace."""
 
     kind: str
-    """"share": a loss that is a replica's part of the global one; "loss": one that the code has scaled by itself; "fed": what a mean
-    was fed with; "update": the arguments of a metric of the user's."""
+    """"share": a loss that is a replica's part of the global one, or, with an `of`, a sum of such; "loss": one that the code has scaled
+    by itself; "vector": those of examples, which the engine divides; "fed": what a mean was fed with; "update": the arguments of a
+    metric of the user's."""
     arrays: Any
     of: Any = None
 
@@ -79,6 +80,8 @@ class ReplicaCode:
         """Of the losses that were called: by what is left of a mask the engine divides."""
         self.inside = 0
         """How many calls of layers and losses are around the line that runs."""
+        self.is_looked_at = False
+        """Whether this is the trace in which mistakes are looked for: there, what layers and metrics compute is marked."""
         self.scales = False
         """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
@@ -187,7 +190,7 @@ def running(code: ReplicaCode, metrics: Sequence[Any] = ()) -> Iterator[ReplicaC
         **mistakes.calls(code),
     }
     try:
-        with code.scope, keras_seam.replaced(calls), mistakes.unreadable(metrics):
+        with code.scope, keras_seam.replaced(calls), mistakes.unreadable(code, metrics):
             yield code
     finally:
         _current.code = before

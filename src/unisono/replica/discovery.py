@@ -91,6 +91,12 @@ class Trace(NamedTuple):
             found.setdefault(kind, []).append((of, variable))
         return found
 
+    @property
+    def returned(self) -> list[Any]:
+        """The variables in the program for the arrays that the code returns."""
+        outputs = self.program.jaxpr.outvars
+        return outputs[: len(outputs) - sum(len(jax.tree.leaves(noted.arrays)) for noted in self.code.noted)]
+
 
 def trace(call: Call, batch: Any, constants: Any, replicas: int, metrics: Sequence[Any]) -> Trace:
     """Of code whose variables are known and built."""
@@ -100,7 +106,7 @@ def trace(call: Call, batch: Any, constants: Any, replicas: int, metrics: Sequen
 
 @keras_seam.fresh_masks()
 def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: Sequence[Any]) -> Any:
-    code.rows = jax.tree.leaves(batch)[0].shape[0]
+    code.rows, code.is_looked_at = jax.tree.leaves(batch)[0].shape[0], True
 
     def outputs(*args: Any) -> Any:
         code.begin()

@@ -12,6 +12,8 @@ from jax.core import Tracer
 
 from unisono import keras_seam
 
+MARK = "within_keras"
+"""In the names of what layers, losses and metrics compute, where code is traced to be looked at."""
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -24,6 +26,7 @@ class Code(Protocol):
     scope: Any
     inside: int
     """How many calls of layers and losses are around this line."""
+    is_looked_at: bool
 
     def note(self, kind: str, arrays: Any, of: Any = None) -> Any: ...
 
@@ -44,9 +47,17 @@ def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
         for leaf in jax.tree.leaves((args, kwargs)):
             if is_same_for_all(leaf) and not any(keras_seam.raw_value(v) is leaf for v in code.scope.read.values()):
                 refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
+    with within(code):
+        return stock(thing, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def within(code: Code) -> Iterator[None]:
+    """What a layer, a loss or a metric computes: arrays that it has by itself are its own affair."""
     code.inside += 1
     try:
-        return stock(thing, *args, **kwargs)
+        with jax.named_scope(MARK) if code.is_looked_at else contextlib.nullcontext():
+            yield
     finally:
         code.inside -= 1
 
@@ -98,8 +109,9 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
 
 
 def mean_fed(code: Code, stock: Any, metric: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-    if not getattr(values, "shape", ()) and hasattr(values, "dtype"):
-        code.note("fed", values, metric)
+    for leaf in jax.tree.leaves(values):
+        if isinstance(leaf, Tracer):
+            code.note("fed", leaf, metric)
     return stock(metric, values, *args, **kwargs)
 
 
@@ -114,10 +126,20 @@ def refuse_share(metric: Any, replicas: int) -> None:
 
 
 @contextlib.contextmanager
-def unreadable(metrics: Sequence[Any]) -> Iterator[None]:
+def unreadable(code: Code, metrics: Sequence[Any]) -> Iterator[None]:
     """For the block, what metrics say cannot be asked: a replica knows its own rows alone."""
+
+    def updating(update: Callable[..., Any]) -> Callable[..., Any]:
+        def updated(*args: Any, **kwargs: Any) -> Any:
+            with within(code):
+                return update(*args, **kwargs)
+
+        return updated
+
     with contextlib.ExitStack() as stack:
         for metric in metrics:
+            if code.is_looked_at:
+                stack.enter_context(keras_seam.wrapped_method(metric, "update_state", updating))
             for name in ("result", "reset_state"):
                 stack.enter_context(keras_seam.wrapped_method(metric, name, lambda _, m=metric, n=name: refusing(m, n)))
         yield
