@@ -213,6 +213,39 @@ def test_arguments_that_are_equal_and_no_less_different(loop, pair):
     assert [bool(loop.strategy.local_results(of)[0]) for of in seen] == [False, True, False]
 
 
+def test_pipelines_that_all_give_the_same_rows_are_refused():
+    strategy = on(1, 4)
+    batches = [(X[i : i + 3], Y[i : i + 3]) for i in range(0, 24, 3)]
+    dataset = strategy.distribute_datasets_from_function(lambda _: batches)
+    with pytest.raises(ValueError, match=r"each of 4 replicas the same rows(.|\n)*context.num_input_pipelines"):
+        next(iter(dataset))
+    own = strategy.distribute_datasets_from_function(lambda c: batches[c.input_pipeline_id :: c.num_input_pipelines])
+    assert len(list(own)) == 2
+    constant = strategy.distribute_datasets_from_function(lambda _: [np.zeros((3, 6), "float32")])
+    assert len(list(constant)) == 1
+
+
+def test_an_iterator_around_what_is_compiled_is_refused(loop):
+    rows = iter([np.float32(1), np.float32(2)])
+    said = r"finds the iterator 'rows' by its name(.|\n)*as an argument: next\(rows\)"
+    with pytest.raises(ValueError, match=said):
+        loop.strategy.run(lambda: next(rows) * ops.ones(()))
+    with pytest.raises(ValueError, match=said):
+        un.function(lambda: next(rows) * ops.ones(()))()
+    rows = iter([np.float32(1), np.float32(2)])
+    assert [float(loop.strategy.reduce("MEAN", loop.strategy.run(lambda x: x * 1, args=(x,)))) for x in rows] == [1, 2]
+
+
+def test_a_batch_of_a_distributed_dataset_is_trained_on_by_keras_too(loop):
+    """By train_on_batch, to what the arrays give."""
+    results = []
+    for rows in ((X[:12], Y[:12]), first(loop)):
+        model = Loop(on(1, 4)).model
+        model.compile("sgd", crossentropy())
+        results.append((model.train_on_batch(*rows), model.test_on_batch(x=rows[0], y=rows[1]), un.fingerprint(model)))
+    assert results[0] == results[1]
+
+
 def test_numbers_variables_and_python_values_pass(loop):
     scale, unused = np.float32(2), X  # noqa: F841
 
@@ -447,6 +480,21 @@ def test_a_dead_attribute_of_an_optimizer_is_refused(loop):
         loop.model.fit(X, np.zeros((24, CLASSES)), verbose=0)
 
 
+def test_a_dead_attribute_is_refused_outside_of_replica_code(loop):
+    total = lambda value: loop.strategy.reduce("SUM", value, axis=None)
+    weights = loop.model.trainable_variables
+    loss = lambda batch: loop.loss(batch[1], loop.model(batch[0]))
+    _, gradients = loop.strategy.run(lambda batch: un.value_and_grad(lambda: loss(batch), weights), args=(first(loop),))
+    loop.optimizer.lr = 0.01
+    for apply in (loop.optimizer.apply, un.function(lambda g, w: loop.optimizer.apply(g, w))):
+        with pytest.raises(AttributeError, match=r"optimizer.lr was set(.|\n)*optimizer.learning_rate = \.\.\."):
+            apply([total(g) for g in gradients], weights)
+    del loop.optimizer.lr
+    before = [np.asarray(w) for w in weights]
+    loop.optimizer.apply([total(g) for g in gradients], weights)
+    assert any((np.asarray(w) != b).any() for w, b in zip(weights, before, strict=True))
+
+
 def test_older_names_work(loop):
     with loop.strategy.scope():
         loss = keras.losses.MeanSquaredError(reduction=keras.losses.Reduction.NONE)
@@ -565,6 +613,75 @@ def test_a_function_that_is_made_anew_for_every_step_is_named(loop):
 
     with pytest.warns(UserWarning, match=r"compiled '<lambda>' .*3 times.*make it once"):
         three_times()
+
+
+class Step:
+    def __init__(self, loop):
+        self.loop = loop
+
+    def __call__(self, batch):
+        return ops.sum(self.loop.model(batch[0]))
+
+
+def test_a_callable_that_is_made_anew_for_every_step_is_named(loop):
+    with pytest.warns(UserWarning, match=r"compiled 'Step' \(.*test_loop_mistakes.py:\d+\) 3 times"):
+        [loop.strategy.run(Step(loop), args=(first(loop),)) for _ in range(4)]
+
+
+def test_a_partial_that_is_made_anew_is_compiled_once(loop):
+    calls = []
+
+    def code(batch, factor, more=0):
+        calls.append(factor)
+        return ops.sum(batch[0]) * factor + more
+
+    total = lambda *factors: float(
+        loop.strategy.reduce(
+            "SUM", loop.strategy.run(functools.partial(code, factor=factors[0], more=factors[1]), args=(first(loop),))
+        )
+    )
+    one = total(2.0, 0)
+    traced = len(calls)
+    assert total(2.0, 0) == one
+    assert len(calls) == traced
+    np.testing.assert_allclose(total(2.0, 1), one + loop.strategy.num_replicas_in_sync, rtol=1e-6)
+
+
+def test_a_compiled_function_that_is_made_anew_is_named():
+    variable = keras.Variable(1.0)
+    with pytest.warns(UserWarning, match=r"un.function has compiled '<lambda>' \(.*:\d+\) in 3 functions that were made anew"):
+        results = [float(un.function(lambda x: x * variable)(np.float32(number))) for number in range(4)]
+    assert results == [0, 1, 2, 3]
+
+
+def test_what_is_kept_where_only_setattr_says_so_is_named():
+    kept, queue = Loop(on(1, 4)), collections.deque()
+
+    def by_name(x):
+        setattr(kept, "last", ops.sum(x))  # noqa: B010
+        return x
+
+    def in_queue(x):
+        queue.append(ops.sum(x))
+        return x
+
+    for code in (by_name, in_queue):
+        with pytest.raises(ValueError, match="keeps a traced value in '(kept.last|queue)'"):
+            un.function(code)(X)
+
+
+@pytest.mark.parametrize("where", ["replica code", "a function"])
+def test_a_variable_that_is_made_inside_is_named(loop, where):
+    code = lambda batch: ops.sum(keras.Variable(1.0) * batch[0])
+    with pytest.raises(ValueError, match=r"'<lambda>' makes a variable where it is compiled(.|\n)*build\(input_shape\)"):
+        loop.strategy.run(code, args=(first(loop),)) if where == "replica code" else un.function(code)((X, Y))
+
+
+@pytest.mark.parametrize("where", ["replica code", "a function"])
+def test_numpy_of_a_traced_value_is_named(loop, where):
+    code = lambda batch: ops.sum(batch[0]).numpy()
+    with pytest.raises(ValueError, match=r"neither float\(\), \.numpy\(\) nor if on them"):
+        loop.strategy.run(code, args=(first(loop),)) if where == "replica code" else un.function(code)((X, Y))
 
 
 def test_the_step_of_another_model_is_another_step():

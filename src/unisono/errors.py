@@ -10,6 +10,8 @@ import jax
 
 UNBOUND = "Found an unbound axis name"
 """How JAX begins what it says of a collective without devices."""
+MADE_INSIDE = "You are attempting to create a variable while in a stateless scope"
+"""How Keras begins what it says of a variable that is made in what is compiled."""
 
 
 class StepError(ValueError):
@@ -45,27 +47,39 @@ def explained_loop(name: str, batch: Any) -> Iterator[None]:
             f"to talk to. Return the value, and add over replicas after strategy.run, by "
             f'strategy.reduce("SUM", value, axis=None).'
         ) from error
-    except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+        refuse_made_inside(name, error)
         if not raised_by_jax(error):
             raise
         shapes = [leaf.shape for leaf in batch.leaves]
         raise StepError(
             f"The function {name!r} could not run on the replicas of a global batch of shapes {shapes}. Check that it uses keras.ops "
-            f"on traced values, and neither float() nor if on them. JAX says: {first_line(error)}"
+            f"on traced values, and neither float(), .numpy() nor if on them. JAX says: {first_line(error)}"
         ) from error
 
 
 @contextlib.contextmanager
-def explained_function(fn: Any) -> Iterator[None]:
+def explained_function(name: str) -> Iterator[None]:
     """The same for a function that is compiled as a whole."""
     try:
         yield
-    except (TypeError, ValueError, jax.errors.JAXTypeError) as error:
+    except (AttributeError, TypeError, ValueError, jax.errors.JAXTypeError) as error:
+        refuse_made_inside(name, error)
         if not raised_by_jax(error):
             raise
         raise StepError(
-            f"The function {fn.__name__!r} could not be compiled. Check that it uses keras.ops on traced values, and neither float() "
-            f"nor if on them. JAX says: {first_line(error)}"
+            f"The function {name!r} could not be compiled. Check that it uses keras.ops on traced values, and neither "
+            f"float(), .numpy() nor if on them. JAX says: {first_line(error)}"
+        ) from error
+
+
+def refuse_made_inside(name: str, error: BaseException) -> None:
+    """Of a variable that Keras does not make in what is compiled."""
+    if str(error).startswith(MADE_INSIDE):
+        raise ValueError(
+            f"The function {name!r} makes a variable where it is compiled, whose value would be lost. Make layers, metrics and variables "
+            f"once, outside of it and inside strategy.scope() if there is one; a layer of your own makes its variables in __init__ or in "
+            f"build(input_shape), not in call."
         ) from error
 
 
@@ -75,6 +89,8 @@ def raised_by_jax(error: BaseException) -> bool:
     while frames is not None and frames.tb_next is not None:
         frames = frames.tb_next
     module = "" if frames is None else frames.tb_frame.f_globals.get("__name__", "")
+    if isinstance(error, AttributeError):
+        return "Tracer has no attribute" in str(error)  # JAX takes its own frames away
     return isinstance(error, (jax.errors.JAXTypeError, jax.errors.JaxRuntimeError)) or module.partition(".")[0] == "jax"
 
 

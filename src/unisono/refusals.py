@@ -165,6 +165,15 @@ def check_replicas(replicas: int, strategy: Any) -> None:
         )
 
 
+def check_not_dealt_out(sizes: tuple[int, ...] | None) -> None:
+    """Of a distributed batch that is given to train_on_batch and the like."""
+    if sizes is not None:
+        raise ValueError(
+            f"This batch comes from one pipeline a replica, of {sizes} rows, and train_on_batch would deal its rows out anew. Give it to "
+            f"strategy.run, or the dataset to fit."
+        )
+
+
 def check_scope_of_run(scope: Any, strategy: Any) -> None:
     """At strategy.run."""
     if scope is not strategy:
@@ -183,11 +192,14 @@ def check_outside(call: str) -> None:
         )
 
 
-def keep_in_replica_code(optimizer: Any) -> None:
-    """Of an optimizer with a loss scale, whose update Keras can only make in what is traced, and would leave half done elsewhere."""
+def watch_apply(optimizer: Any) -> None:
+    """Of an optimizer that was made in a scope: every apply looks at what was set on it. One with a loss scale is for replica code:
+    Keras can only make its update in what is traced, and would leave it half done elsewhere."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        if current() is None and keras_seam.stateless_scope() is None:
+        check_attributes(optimizer)
+        outside = current() is None and keras_seam.stateless_scope() is None
+        if outside and isinstance(optimizer, keras_seam.LossScaleOptimizer):
             raise ValueError(
                 f"The optimizer {optimizer.name!r} has a loss scale and is applied outside of replica code, where gradients are those of a "
                 f"loss without it. Apply it in the function that strategy.run gets; what has to happen to the gradients before that, return "

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from unisono import keras_seam, refusals
 from unisono.course import Course, position_of
 from unisono.data.adapter import GlobalBatches
@@ -18,6 +20,7 @@ from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
 from unisono.loop.datasets import DistributedDataset
+from unisono.loop.values import Shards
 from unisono.pace import Group, Pace
 from unisono.placement import split_evenly
 from unisono.replica.program import ReplicaFunctions
@@ -125,13 +128,13 @@ class Bond:
         return tuple(map(read, args)), {name: read(value) for name, value in kwargs.items()}
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("train_on_batch", *args, **kwargs)
+        return self._restoring("train_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("test_on_batch", *args, **kwargs)
+        return self._restoring("test_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("predict_on_batch", *args, **kwargs)
+        return self._restoring("predict_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
 
     def build_by(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
@@ -260,6 +263,18 @@ class Bond:
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()
+
+
+def whole(value: Any) -> Any:
+    """The arrays of a distributed dataset's batch, which Keras takes as a global one."""
+
+    def bare(leaf: Any) -> Any:
+        if not isinstance(leaf, Shards):
+            return leaf
+        refusals.check_not_dealt_out(leaf.sizes)
+        return leaf.array
+
+    return jax.tree.map(bare, value, is_leaf=lambda leaf: isinstance(leaf, Shards))
 
 
 def some(iterator: Iterator[Any], count: int) -> Iterator[Any]:

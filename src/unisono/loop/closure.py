@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dis
 import functools
+import io
 import sys
 import sysconfig
 import types
@@ -57,10 +58,11 @@ class Surroundings:
     def __init__(self, function: Callable[..., Any], before: Surroundings | None = None) -> None:
         """`before` is how it was before the trace: lists and dicts into which the code itself puts something, as code that counts its
         traces does, are not looked into."""
-        changed = (
-            [then.thing for _, then in before._then if isinstance(then, Kept) and not is_same(then.thing, then)] if before else []
-        )
-        self._then = [(place, kept(place.value, frozenset(map(id, changed)))) for place in places(function)]
+        self._own: list[Any] = []
+        if before is not None:
+            changed = [then.thing for _, then in before._then if isinstance(then, Kept) and not is_same(then.thing, then)]
+            self._own = [*before._own, *changed]
+        self._then = [(place, kept(place.value, frozenset(map(id, self._own)))) for place in places(function)]
 
     @property
     def unchanged(self) -> bool:
@@ -149,6 +151,16 @@ def check_nothing_left(function: Callable[..., Any]) -> None:
             raise ValueError(
                 f"The function keeps a traced value in {path!r}, where Python would find no number in it, and the compiled function would "
                 f"never put another. Return the value from the function, and keep what it returned."
+            )
+
+
+def check_iterators(function: Callable[..., Any]) -> None:
+    """What a compiled function takes from an iterator it takes once, and has for good."""
+    for place in places(function):
+        if isinstance(place.value, Iterator) and not isinstance(place.value, io.IOBase):
+            raise ValueError(
+                f"The function finds the iterator {place.path!r} by its name. Compiled, it would take from it once, when it is traced, and "
+                f"have the same in every call. Take from it outside, and pass what it gives as an argument: next({place.path})."
             )
 
 

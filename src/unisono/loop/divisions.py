@@ -34,12 +34,13 @@ class Scaled(NamedTuple):
 class Divisions:
     """Of one function of the user's."""
 
-    def __init__(self, name: str, replicas: int, scaled_of: Callable[[int], Scaled] | None) -> None:
-        """`scaled_of` looks at the code for a replica's rows; None where that tells nothing."""
+    def __init__(self, name: str, replicas: int, found: dict[int, Scaled], scaled_of: Callable[[int], Scaled] | None) -> None:
+        """`scaled_of` looks at the code for so many rows of a replica, `found` is what was seen already; None where it tells
+        nothing."""
         self._name = name
         self._replicas = replicas
         self._scaled_of = scaled_of
-        self._scaled: dict[int, Scaled] = {}
+        self._scaled = found
         self._most_rows = 0
         self._seen: set[object] = set()
         self._warned = False

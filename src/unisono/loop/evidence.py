@@ -132,7 +132,7 @@ class Sources:
         if equation is None or variable in shares:
             return
         if variable not in self._of_rows and not (equation.name in (*SAME, *SUMS) or is_scaling(equation)):
-            if variable in self._of_state and not variable.aval.shape:
+            if variable in self._of_state and size_of(variable) == 1:
                 yield Whole(path.divisors, path.factors)
             return
         number = number_among(equation.inputs)

@@ -6,6 +6,7 @@ and nothing waits for them. What does not is compiled as a whole, as a pure func
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 import warnings
@@ -19,8 +20,9 @@ import numpy as np
 from unisono import keras_seam
 from unisono.errors import explained_function
 from unisono.loop import running
-from unisono.loop.closure import Surroundings, check_arguments, check_nothing_left, runs_replicas
+from unisono.loop.closure import Surroundings, check_arguments, check_iterators, check_nothing_left, runs_replicas
 from unisono.loop.datasets import DistributedDataset, DistributedIterator
+from unisono.loop.names import code_of, name_of
 from unisono.loop.same import Same
 from unisono.loop.values import is_value
 from unisono.replica.code import current
@@ -47,6 +49,10 @@ def function(fn: Callable[..., Any]) -> Callable[..., Any]:
         (2.0, 5.0, 5.0)
     """
     return functools.wraps(fn)(Function(fn))
+
+
+_made: collections.Counter[Any] = collections.Counter()
+"""How many functions of the same code and variables were compiled."""
 
 
 class Traced(NamedTuple):
@@ -90,6 +96,7 @@ class Function:
         self._traced[key] = traced, Surroundings(method_of(self._fn, leaves), before)
         if is_new:
             self._note_compiled(key)
+            self._note_made(traced)
         return returned
 
     def __get__(self, instance: Any, _: Any = None) -> Any:
@@ -102,7 +109,7 @@ class Function:
             left = iter(arrays)
             args, kwargs = jax.tree.unflatten(structure, [next(left) if is_traced(leaf) else leaf for leaf in leaves])
             returned = self._fn(*args, **kwargs)
-            check_arguments(self._fn.__name__, structure, jax.tree.structure((args, kwargs), is_leaf=is_of_host))
+            check_arguments(name_of(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_of_host))
             return returned
 
         variables = self._variables(call, arrays)
@@ -114,6 +121,7 @@ class Function:
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
         check_nothing_left(method_of(self._fn, leaves))
+        check_iterators(method_of(self._fn, leaves))
         return Traced(variables, jax.jit(pure))
 
     def _note_compiled(self, key: Any) -> None:
@@ -122,8 +130,22 @@ class Function:
         alike = sum(other[0] == structure and other[2] == arrays for other in self._traced)
         if alike == REMADE:
             warnings.warn(
-                f"un.function has compiled {self._fn.__name__!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
+                f"un.function has compiled {name_of(self._fn)!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
                 f"number that changes as an array: np.float32(value).",
+                stacklevel=4,
+            )
+
+    def _note_made(self, traced: Traced) -> None:
+        """Says once that a line makes functions of the same variables anew, each of which is compiled."""
+        code = code_of(self._fn)
+        if code is None or len(self._traced) > 1:
+            return
+        made = code, frozenset(map(id, traced.variables))
+        _made[made] += 1
+        if _made[made] == REMADE:
+            warnings.warn(
+                f"un.function has compiled {name_of(self._fn)!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions that were "
+                f"made anew. Make the function once, outside of the loop.",
                 stacklevel=4,
             )
 
@@ -131,14 +153,14 @@ class Function:
         """Those that the function reads or assigns. Layers and optimizers are built on the way."""
         known: dict[int, Any] = {}
         for _ in range(ROUNDS):
-            with explained_function(self._fn), keras_seam.ReadingScope(collect_losses=True) as scope, running.tracing():
+            with explained_function(name_of(self._fn)), keras_seam.ReadingScope(collect_losses=True) as scope, running.tracing():
                 jax.eval_shape(lambda arrays: jax.tree.map(bare, call(arrays)), arrays)
             found = {**scope.read, **scope.assigned}
             if found.keys() == known.keys():
                 return list(found.values())
             made, known = [v.path for i, v in found.items() if i not in known], found
         raise ValueError(
-            f"Every call of {self._fn.__name__!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
+            f"Every call of {name_of(self._fn)!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
             f"layers, optimizers, metrics and variables once, outside of the function."
         )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import keras_seam
-from unisono.loop.closure import arrays_around, check_nothing_left, replicated_around
+from unisono.loop.closure import arrays_around, check_iterators, check_nothing_left, replicated_around
 from unisono.loop.divisions import is_close, products
 from unisono.loop.evidence import Argument, Mean, Sources
 from unisono.loop.traces import check_collectives, constants_of, constants_outside, is_among, may_come_from
@@ -20,6 +20,7 @@ from unisono.replica.discovery import Trace
 def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any, of: Received) -> None:
     strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
     check_nothing_left(function)
+    check_iterators(function)
     check_collectives(name, trace.program)
     check_means(trace, strategy.num_replicas_in_sync, of)
     check_arrays(function, trace, strategy.num_replicas_in_sync)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import types
 import warnings
 from collections.abc import Callable, Hashable
@@ -10,6 +11,7 @@ from typing import Any
 
 from unisono.loop.arguments import sorted_out
 from unisono.loop.closure import contents
+from unisono.loop.names import code_of, name_of
 from unisono.loop.same import Same
 from unisono.loop.segment import Segment
 
@@ -46,7 +48,7 @@ class Runs:
 
     def _note(self, function: Callable[..., Any], variables: frozenset[int]) -> None:
         """Counts by what a function uses: the step of another model is another one."""
-        code = getattr(function, "__code__", None)
+        code = code_of(function)
         if code is None:
             return
         self._made[code, variables] += 1
@@ -64,6 +66,11 @@ def identity(function: Callable[..., Any]) -> Hashable:
     compiled once."""
     if isinstance(function, types.MethodType):
         return identity(function.__func__), Same(function.__self__)
+    if isinstance(function, functools.partial):
+        given = [*function.args, *sorted(function.keywords.items())]
+        return identity(function.func), tuple(
+            known_by(part) for pair in given for part in (pair if isinstance(pair, tuple) else (pair,))
+        )
     if not isinstance(function, types.FunctionType) or function.__dict__:
         return Same(function)
     found = [contents(cell) for cell in function.__closure__ or ()]
@@ -81,7 +88,3 @@ def known_by(thing: Any) -> Hashable:
 def is_recursive(function: types.FunctionType) -> bool:
     """Whether the function is around itself, or may be."""
     return any(isinstance(contents(cell), types.FunctionType) for cell in function.__closure__ or ())
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 import warnings
@@ -64,14 +65,14 @@ class Segment:
                 self._leave(step)
         for shards in arguments.rows:
             shards.begun()
+        if self._divisions is not None:
+            self._divisions.check(batch, code.fixed_divisors, [number_of(value) for value in arguments.constants])
         if self._was_traced:  # and has changed by itself what it then found, as code that counts its traces does
             self._around, self._settings, self._was_traced = (
                 Surroundings(self._function, self._around),
                 settings(code.variables),
                 False,
             )
-        if self._divisions is not None:
-            self._divisions.check(batch, code.fixed_divisors, [number_of(value) for value in arguments.constants])
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         return self._returned(code.returned, like, totals, outputs)
 
@@ -116,8 +117,13 @@ class Segment:
             )
         if arguments.rows:
             can_be_told = not arguments.carried and bool(seen[-1].noted.keys() & {"loss", "vector"})
-            scaled_of = lambda size: self._scaled(batch.shapes(size), like)  # noqa: E731
-            self._divisions = Divisions(self._name, placement.replicas, scaled_of if can_be_told else None)
+            again = functools.partial(trace, self._call, constants=like, replicas=placement.replicas)
+            self._divisions = Divisions(
+                self._name,
+                placement.replicas,
+                {rows: scaled(seen[-1])} if can_be_told else {},
+                (lambda size: scaled(again(batch.shapes(size), metrics=strategy.owned.metrics))) if can_be_told else None,
+            )
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
@@ -129,19 +135,6 @@ class Segment:
                 stacklevel=6,
             )
         return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
-
-    def _scaled(self, shapes: Any, like: Any) -> Scaled:
-        """What the code makes by itself of the losses of a replica's rows of these shapes."""
-        strategy = self._strategy
-        again = trace(self._call, shapes, like, strategy.num_replicas_in_sync, strategy.owned.metrics)
-        sources, noted = Sources(again.program, again.arrays), again.noted
-        losses = [loss for _, loss in noted.get("loss", [])]
-        shares = [share for of, share in noted.get("share", []) if of is None]
-        return Scaled(
-            [mean for loss in losses for mean in sources.means(loss, shares)],
-            [whole for loss in losses for whole in sources.wholes(loss, shares)],
-            [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],
-        )
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
@@ -169,6 +162,18 @@ class Segment:
             return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)), leaf.index in self._shares)
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
+
+
+def scaled(of: Trace) -> Scaled:
+    """What the code makes by itself of the losses of a replica's rows."""
+    sources, noted = Sources(of.program, of.arrays), of.noted
+    losses = [loss for _, loss in noted.get("loss", [])]
+    shares = [share for of, share in noted.get("share", []) if of is None]
+    return Scaled(
+        [mean for loss in losses for mean in sources.means(loss, shares)],
+        [whole for loss in losses for whole in sources.wholes(loss, shares)],
+        [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],
+    )
 
 
 def settings(variables: Variables) -> list[Any]:

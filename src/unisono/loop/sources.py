@@ -20,6 +20,7 @@ from unisono.data.progress import Place
 from unisono.data.resume import Item, indexed, streamed
 from unisono.loop.arguments import is_array
 from unisono.loop.values import is_value
+from unisono.replica.mistakes import rows_differ
 
 
 class Source:
@@ -165,6 +166,8 @@ class Pipelines(Source):
         for source in self._sources:
             source.order.passes = pass_
         for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
+            if number == start:
+                check_differ([None if part is None else part[2] for part in parts])
             self.order.trained_on(pass_)
             yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
 
@@ -178,6 +181,18 @@ def joined(parts: list[Any], position: Position) -> Any:
     sizes = tuple(0 if part is None else len(jax.tree.leaves(part, is_leaf=is_whole)[0].array) for part in parts)
     join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
     return jax.tree.map(join, *present, is_leaf=is_whole)
+
+
+def check_differ(parts: list[Any]) -> None:
+    """The first batches of the replicas: those of a function that does not look at its context are the same."""
+    rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_whole)] for part in parts if part is not None]
+    alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])
+    if alike and any(rows_differ(array) for array in rows[0]):
+        raise ValueError(
+            f"The function for distribute_datasets_from_function gives each of {len(parts)} replicas the same rows: every one would train "
+            f"on them. Give each its own, for example dataset.shard(context.num_input_pipelines, context.input_pipeline_id) or "
+            f"rows[context.input_pipeline_id :: context.num_input_pipelines]."
+        )
 
 
 class InputContext:

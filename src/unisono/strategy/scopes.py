@@ -52,8 +52,8 @@ def made(thing: Any) -> None:
         strategy.owned.add(thing)
         if isinstance(thing, keras.metrics.Metric):
             older.name_metric(thing)
-        if isinstance(thing, keras_seam.LossScaleOptimizer):
-            refusals.keep_in_replica_code(thing)
+        if isinstance(thing, keras.optimizers.Optimizer):
+            refusals.watch_apply(thing)
 
 
 def model_made(model: Any) -> None:
