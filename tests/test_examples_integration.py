@@ -2,6 +2,9 @@
 
 import pathlib
 import re
+import statistics
+
+import pytest
 
 from processes import python
 
@@ -54,7 +57,18 @@ def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_p
     assert len({fingerprint for *_, fingerprint in seen}) == 10
     assert min(float(accuracy) for _, accuracy, _ in runs["loop"]) > 85
     assert "fit and loop have the same fingerprint for 5 of 5 seeds" in finished.stdout
-    assert re.search(r"^(A|No) gap between right and wrong loop on this data: [\d.]+ points", finished.stdout, re.MULTILINE)
+    means = {}
+    for name, lines in runs.items():
+        last = [float(accuracy) for _, accuracy, _ in lines]
+        means[name] = statistics.mean(last), statistics.stdev(last)
+        line = re.search(rf"^{name} +validation accuracy ([\d.]+)% \+- ([\d.]+)%$", finished.stdout, re.MULTILINE)
+        assert [float(number) for number in line.groups()] == pytest.approx(means[name], abs=0.06)
+    verdict = re.search(
+        r"^(A|No) gap between right and wrong loop on this data: ([\d.]+) points, spread ([\d.]+)", finished.stdout, re.MULTILINE
+    )
+    (right, of_right), (wrong, of_wrong) = means["loop"], means["loop, not distributed"]
+    assert [float(verdict[2]), float(verdict[3])] == pytest.approx([abs(right - wrong), of_right + of_wrong], abs=0.16)
+    assert (verdict[1] == "A") == (float(verdict[2]) > float(verdict[3]))
     assert is_picture(picture)
 
 

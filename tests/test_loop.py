@@ -627,9 +627,29 @@ def test_a_function_that_runs_replicas_without_arguments():
     assert [int(numbers()) for _ in range(3)] == [6, 6, 6]
 
 
-def test_a_whole_epoch_in_one_function_waits_for_nothing(loop):
-    dataset = loop.strategy.distribute_dataset((X, Y), batch_size=12)
+def test_a_whole_epoch_in_one_function_waits_for_nothing(loop, monkeypatch):
+    """One device runs one program a step, several exchange between theirs; nothing is fetched."""
+    dataset = loop.strategy.distribute_dataset((X[:36], Y[:36]), batch_size=12)
     loop.whole_epoch(dataset)
-    with jax.transfer_guard_device_to_host("disallow"):
-        total = loop.whole_epoch(dataset)
+    asked = {"programs": 0, "fetched": 0}
+
+    def counted(of, name, what):
+        stock = of.__dict__[name]
+        call = stock.fget if isinstance(stock, property) else stock
+
+        def counting(*args, **kwargs):
+            asked[what] += 1
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(of, name, property(counting) if isinstance(stock, property) else counting)
+
+    array = type(jax.numpy.zeros(()))
+    counted(jax.stages.Compiled, "__call__", "programs")
+    for name in ("_value", "__array__", "__float__", "__int__", "__bool__", "block_until_ready"):
+        counted(array, name, "fetched")
+    total = loop.whole_epoch(dataset)
+    devices, steps = len(loop.strategy.devices), 3
+    assert asked["programs"] == steps if devices == 1 else asked["programs"] <= steps * 4 * devices
+    assert not asked["fetched"]
     assert np.isfinite(float(total))
+    assert asked["fetched"]

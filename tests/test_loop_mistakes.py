@@ -599,6 +599,13 @@ def test_a_traced_value_that_is_kept_is_named(loop):
         whole(np.float32(1))
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_double_precision_is_refused(loop):
+    loop.model.weights[0]._dtype = "float64"
+    with pytest.raises(ValueError, match=r"Replica code uses variables of dtype float64 \('.*kernel' among them\)"):
+        loop.one(first(loop))
+
+
 def test_float16_without_a_loss_scale_is_warned_about():
     with policy("mixed_float16"):
         loop = Loop(on(1, 2))

@@ -46,12 +46,7 @@ def check_model(model: Any, strategy: Any) -> None:
         check_compiled(model, strategy)
     else:
         check_layers(model, strategy)
-    doubles = [v.path for v in model.variables if v.dtype == "float64"]
-    if doubles:
-        raise ValueError(
-            f"The model has variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
-            f"model with float32."
-        )
+    check_precision(model.variables, "The model has")
     if keras_seam.overrides(model, "predict_step"):
         raise ValueError(
             f"{type(model).__name__}.predict_step is overridden, but outputs come from the replicas' forward passes. Override call, "
@@ -132,6 +127,15 @@ def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
         )
 
 
+def check_precision(variables: list[Any], who_has: str) -> None:
+    doubles = [v.path for v in variables if v.dtype == "float64"]
+    if doubles:
+        raise ValueError(
+            f"{who_has} variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
+            f"model with float32."
+        )
+
+
 def check_variables(variables: list[Any], strategy: Any) -> None:
     """In replica code: all must have been made in the strategy's scope."""
     mine = strategy.owned.variables
@@ -142,6 +146,7 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
             f"{'among them' if len(others) > 1 else 'alone'}. Make models, optimizers, metrics and variables inside:\n\n"
             f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
         )
+    check_precision(variables, "Replica code uses")
 
 
 def check_assigned(variables: list[Any], strategy: Any) -> None:

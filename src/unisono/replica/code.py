@@ -114,7 +114,8 @@ class ReplicaCode:
 
     def note(self, kind: str, arrays: Any, of: Any = None) -> Any:
         """Remembers arrays; `value_and_grad` takes along what was noted inside of it."""
-        self.noted.append(Noted(kind, arrays, of))
+        if self.is_looked_at or kind == "update":
+            self.noted.append(Noted(kind, arrays, of))
         return arrays
 
     def fixed(self, divisor: float) -> Any:
