@@ -20,19 +20,34 @@ def split_evenly(total: int, parts: int) -> tuple[range, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Processes:
+    """The processes that train together, each with a block of devices."""
+
+    number: int
+    """This one's."""
+    leads: tuple[jax.Device, ...]
+    """A device of each, on which it exchanges with the others."""
+    counts: tuple[int, ...]
+    """How many devices each has."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Placement:
-    """R logical replicas on D devices of this process; the first device leads."""
+    """R logical replicas on the devices of this process, and of the others where there are some; the first device leads."""
 
     replicas: int
     devices: tuple[jax.Device, ...]
+    """Of this process."""
+    processes: Processes | None = None
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas must be 1 or more; received replicas={self.replicas}.")
-        if len(self.devices) > self.replicas:
+        count = sum(self._counts)
+        if count > self.replicas:
             raise ValueError(
-                f"{len(self.devices)} devices cannot share {self.replicas} replicas: each device runs at least one. "
-                f"Write devices={self.replicas}, or replicas={len(self.devices)} for a global batch cut finer."
+                f"{count} devices cannot share {self.replicas} replicas: each device runs at least one. "
+                f"Write devices={self.replicas}, or replicas={count} for a global batch cut finer."
             )
 
     @property
@@ -41,10 +56,21 @@ class Placement:
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """The replicas of each device."""
-        return split_evenly(self.replicas, len(self.devices))
+        """The replicas of each device of this process."""
+        before = sum(self._counts[: self.processes.number]) if self.processes else 0
+        return split_evenly(self.replicas, sum(self._counts))[before : before + len(self.devices)]
 
     @property
-    def device_of(self) -> tuple[int, ...]:
-        """For each replica, the index of its device."""
-        return tuple(index for index, block in enumerate(self.blocks) for _ in block)
+    def of_processes(self) -> tuple[range, ...]:
+        """The replicas of each process."""
+        blocks, ends = split_evenly(self.replicas, sum(self._counts)), itertools.accumulate(self._counts, initial=0)
+        return tuple(range(blocks[start].start, blocks[end - 1].stop) for start, end in itertools.pairwise(ends))
+
+    @property
+    def device_of(self) -> dict[int, int]:
+        """For each replica of this process, the index of its device."""
+        return {replica: index for index, block in enumerate(self.blocks) for replica in block}
+
+    @property
+    def _counts(self) -> tuple[int, ...]:
+        return self.processes.counts if self.processes else (len(self.devices),)

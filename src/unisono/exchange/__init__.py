@@ -1,16 +1,19 @@
-"""How devices add up what their replicas contribute: two implementations of one protocol."""
+"""How devices add up what their replicas contribute: implementations of one protocol."""
 
 from __future__ import annotations
 
 from unisono.exchange.base import Exchange
 from unisono.exchange.collectives import Collectives
+from unisono.exchange.processes import AcrossProcesses
 from unisono.exchange.transfers import Transfers
 from unisono.placement import Placement
 
-__all__ = ["Collectives", "Exchange", "Transfers", "choose"]
+__all__ = ["AcrossProcesses", "Collectives", "Exchange", "Transfers", "choose"]
 
 
 def choose(placement: Placement) -> Exchange:
-    """Collectives where devices have links of their own; copies between the CPU devices of a process."""
+    """Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes."""
+    if placement.processes is not None:
+        return AcrossProcesses(placement)
     on_cpu = all(device.platform == "cpu" for device in placement.devices)
     return Transfers(placement) if on_cpu else Collectives(placement)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono import tree
-from unisono.exchange.base import Add
+from unisono.exchange.base import Add, Elsewhere
 from unisono.flat import flat, unflat
 from unisono.placement import Placement
 from unisono.xla.programs import Program
@@ -32,47 +32,65 @@ class Collectives:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.homes = tuple(range(len(placement.devices)))
-        self._mesh = Mesh(np.array(placement.devices), ("devices",))
+        self._meeting = Meeting(placement.devices, placement.devices)
+
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
+        schedule = tuple(tuple((s.start, s.stop, value is not None) for s, value in of.items()) for of in nodes)
+        example = next(value for of in nodes for value in of.values() if value is not None)
+        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
+        return self._meeting.total([list(of.values()) for of in nodes], schedule, leaves, shapes)
+
+
+class Meeting:
+    """Devices that add up what they hold; in several processes, each sees to its own."""
+
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]) -> None:
+        self._devices = tuple(devices)
+        self._own = tuple(own)
+        self._mesh = Mesh(np.array(self._devices), ("devices",))
         self._pack = Program(self._packed)
         self._unpack = Program(unpacked)
         self._programs: dict[Any, Any] = {}
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int) -> list[Any]:
-        schedule = tuple(tuple((s.start, s.stop, value is not None) for s, value in of.items()) for of in nodes)
-        example = next(value for of in nodes for value in of.values() if value is not None)
-        shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
+    def total(self, nodes: Sequence[Sequence[Any]], schedule: Schedule, leaves: int, shapes: Any) -> list[Any]:
+        """The total on each of our own devices.
+
+        Args:
+            nodes: What each of them has, in the order of the schedule; None for replicas without rows.
+            schedule: Of all devices.
+            leaves: Of the tree over which is summed.
+            shapes: Of what is added.
+        """
         key = (leaves, schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
-        slots = max(map(len, nodes))
-        packed = [
-            self._packed_on(device, key, slots, of, shapes) for device, of in zip(self.placement.devices, nodes, strict=True)
-        ]
+        slots = max(map(len, schedule))
+        packed = [self._packed_on(device, key, slots, of, shapes) for device, of in zip(self._own, nodes, strict=True)]
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
         if key not in self._programs:
             self._programs[key] = jax.jit(partial(self._summed, leaves, schedule))
-        one_at_a_time = jax.block_until_ready if self.placement.lead.platform == "cpu" else lambda arrays: arrays
+        one_at_a_time = jax.block_until_ready if self._own[0].platform == "cpu" else lambda arrays: arrays
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
         sums = one_at_a_time(self._programs[key](one_at_a_time(arrays)))
-        by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self.placement.devices]
+        by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self._own]
         return [
             self._unpack(device, key, flat, jax.tree.map(lambda s: np.empty((0, *s.shape), s.dtype), shapes))
-            for device, flat in zip(self.placement.devices, by_device, strict=True)
+            for device, flat in zip(self._own, by_device, strict=True)
         ]
 
-    def _packed_on(self, device: jax.Device, key: Any, slots: int, nodes: Mapping[range, Any], shapes: Any) -> Any:
+    def _packed_on(self, device: jax.Device, key: Any, slots: int, nodes: Sequence[Any], shapes: Any) -> Any:
         zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
-        values = [zeros if value is None else value for value in nodes.values()]
+        values = [zeros if value is None else value for value in nodes]
         return self._pack(device, (key, len(values)), values + [zeros] * (slots - len(values)))
 
     def _packed(self, nodes: list[Any]) -> dict[str, jax.Array]:
         """Nodes as rows of one matrix for each dtype, of a width that the devices can share out."""
         flats = [flat(node) for node in nodes]
-        devices = len(self.placement.devices)
+        devices = len(self._devices)
         matrices = {name: jnp.stack([flat[name] for flat in flats]) for name in flats[0]}
         return {name: jnp.pad(m, ((0, 0), (0, -m.shape[1] % devices)))[None] for name, m in matrices.items()}
 
     def _global(self, parts: list[jax.Array]) -> jax.Array:
         sharding = NamedSharding(self._mesh, PartitionSpec("devices"))
-        return jax.make_array_from_single_device_arrays((len(parts), *parts[0].shape[1:]), sharding, parts)
+        return jax.make_array_from_single_device_arrays((len(self._devices), *parts[0].shape[1:]), sharding, parts)
 
     def _summed(self, leaves: int, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         here, nowhere = PartitionSpec("devices"), PartitionSpec()
@@ -86,7 +104,7 @@ class Collectives:
         return run(arrays)
 
     def _sum_of(self, leaves: int, schedule: Schedule, mine: jax.Array) -> jax.Array:
-        devices = len(self.placement.devices)
+        devices = len(self._devices)
         pieces = mine[0].reshape(mine.shape[1], devices, -1)
         pieces = lax.all_to_all(pieces, "devices", split_axis=1, concat_axis=0)  # (device, node, my piece of it)
         known = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from unisono import tree
-from unisono.exchange.base import Add
+from unisono.exchange.base import Add, Elsewhere
 from unisono.placement import Placement
 
 
@@ -20,11 +21,18 @@ class Transfers:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int) -> list[Any]:
-        lead = self.placement.lead
+    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
+        return [self.sum_of(range(leaves), self.on_lead(nodes), add)]
+
+    def on_lead(self, nodes: Sequence[Mapping[range, Any]]) -> dict[range, Any]:
+        """The nodes of all devices, copied."""
         here = dict(nodes[0])
         away = [item for of_device in nodes[1:] for item in of_device.items()]
         if away:
-            copies = jax.device_put([value for _, value in away], lead)
+            copies = jax.device_put([value for _, value in away], self.placement.lead)
             here |= zip((span for span, _ in away), copies, strict=True)
-        return [tree.total(range(leaves), here.__contains__, here.__getitem__, lambda left, right: add(lead, left, right))]
+        return here
+
+    def sum_of(self, span: range, here: Mapping[range, Any], add: Add) -> Any:
+        """Over a span of replicas, of nodes that lie on the lead; None where none of them has rows."""
+        return tree.total(span, here.__contains__, here.__getitem__, functools.partial(add, self.placement.lead))

@@ -50,13 +50,20 @@ class Plan:
     leaves: int
     """Of the tree over which is summed."""
     parts: tuple[Part, ...]
+    """Of this process."""
+    first: range
+    """The rows of the first replica that has some."""
+    sizes: tuple[int, ...]
+    """The rows of each replica that has some, wherever it runs."""
     size_at_end: int
     """The rows of the last replica: its program finishes the step, on every placement."""
+    of_processes: tuple[tuple[tuple[range, bool], ...], ...]
+    """For each process, the subtrees whose sums it hands on, and whether there are rows under them."""
 
     @property
     def whole(self) -> Run | None:
         """The one run that is the whole step, where one device and one program do."""
-        alone = len(self.parts) == 1 and len(self.parts[0].runs) == 1
+        alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
         return self.parts[0].runs[0] if alone else None
 
 
@@ -70,13 +77,22 @@ def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan
     present = [replica for replica, shard in enumerate(shards) if shard]
     # Leaves of the tree are replicas; where some in the middle have no rows, those that have some, so that they are neighbours.
     leaves = list(range(placement.replicas)) if present == list(range(len(present))) else present
-    blocks = [range(bisect.bisect_left(leaves, b.start), bisect.bisect_left(leaves, b.stop)) for b in placement.blocks]
+
+    def under(block: range) -> list[range]:
+        """The subtrees over a block of replicas."""
+        mine = range(bisect.bisect_left(leaves, block.start), bisect.bisect_left(leaves, block.stop))
+        return tree.cover(mine, range(len(leaves))) if mine else []
+
     parts = tuple(
         Part(device, span, runs_of(span, leaves, shards))
-        for device, block in enumerate(blocks)
-        for span in (tree.cover(block, range(len(leaves))) if block else [])
+        for device, block in enumerate(placement.blocks)
+        for span in under(block)
     )
-    return Plan(rows, len(present), len(leaves), parts, len(shards[present[-1]]))
+    of_processes = tuple(
+        tuple((span, any(shards[leaves[leaf]] for leaf in span)) for span in under(block)) for block in placement.of_processes
+    )
+    sizes_there = tuple(len(shards[replica]) for replica in present)
+    return Plan(rows, len(present), len(leaves), parts, shards[present[0]], sizes_there, sizes_there[-1], of_processes)
 
 
 def runs_of(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[Run, ...]:

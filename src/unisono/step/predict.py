@@ -11,6 +11,7 @@ import numpy as np
 
 from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
+from unisono.exchange.rows import RowsOfAll
 from unisono.placement import Placement, split_evenly
 from unisono.replica.assigned import merged
 from unisono.replica.contribution import Assigned
@@ -37,6 +38,8 @@ class PredictStep:
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
         self._merge = Program(self._merged)
+        self._rows_of_all = RowsOfAll(placement) if placement.processes else None
+        self._like: dict[Any, Any] = {}
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[Any]) -> tuple[Any, State]:
@@ -54,12 +57,30 @@ class PredictStep:
 
     def _one(self, state: State, batch: GlobalBatch) -> tuple[Any, State]:
         shards = [rows for rows in split_evenly(batch.rows, self._placement.replicas) if rows]
-        results = [self._run(state, batch, replica, rows) for replica, rows in enumerate(shards)]
+        here = [replica for replica in range(len(shards)) if replica in self._placement.device_of]
+        results = {replica: self._run(state, batch, replica, shards[replica]) for replica in here}
+        like = self._shapes(state, batch) if self._rows_of_all else (None, None)
         lead = self._placement.lead
-        outputs = jax.device_put([outputs for outputs, _ in results], lead)
-        others = self._state_after(state[1], batch, [assigned for _, assigned in results])
+        outputs = jax.device_put([outputs for outputs, _ in results.values()], lead)
+        own = self._join(lead, (batch.rows, batch.signature), outputs) if outputs else no_rows(like[0])
+        others = self._state_after(state[1], batch, {r: assigned for r, (_, assigned) in results.items()}, len(shards), like[1])
         self._state = state[0], others
-        return self._join(lead, (batch.rows, batch.signature), outputs), self._state
+        return self._of_all(own, shards, like[0]), self._state
+
+    def _shapes(self, state: State, batch: GlobalBatch) -> tuple[Any, Any]:
+        """(outputs, what is assigned) of one row."""
+        if batch.signature not in self._like:
+            self._like[batch.signature] = jax.eval_shape(self._functions.predict, *state, batch.shapes(1), np.int32(0))
+        return self._like[batch.signature]
+
+    def _of_all(self, outputs: Any, shards: list[range], like: Any) -> Any:
+        """The outputs of all processes."""
+        if self._rows_of_all is None:
+            return outputs
+        leaves, structure = jax.tree.flatten(outputs)
+        rows = [sum(len(shard) for shard in shards[block.start : block.stop]) for block in self._placement.of_processes]
+        counts = [[of_row.shape[0] * count for count in rows] for of_row in jax.tree.leaves(like)]
+        return jax.tree.unflatten(structure, self._rows_of_all(leaves, counts))
 
     def _run(self, state: State, batch: GlobalBatch, replica: int, rows: range) -> tuple[Any, Assigned]:
         index = self._placement.device_of[replica]
@@ -72,17 +93,19 @@ class PredictStep:
             check_rows(outputs, len(rows))
         return outputs, assigned
 
-    def _state_after(self, others: list[Any], batch: GlobalBatch, assigned: list[Assigned]) -> list[Any]:
+    def _state_after(
+        self, others: list[Any], batch: GlobalBatch, assigned: dict[int, Assigned], present: int, like: Any
+    ) -> list[Any]:
         """Most models assign nothing when they predict."""
         if not self._functions.assigned:
             return others
-        totals = self._sum(lambda _, replica: assigned[replica] if replica < len(assigned) else None)
+        totals = self._sum(assigned, present, like)
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]
             rows = self._numbers.on(device, np.float32, batch.rows)
-            present = self._numbers.on(device, np.int32, len(assigned))
-            results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
+            there = self._numbers.on(device, np.int32, present)
+            results[home] = self._merge(device, None, self._others.on(home, others), total, rows, there)
         self._functions.check(results[0][1])
         return self._others.computed({home: after for home, (after, _) in results.items()})
 
@@ -98,6 +121,10 @@ class PredictStep:
 
 def joined(outputs: list[Any]) -> Any:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs) if len(outputs) > 1 else outputs[0]
+
+
+def no_rows(like: Any) -> Any:
+    return jax.tree.map(lambda of_row: jnp.zeros((0, *of_row.shape[1:]), of_row.dtype), like)
 
 
 def check_rows(outputs: Any, rows: int) -> None:

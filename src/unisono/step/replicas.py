@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from unisono import tree
-from unisono.exchange.base import Exchange
+from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.contribution import add
 from unisono.xla.programs import Program
@@ -24,23 +24,30 @@ class Sum:
         self._exchange = exchange
         self._add = Program(add)
 
-    def __call__(self, contribution: Callable[[int, int], Any | None]) -> dict[int, Any]:
-        """`contribution(device index, replica)` runs a replica, or is None without rows; the total for each home.
+    def __call__(self, contributions: Mapping[int, Any], present: int, like: Any) -> dict[int, Any]:
+        """The total for each home.
 
-        A device runs its replicas from left to right and adds as soon as two neighbours are there, so that it holds a
-        logarithm of them at a time.
+        Args:
+            contributions: Of those replicas of this process that have rows.
+            present: How many replicas have rows, wherever they run: the first ones.
+            like: A contribution, in shapes.
         """
-        nodes, everyone = [], range(self._placement.replicas)
-        for index, (device, block) in enumerate(zip(self._placement.devices, self._placement.blocks, strict=True)):
-            run = partial(tree.total, known=lambda span: len(span) == 1, add=partial(self._add_on, device))
-            value = partial(_of_leaf, contribution, index)
-            nodes.append({span: run(span, value=value) for span in tree.cover(block, everyone)})
-        totals = self._exchange.total(nodes, self._add_on, self._placement.replicas)
+        everyone = range(self._placement.replicas)
+        nodes = []
+        for device, block in zip(self._placement.devices, self._placement.blocks, strict=True):
+            run = partial(
+                tree.total, known=is_leaf, value=lambda span: contributions.get(span.start), add=partial(self._add_on, device)
+            )
+            nodes.append({span: run(span) for span in tree.cover(block, everyone)})
+        spans = tuple(
+            tuple((span, span.start < present) for span in tree.cover(block, everyone)) for block in self._placement.of_processes
+        )
+        totals = self._exchange.total(nodes, self._add_on, len(everyone), Elsewhere(spans, like))
         return dict(zip(self._exchange.homes, totals, strict=True))
 
     def _add_on(self, device: Any, left: Any, right: Any) -> Any:
         return self._add(device, None, left, right)
 
 
-def _of_leaf(contribution: Callable[[int, int], Any | None], device: int, span: range) -> Any | None:
-    return contribution(device, span.start)
+def is_leaf(span: range) -> bool:
+    return len(span) == 1

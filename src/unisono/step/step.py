@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono import flat
 from unisono.data.division import GlobalBatch, global_batch, places, sent
-from unisono.exchange.base import Exchange
+from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.base import Functions, State
 from unisono.replica.contribution import add
@@ -96,9 +96,7 @@ class Step:
         self._received, self._carried = False, carried
         self._held.keep(constants)
         if not self._looked:
-            run = next(run for part in self._plan(batches[0]).parts for run in part.runs)
-            first = range(run.rows.start, run.rows.start + run.size)
-            self._functions.look(state, batches[0].tree(), first, self._held.constants())
+            self._functions.look(state, batches[0].tree(), self._plan(batches[0]).first, self._held.constants())
             self._looked = True
         self._held.receive(state, lambda: self._counters(state, batches[0]))
         self._received = True
@@ -196,13 +194,20 @@ class Step:
                 outputs.append(Output(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
         kind = tuple(what)
-        totals = self._exchange.total(nodes, lambda device, left, right: self._add(device, kind, left, right), now.leaves)
+        elsewhere = Elsewhere(now.of_processes, self._like("counting" in what))
+        add = lambda device, left, right: self._add(device, kind, left, right)  # noqa: E731
+        totals = self._exchange.total(nodes, add, now.leaves, elsewhere)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:
         work, device = self._held[part.device], self._placement.devices[part.device]
         digit = self._numbers.on(device, np.int32, counter.digit_of_sum(part.present))
         return self._take(device, divisors, work.divisors if divisors else work.contributions, digit)
+
+    def _like(self, divisors: bool) -> Any:
+        """A contribution, or divisors, in shapes."""
+        of = self._held[0].divisors if divisors else self._held[0].contributions
+        return {name: jax.ShapeDtypeStruct(digits.shape[1:], digits.dtype) for name, digits in of.items()}
 
     def _everywhere(self, totals: dict[int, Any]) -> dict[int, Any]:
         """One vector, on every device."""
@@ -264,7 +269,7 @@ class Step:
 
     def _sizes(self, batch: GlobalBatch) -> list[int]:
         """The rows of each replica that has some."""
-        return [run.size for part in self._plan(batch).parts for run in part.runs for _ in range(run.count)]
+        return list(self._plan(batch).sizes)
 
     def _divisors_of(self, batch: GlobalBatch, rows: int, state: State | None = None) -> list[float | None]:
         def arguments() -> tuple[Any, ...]:
