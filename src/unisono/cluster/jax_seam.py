@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
-from jax._src.lib import _jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 NOBODY = "coordinator_address should be defined."
 """What `jax.distributed.initialize()` raises where it detects no cluster."""
