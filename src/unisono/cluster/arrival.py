@@ -18,6 +18,20 @@ GRACE = 30
 PAUSE = 0.2
 
 
+def check_port(cluster: Cluster) -> None:
+    """Process 0 is to listen there; where it cannot, jaxlib 0.10.2 now and then crashes without a word."""
+    port = int((cluster.coordinator or "").rpartition(":")[2])
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+            probe.bind(("127.0.0.1" if cluster.is_on_loopback else "", port))
+    except OSError as error:
+        raise ClusterError(
+            f"process 0 of {cluster.processes} cannot listen at {cluster.coordinator} ({cluster.source} said so): {error}. Name another port, "
+            f"the same in all processes."
+        ) from error
+
+
 def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
     """Until process 0 listens."""
     host, _, port = (cluster.coordinator or "").rpartition(":")

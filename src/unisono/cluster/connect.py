@@ -7,7 +7,7 @@ import os
 import jax
 
 from unisono.cluster import jax_seam, names
-from unisono.cluster.arrival import GRACE, in_time, wait_for_coordinator
+from unisono.cluster.arrival import GRACE, check_port, in_time, wait_for_coordinator
 from unisono.cluster.environments.arguments import Arguments
 from unisono.cluster.environments.base import Cluster, ClusterError, Environment
 from unisono.cluster.environments.launched import Launched
@@ -75,24 +75,20 @@ def joined(cluster: Cluster, timeout: int) -> Cluster:
     prepare()
     if cluster.is_on_loopback:
         jax_seam.keep_collectives_on_loopback()
-    if cluster.process != 0:
+    if cluster.process == 0:
+        check_port(cluster)
+    else:
         wait_for_coordinator(cluster, timeout)
-    try:
-        with in_time(cluster, timeout):
-            jax.distributed.initialize(
-                cluster.coordinator,
-                cluster.processes,
-                cluster.process,
-                cluster_detection_method="deactivate",
-                initialization_timeout=timeout + GRACE,
-                heartbeat_timeout_seconds=heartbeat_timeout(),
-                coordinator_bind_address=cluster.coordinator if cluster.is_on_loopback else None,
-            )
-    except jax.errors.JaxRuntimeError as error:
-        raise ClusterError(
-            f"process {cluster.process} of {cluster.processes} could not {'join' if cluster.process else 'listen'} at {cluster.coordinator} "
-            f"({cluster.source} said so). The address must be one of the machine of process 0, and the port free. JAX says: {error}"
-        ) from error
+    with in_time(cluster, timeout):
+        jax.distributed.initialize(
+            cluster.coordinator,
+            cluster.processes,
+            cluster.process,
+            cluster_detection_method="deactivate",
+            initialization_timeout=timeout + GRACE,
+            heartbeat_timeout_seconds=heartbeat_timeout(),
+            coordinator_bind_address=cluster.coordinator if cluster.is_on_loopback else None,
+        )
     return cluster
 
 
