@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from unisono.cluster import connect as connecting
-from unisono.cluster.connect import agreed, bound, connect, description, heartbeat_timeout
+from unisono.cluster.connect import agreed, bound_of, connect, description, heartbeat_timeout
 from unisono.cluster.environments.arguments import Arguments
 from unisono.cluster.environments.base import Cluster, ClusterError
 from unisono.cluster.environments.launched import Launched
@@ -172,12 +172,15 @@ def test_what_is_initialized_already_is_taken(monkeypatch):
 
 def test_the_bound(monkeypatch):
     monkeypatch.delenv("UNISONO_BOUND", raising=False)
-    assert (bound(), heartbeat_timeout()) == (30, 120)
+    assert (bound_of(), heartbeat_timeout(bound_of())) == (30, 120)
     monkeypatch.setenv("UNISONO_BOUND", "2.5")
-    assert (bound(), heartbeat_timeout()) == (2.5, 100)
+    assert (bound_of(), heartbeat_timeout(bound_of())) == (2.5, 100)
     for text in ("soon", "0", "-1", "nan"):
         monkeypatch.setenv("UNISONO_BOUND", text)
         with pytest.raises(
             ClusterError, match=f"^the environment variable UNISONO_BOUND is a number of seconds above 0; received '{text}'.$"
         ):
-            bound()
+            bound_of()
+    assert bound_of(3) == 3
+    with pytest.raises(ClusterError, match=r"^bound is a number of seconds above 0; received 0.$"):
+        bound_of(0)

@@ -22,7 +22,12 @@ FEWEST_SECONDS = 100
 
 
 def connect(
-    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    timeout: int = 300,
+    bound: float | None = None,
 ) -> Cluster:
     """Makes this process one of several, before JAX starts.
 
@@ -35,6 +40,7 @@ def connect(
         processes: How many there are.
         process: Which of them this one is, counted from 0 on.
         timeout: Seconds in which all must have come.
+        bound: Seconds of the watch, than which JAX must not be sooner; by default that of the environment.
     """
     described = description((Arguments(coordinator, processes, process), Launched(), TFConfig()))
     if jax.distributed.is_initialized():
@@ -50,7 +56,8 @@ def connect(
             f"Make the strategy in the first lines of the program, behind the imports: arrays, jax.devices() and Keras' optimizers "
             f"start JAX."
         )
-    return detected(timeout) if described is None else joined(described, timeout)
+    heartbeats = heartbeat_timeout(bound_of(bound))
+    return detected(timeout, heartbeats) if described is None else joined(described, timeout, heartbeats)
 
 
 def description(environments: tuple[Environment, ...]) -> Cluster | None:
@@ -71,7 +78,7 @@ def agreed(clusters: list[Cluster]) -> Cluster:
     return first
 
 
-def joined(cluster: Cluster, timeout: int) -> Cluster:
+def joined(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
     prepare()
     if cluster.is_on_loopback:
         jax_seam.keep_collectives_on_loopback()
@@ -86,17 +93,17 @@ def joined(cluster: Cluster, timeout: int) -> Cluster:
             cluster.process,
             cluster_detection_method="deactivate",
             initialization_timeout=timeout + GRACE,
-            heartbeat_timeout_seconds=heartbeat_timeout(),
+            heartbeat_timeout_seconds=heartbeats,
             coordinator_bind_address=cluster.coordinator if cluster.is_on_loopback else None,
         )
     return cluster
 
 
-def detected(timeout: int) -> Cluster:
+def detected(timeout: int, heartbeats: int) -> Cluster:
     """JAX looks for a cluster by itself."""
     prepare()
     try:
-        jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeat_timeout())
+        jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
     except ValueError as error:
         if str(error) == jax_seam.NOBODY:
             return ALONE
@@ -110,8 +117,10 @@ def prepare() -> None:
         jax.config.update("jax_enable_preemption_service", False)
 
 
-def bound() -> float:
-    """Seconds within which a lost process is to be named."""
+def bound_of(given: float | None = None) -> float:
+    """Seconds within which a lost process is to be named: those that were given, or the environment's."""
+    if given is not None:
+        return checked("bound", given, given)
     text = os.environ.get(names.BOUND)
     if text is None:
         return names.DEFAULT_BOUND
@@ -119,10 +128,14 @@ def bound() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not seconds > 0:
-        raise ClusterError(f"the environment variable {names.BOUND} is a number of seconds above 0; received {text!r}.")
+    return checked(f"the environment variable {names.BOUND}", seconds, text)
+
+
+def checked(name: str, seconds: float, received: float | str) -> float:
+    if not 0 < seconds < float("inf"):
+        raise ClusterError(f"{name} is a number of seconds above 0; received {received!r}.")
     return seconds
 
 
-def heartbeat_timeout() -> int:
-    return max(FEWEST_SECONDS, int(HEARTBEATS * bound()))
+def heartbeat_timeout(seconds: float) -> int:
+    return max(FEWEST_SECONDS, int(HEARTBEATS * seconds))

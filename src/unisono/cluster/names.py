@@ -26,4 +26,4 @@ LOST = 76
 """The exit code of a process that ended because it lost another one."""
 
 STUCK = 70
-"""The exit code of a process that found itself stuck while the others waited for it."""
+"""The exit code of a process that the others have given up, stuck or stopped, when it learns of it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import collections
+import itertools
+import re
 from typing import TextIO
 
 CLEAR = "\r\x1b[K"
@@ -12,6 +14,7 @@ NO_WRAPPING, WRAPPING = "\x1b[?7l", "\x1b[?7h"
 
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+LOGGED = re.compile(r"[EFIW]\d{4} \d\d:\d\d:\d\d\.")
 REMEMBERED = 400
 """Lines, which are enough for a traceback through Keras and JAX."""
 
@@ -93,11 +96,12 @@ def latest(line: str) -> str:
 
 
 def last_traceback(lines: list[str]) -> list[str]:
-    """The last one, with those that it came from, up to the end of the lines; empty where there is none."""
+    """The last one, with those that it came from, up to the end of the lines or what the libraries below Python log; empty where
+    there is none."""
     begins = [at for at, line in enumerate(lines) if line == TRACEBACK]
     if not begins:
         return []
     begin = begins.pop()
     while begins and any(line.startswith(CHAINED) for line in lines[begins[-1] : begin]):
         begin = begins.pop()
-    return lines[begin:]
+    return list(itertools.takewhile(lambda line: not LOGGED.match(line), lines[begin:]))
