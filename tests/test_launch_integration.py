@@ -108,6 +108,8 @@ time.sleep(600)
         ("sys.exit(3 * me)", 3, "process 1 failed with exit code 3"),
         ("sys.exit(75 * me)", 75, None),
         ("if me == 1: os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1 was killed by SIGKILL"),
+        ("if me == 1: os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt"),
+        ("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None),
         ("if me == 1: sys.exit('gone')", 1, "process 1 failed with exit code 1"),
         ("if me == 0: time.sleep(1); sys.exit(3)\nsys.exit(76)", 3, "process 0 failed with exit code 3"),
         ("if me == 0: os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(76)", 137, "process 0 did not end by itself, and was ended"),
@@ -117,7 +119,7 @@ time.sleep(600)
 def test_exit_codes(source, code, message, tmp_path):
     found, _, err = launch(tmp_path, "--processes", "2", "--bound", "3", written(tmp_path, source))
     assert found == code
-    assert err[-1:] == ([] if message is None else [f"unisono launch: {message}."])
+    assert [line.removeprefix("unisono launch: ").rstrip(".") for line in err[-1:]] == ([] if message is None else [message])
 
 
 def test_one_progress_bar_and_both_streams(tmp_path):

@@ -77,7 +77,7 @@ class Course:
         for worker in [worker for worker in self._running if worker.ended()]:
             self._running.remove(worker)
             self._ends.append(self._end_of(worker, self._forced))
-            if self._ends[-1].code != 0 and self._terminate_at == float("inf"):
+            if self._ends[-1].is_failure and self._terminate_at == float("inf"):
                 # The others have the same bound to notice it and to say what they know.
                 self._terminate_at = time.monotonic() + self._bound
                 self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)

@@ -44,7 +44,7 @@ if __name__ == "__main__":
     die_with(int(sys.argv[1]))
     try:
         run(sys.argv[2:])
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         error = error.with_traceback(of_the_program(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
