@@ -9,9 +9,11 @@ import sys
 import keras
 
 import unisono as un
+from unisono.strategy.workers import MultiWorkerMirroredStrategy
 
 spec = json.loads(sys.argv[1])
-strategy = un.MirroredStrategy(devices=spec["devices"], replicas=spec["replicas"])  # before anything starts JAX
+kind = MultiWorkerMirroredStrategy if spec.get("workers") else un.MirroredStrategy
+strategy = kind(devices=spec["devices"], replicas=spec["replicas"])  # before anything starts JAX
 
 import families
 

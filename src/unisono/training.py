@@ -151,6 +151,7 @@ class Bond:
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
         with explained(self.model, data_batch), keras_seam.fresh_masks():
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
+        self.strategy.agree(variables_of(self.model))
 
     def _in_groups(self, epochs: keras_seam.Epochs, course: Course | None) -> None:
         pace = Pace()
@@ -211,6 +212,7 @@ class Bond:
 
     def _predict_step(self) -> PredictStep:
         refusals.check_model(self.model, self.strategy)
+        self.strategy.agree(variables_of(self.model))
         return PredictStep(self.model, self.strategy.placement, self.strategy.exchange)
 
     def _several(
@@ -263,6 +265,10 @@ class Bond:
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()
+
+
+def variables_of(model: Any) -> list[Any]:
+    return [variable for group in keras_seam.variables_of(model).values() for variable in group]
 
 
 def whole(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,8 +14,14 @@ from unisono.exchange.collectives import piece
 from unisono.placement import Placement
 
 
+@functools.cache
+def rows_of_all(placement: Placement) -> RowsOfAll:
+    """One for each placement, which keeps its compiled programs."""
+    return RowsOfAll(placement)
+
+
 class RowsOfAll:
-    """`rows_of_all(arrays, counts)`: called by every process with its rows, returns those of all, in the order of the processes."""
+    """`rows(arrays, counts)`: called by every process with its rows, returns those of all, in the order of the processes."""
 
     def __init__(self, placement: Placement) -> None:
         assert placement.processes is not None

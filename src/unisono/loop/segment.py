@@ -74,7 +74,9 @@ class Segment:
                 False,
             )
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
-        return self._returned(code.returned, like, totals, outputs)
+        sizes = set(sizes_of(batch, placement.replicas)) - {0} if placement.processes else ()
+        shapes = {size: step.output_shapes(batch, size) for size in sizes}
+        return self._returned(code.returned, like, totals, outputs, shapes)
 
     @property
     def used(self) -> frozenset[int]:
@@ -126,6 +128,7 @@ class Segment:
             )
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
+        strategy.agree([v for group in variables.all for v in group])
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
         if unscaled and has_float16(seen[-1].program):
             warnings.warn(
@@ -153,13 +156,15 @@ class Segment:
             for variable, value in zip(variables, values, strict=True):
                 keras_seam.set_raw_value(variable, value)
 
-    def _returned(self, tree: Any, like: Rows, totals: dict[str, Any], outputs: list[Output]) -> Any:
+    def _returned(self, tree: Any, like: Rows, totals: dict[str, Any], outputs: list[Output], shapes: dict[int, Any]) -> Any:
         placement = self._strategy.placement
 
         def value(leaf: Any) -> Any:
             if not isinstance(leaf, Leaf):
                 return leaf
-            return PerReplica(placement, like, outputs, leaf.index, totals.get(str(leaf.index)), leaf.index in self._shares)
+            of_sizes = {size: of[leaf.index] for size, of in shapes.items()}
+            total = totals.get(str(leaf.index))
+            return PerReplica(placement, like, outputs, leaf.index, total, leaf.index in self._shares, of_sizes)
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import numpy as np
 
 from unisono import tree
 from unisono.data.division import Rows, places
+from unisono.exchange.rows import rows_of_all
 from unisono.placement import Placement, split_evenly
 from unisono.replica.code import current
 from unisono.step.plan import Run
@@ -85,28 +88,43 @@ class PerReplica(NotOneArray):
     """One array of what replicas returned, on their devices."""
 
     def __init__(
-        self, placement: Placement, like: Rows, outputs: Sequence[Output], index: int, total: jax.Array | None, is_share: bool
+        self,
+        placement: Placement,
+        like: Rows,
+        outputs: Sequence[Output],
+        index: int,
+        total: jax.Array | None,
+        is_share: bool,
+        shapes: Mapping[int, jax.ShapeDtypeStruct],
     ) -> None:
-        """`like` has the rows of the global batch that the values were made of; `is_share`: whether each is a replica's share of a
-        loss."""
+        """
+        Args:
+            placement: Where they ran.
+            like: Has the rows of the global batch that the values were made of.
+            outputs: Of the replicas of this process.
+            index: The array's place among the outputs.
+            total: The sum over replicas, where the step has made it already.
+            is_share: Whether each is a replica's share of a loss.
+            shapes: By the rows of a replica; needed where replicas run in other processes.
+        """
         self.placement = placement
         self.like = like
-        self._outputs = outputs
-        self._index = index
         self.is_share = is_share
         self.total = total
-        """The sum over replicas, where the step has made it already."""
+        self._outputs = outputs
+        self._index = index
+        found = {output.run.size: output.arrays[index] for output in outputs}
+        self._shapes = {size: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for size, a in found.items()} | dict(shapes)
 
     @property
     def dtype(self) -> np.dtype:
-        return self._outputs[0].arrays[self._index].dtype
+        return next(iter(self._shapes.values())).dtype
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
         """The value of a replica with so many rows."""
-        array = next((o.arrays[self._index] for o in self._outputs if o.run.size == size), None)
-        if array is None:
+        if size not in self._shapes:
             raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
-        return jax.ShapeDtypeStruct(array.shape[1:], array.dtype)
+        return self._shapes[size]
 
     def on(self, device: int, run: Run) -> jax.Array:
         """The values of neighbouring replicas, behind one another."""
@@ -117,19 +135,43 @@ class PerReplica(NotOneArray):
 
     @property
     def present(self) -> dict[int, jax.Array]:
-        """The values of the replicas that had rows, each on its device."""
-        return {
+        """The values of the replicas that had rows, each on its device; on the lead, where several processes run them."""
+        here = {
             output.run.first + number: output.arrays[self._index][number]
             for output in self._outputs
             for number in range(output.run.count)
+        }
+        return here if self.placement.processes is None else self._of_all(here)
+
+    @property
+    def count(self) -> int:
+        """How many replicas had rows."""
+        return sum(size > 0 for size in self._sizes)
+
+    @property
+    def _sizes(self) -> Sequence[int]:
+        return self.like.sizes or [len(part) for part in split_evenly(self.like.shape[0], self.placement.replicas)]
+
+    def _of_all(self, here: dict[int, jax.Array]) -> dict[int, jax.Array]:
+        """Every process asks for them at the same line."""
+        shapes = {replica: self._shapes[size] for replica, size in enumerate(self._sizes) if size}
+        lengths = {replica: math.prod(of.shape) for replica, of in shapes.items()}
+        flat = [jnp.ravel(jax.device_put(here[replica], self.placement.lead)) for replica in sorted(here)]
+        mine = jnp.concatenate(flat) if flat else jax.device_put(jnp.zeros(0, self.dtype), self.placement.lead)
+        (whole,) = rows_of_all(self.placement)(
+            [mine], [[sum(lengths.get(r, 0) for r in of) for of in self.placement.of_processes]]
+        )
+        ends = itertools.accumulate(lengths.values(), initial=0)
+        return {
+            replica: whole[start : start + lengths[replica]].reshape(shapes[replica].shape)
+            for replica, start in zip(shapes, ends, strict=False)
         }
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The value of each replica, in order; of one without rows, no rows, or zero where the value has none."""
-        present = self.present
-        like = next(iter(present.values()))
-        by_rows = all(o.arrays[self._index].shape[1:2] == (o.run.size,) for o in self._outputs if o.run.count)
+        present, like = self.present, next(iter(self._shapes.values()))
+        by_rows = all(of.shape[:1] == (size,) for size, of in self._shapes.items())
         shape = (0, *like.shape[1:]) if by_rows else like.shape
         return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self.placement.replicas))
 
@@ -191,7 +233,7 @@ def _reduced(op: ReduceOp, value: Any, axis: int | None, placement: Placement) -
         count, total = sums(parts, axis, placement.replicas)
     if op is ReduceOp.MEAN:
         if count is None:
-            count = len(by_replica(value))
+            count = value.count
         return total / count
     return total if value.dtype == bool else total.astype(value.dtype)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from unisono.data.division import GlobalBatch, global_batch, sent
 from unisono.exchange.base import Exchange
-from unisono.exchange.rows import RowsOfAll
+from unisono.exchange.rows import rows_of_all
 from unisono.placement import Placement, split_evenly
 from unisono.replica.assigned import merged
 from unisono.replica.contribution import Assigned
@@ -38,7 +38,7 @@ class PredictStep:
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
         self._merge = Program(self._merged)
-        self._rows_of_all = RowsOfAll(placement) if placement.processes else None
+        self._rows_of_all = rows_of_all(placement) if placement.processes else None
         self._like: dict[Any, Any] = {}
         self._state: State = ()
 

@@ -115,6 +115,13 @@ class Step:
         """How many references to an array of the state are the step's own."""
         return self._held.references(array)
 
+    def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
+        """Of what a replica with so many rows gives back."""
+        held, share = self._held, np.float32(1)
+        terms = np.zeros(len(self._divisors_of(batch, rows)), np.float32)
+        given = self._shapes(batch, rows), np.int32(0), share, terms, held.constants()
+        return jax.eval_shape(self._contribution, held[0].state, *given)[1]
+
     @property
     def says_more(self) -> bool:
         """Whether logs hold what the metrics' state does not."""

@@ -67,15 +67,12 @@ class Strategy(running.Runner):
             if count:
                 runtime.make_cpu_devices(count)
             runtime.ask_for_threads()
+        self._meet_others()
         found = self._find(devices)
         of_machine = devices is None and replicas is None and self._uses_all_devices
-        if replicas is None:
-            replicas = len(found) * (accumulate or 1)
-        elif devices is None:
-            found = found[:replicas]
         if deterministic:
             determinism.check({device.platform for device in found})
-        self.placement = Placement(replicas, tuple(found))
+        self.placement = self._place(found, devices is None, replicas, accumulate)
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
         self._to_announce = of_machine
@@ -172,6 +169,9 @@ class Strategy(running.Runner):
             r = self.num_replicas_in_sync
             print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
 
+    def agree(self, variables: list[Any]) -> None:
+        """Called when it is known which variables will be used, before they are: several processes must start from the same."""
+
     def check_use(self, model: Any) -> None:
         """Before training: the scope around this line, if there is one, must be the model's."""
         scopes.model_used(model)
@@ -188,8 +188,19 @@ class Strategy(running.Runner):
     def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
         arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)
 
+    def _meet_others(self) -> None:
+        """Called before JAX starts."""
+
     def _find(self, devices: Devices) -> list[jax.Device]:
         return arguments.found(type(self).__name__, devices)
+
+    def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
+        """`all_of_them`: whether the devices that were found are only those that there are, not those that were asked for."""
+        if replicas is None:
+            replicas = len(found) * (accumulate or 1)
+        elif all_of_them:
+            found = found[:replicas]
+        return Placement(replicas, tuple(found))
 
     def __repr__(self) -> str:
         def counted(count: int, noun: str) -> str:

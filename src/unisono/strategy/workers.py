@@ -1,0 +1,121 @@
+"""The strategy of several processes, which all run the same program."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from unisono import keras_seam
+from unisono.cluster.connect import connect
+from unisono.exchange.rows import rows_of_all
+from unisono.fingerprint import fingerprint
+from unisono.owned import Owned
+from unisono.placement import Placement, Processes, split_evenly
+from unisono.strategy import agreement
+from unisono.strategy.agreement import Agreement
+from unisono.strategy.arguments import Devices, found
+from unisono.strategy.base import Strategy
+from unisono.xla import runtime
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Replicas on all devices of all processes; every process runs the same program.
+
+    Args:
+        coordinator: host:port at which process 0 listens. By default what `unisono launch`, TF_CONFIG or a cluster that JAX
+            detects say; where nobody says anything, this is the only process.
+        processes: How many processes there are.
+        process: Which of them this one is, counted from 0 on.
+        devices: How many devices of this process, or which.
+        replicas: R. By default the number of devices of all processes.
+        accumulate: R as a multiple of all devices.
+        deterministic: As for all strategies.
+    """
+
+    _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
+
+    def __init__(
+        self,
+        *positional: Any,
+        coordinator: str | None = None,
+        processes: int | None = None,
+        process: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._given = coordinator, processes, process
+        self._agreement: Agreement | None = None
+        self._agreed = Owned()
+        super().__init__(*positional, **options)
+
+    def _meet_others(self) -> None:
+        self.cluster = connect(*self._given)
+        if self.cluster.processes > 1:
+            self._agreement = Agreement(self.cluster.process, self.cluster.processes)
+            agreement.set_random_state(self._agreement.of_first(agreement.random_state()))
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        if self._agreement is None:
+            return super()._find(devices)
+        return [d for d in found(type(self).__name__, devices, jax.local_devices) if d.process_index == jax.process_index()]
+
+    def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
+        if self._agreement is None:
+            return super()._place(found, all_of_them, replicas, accumulate)
+        if replicas is not None and all_of_them:
+            found = found[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
+        all_ = self._agreement.told([[device.id for device in found], replicas, accumulate])
+        counts = tuple(len(ids) for ids, *_ in all_)
+        self._agreement.check(self._identity(replicas, accumulate))
+        leads = agreement.devices_of([ids[0] for ids, *_ in all_])
+        together = Processes(self.cluster.process, leads, counts)
+        return Placement(replicas or sum(counts) * (accumulate or 1), tuple(found), together)
+
+    def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Any]:
+        """What must be the same everywhere."""
+        return {
+            "replicas": replicas,
+            "accumulate": accumulate,
+            "the seed of keras.utils.set_random_seed": keras_seam.get_random_seed(),
+            "the kind of devices": jax.default_backend(),
+            "whether JAX has a single CPU thread": runtime.threads() < runtime.FEWEST_THREADS,
+            "Python's version": ".".join(map(str, sys.version_info[:2])),
+            "the versions of jax, jaxlib, keras and NumPy": [
+                jax.__version__,
+                version("jaxlib"),
+                keras.__version__,
+                np.__version__,
+            ],
+        }
+
+    def agree(self, variables: list[Any]) -> None:
+        """Variables of one structure everywhere, and the values of process 0."""
+        new = list({id(v): v for v in variables if v not in self._agreed}.values())
+        if self._agreement is None or not self._agreement.any_(bool(new)):
+            return
+        self._agreement.check({"the variables of the model": agreement.structure_of(new)})
+        prints = self._agreement.told(fingerprint(new))
+        if len(set(prints)) > 1:
+            self._take_from_first(new)
+        for variable in new:
+            self._agreed.add(variable)
+
+    def _take_from_first(self, variables: list[Any]) -> None:
+        processes = self.placement.processes
+        assert processes is not None
+        if processes.number:
+            warnings.warn(
+                f"The variables of process {processes.number} start from other values than those of process 0, which are taken. Where each "
+                f"process sets a seed of its own, or reads weights of its own, let all do the same.",
+                stacklevel=4,
+            )
+        gather = rows_of_all(self.placement)
+        for variable in variables:
+            mine = jax.device_put(jax.numpy.ravel(keras_seam.raw_value(variable)), self.placement.lead)
+            (value,) = gather([mine], [agreement.first_of(processes, mine.size)])
+            variable.assign(value.reshape(variable.shape))

@@ -1,0 +1,48 @@
+"""Several processes, really launched: the bits of one."""
+
+import functools
+import json
+import re
+
+import pytest
+
+from processes import HERE, python
+
+SCRIPT = str(HERE / "train_in_processes.py")
+
+
+@functools.cache
+def alone(spec):
+    done = python(SCRIPT, spec)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def launched(processes, devices, spec):
+    """What each process printed."""
+    options = ["--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
+    done = python("-m", "unisono.cli", "launch", *options, SCRIPT, spec)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [re.match(r"\[(\d)\] (\{.*)", line) for line in done.stdout.splitlines()]
+    found = {int(line[1]): json.loads(line[2]) for line in lines if line}
+    assert sorted(found) == list(range(processes))
+    return list(found.values())
+
+
+PLACEMENTS = [(2, 2), (3, 1)]
+MORE = [(1, 4), (2, 1), (4, 1)]
+
+
+@pytest.mark.parametrize(("processes", "devices"), [*PLACEMENTS, *(pytest.param(*one, marks=pytest.mark.full) for one in MORE)])
+def test_fit_and_loop_have_the_bits_of_one_process(processes, devices):
+    """Convolutions, batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas."""
+    spec = json.dumps({"replicas": 8, "families": ["conv"], "loop": "normalized"})
+    for found in launched(processes, devices, spec):
+        assert found == alone(spec)
+
+
+def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_the_first():
+    """Five replicas on two processes; each draws weights of its own."""
+    spec = {"replicas": 5, "loop": "dense"}
+    for found in launched(2, 1, json.dumps(spec | {"other_weights": True})):
+        assert found == alone(json.dumps(spec))

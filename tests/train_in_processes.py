@@ -1,0 +1,56 @@
+"""One of several processes that train together, or the only one: prints what came out, as JSON.
+
+python train_in_processes.py '{"replicas": 8}'        unisono launch --processes 2 train_in_processes.py '{"replicas": 8}'
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+
+import unisono as un
+from unisono.strategy.workers import MultiWorkerMirroredStrategy
+
+spec = json.loads(sys.argv[1])
+strategy = MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"])  # before anything starts JAX
+
+import families
+from loops import MODELS, Loop, data
+
+found = {}
+keras.utils.set_random_seed(spec.get("seed", 0))
+if spec.get("other_weights"):  # as of processes of which each draws its own
+    keras.utils.set_random_seed(strategy.cluster.process)
+
+for family in spec.get("families", ()):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, compile_, rows = families.FAMILIES[family]()
+    model.compile(**compile_)
+    history = model.fit(**rows, batch_size=families.BATCH, epochs=1, verbose=0, validation_data=(rows["x"], rows["y"]))
+    predictions = model.predict(rows["x"], batch_size=families.BATCH, verbose=0)
+    found[family] = un.fingerprint(model), history.history, un.fingerprint(predictions)
+    found[f"{family}, few rows"] = un.fingerprint(model.predict(rows["x"][:3], verbose=0))
+
+if spec.get("loop"):
+    loop = Loop(strategy, MODELS[spec["loop"]])
+    rows = data("dense", 43)
+    totals = []
+    for batch in strategy.distribute_dataset(rows, batch_size=12):  # the last has seven rows, fewer than replicas
+        totals.append(float(loop.one(batch)))
+    outputs, numbers = strategy.run(
+        lambda batch: (loop.model(batch[0]), un.get_replica_context().replica_id_in_sync_group), args=(batch,)
+    )
+    each = strategy.local_results(outputs)
+    found["loop"] = {
+        "bits": un.fingerprint(loop.model, loop.optimizer),
+        "losses": totals,
+        "gathered": un.fingerprint(np.asarray(strategy.gather(outputs, axis=0))),
+        "each": [list(one.shape) for one in each],
+        "rows": un.fingerprint(np.concatenate([np.asarray(one) for one in each])),
+        "sum over rows": un.fingerprint(np.asarray(strategy.reduce("SUM", outputs, axis=0))),
+        "mean": float(strategy.reduce("MEAN", numbers)),
+        "numbers": [int(one) for one in strategy.local_results(numbers)],
+    }
+print(json.dumps(found))
