@@ -18,6 +18,7 @@ from loops import Loop, crossentropy, normalized
 from processes import FULL
 from sources import Batches
 from trainings import on, rows
+from unisono import keras_seam
 from unisono.checkpoint.store import DamagedError
 
 X, Y = rows(43, 6), np.random.default_rng(1).integers(0, 5, 43)
@@ -246,6 +247,74 @@ def test_two_models_with_their_own_optimizers(tmp_path):
     second = made()
     un.Checkpoint(**second).restore(path)
     assert un.fingerprint(*second.values()) == un.fingerprint(*first.values())
+
+
+class WithMetric(keras.Model):
+    """Compiled with metrics, which a loop never builds, and with one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = layers.Dense(2), keras.metrics.Sum()
+        self(X)
+        self.compile(keras.optimizers.SGD(), "mse", metrics=["mae", keras.metrics.MeanSquaredError()])
+        self.optimizer.build(self.trainable_variables)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["built there", "not built there"])
+@pytest.mark.parametrize("here", [True, False], ids=["built here", "not built here"])
+def test_metrics_of_compile_that_are_built_late(tmp_path, there, here):
+    """By fit or evaluate, before or after the restore; the model's own are matched in any case."""
+    first, fresh = WithMetric(), WithMetric()
+    for model, built in ((first, there), (fresh, here)):
+        if built:
+            model.evaluate(X, np.ones((43, 2)), verbose=0)
+    first.seen.update_state(5.0)
+    fresh.seen.update_state(7.0)
+    un.Checkpoint(model=fresh).restore(saved(tmp_path, model=first))
+    assert un.fingerprint(fresh) == un.fingerprint(first)
+    assert float(fresh.seen.result()) == 5.0
+    if there and here:
+        assert un.fingerprint(fresh.metrics_variables) == un.fingerprint(first.metrics_variables)
+    elif here:
+        assert fresh.get_metrics_result()["mae"] == 0.0, "as a model has them before its first batch"
+
+
+@pytest.mark.parametrize("make", [unbuilt, lambda: layers.Dense(3)], ids=["model", "layer"])
+def test_what_was_not_built_when_it_was_saved(tmp_path, make):
+    """A signal may come before the first batch."""
+    path = saved(tmp_path, thing=make(), step=keras.Variable(3))
+    step = keras.Variable(0)
+    with pytest.warns(
+        UserWarning, match=r"thing \((Dense|Sequential)\) was not built when .*Call it on one batch before you save"
+    ):
+        assert un.Checkpoint(thing=make(), step=step).restore(path)
+    assert int(step) == 3
+    built = make()
+    built(X)
+    with pytest.raises(ValueError, match="does not fit") as error:
+        un.Checkpoint(thing=built, step=step).restore(path)
+    assert "nothing in the checkpoint, (6, " in str(error.value)
+
+
+class WithSeeds(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.random, self.seeds = keras.random.SeedGenerator(), layers.Dense(3)
+
+    def build(self, shape):
+        self.seeds.build(shape)
+
+
+def test_attributes_that_are_called_like_our_groups(tmp_path):
+    """Two variables never have one name."""
+    first, second = WithSeeds(), WithSeeds()
+    first.build((None, 6))
+    assert [name for name, _ in keras_seam.variables_by_structure(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
+    un.Checkpoint(layer=second).restore(saved(tmp_path, layer=first))
+    assert un.fingerprint(second) == un.fingerprint(first)
 
 
 class ShapesUnknown(keras.Model):

@@ -35,7 +35,7 @@ class Saved:
         self._make = self._found_make()
 
     def _found_make(self) -> dict[str, Any]:
-        return {"build": self.keras.configs(), "optimizers": self.keras.optimizers(), "policies": self.keras.policies()}
+        return {"build": self.keras.makes(), "optimizers": self.keras.optimizers(), "policies": self.keras.policies()}
 
     def save(self, store: Store, number: int, states: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Path:
         """Begins to write what is now; what is trained meanwhile does not change it.
