@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from processes import python
 from unisono.checkpoint.arrays import copied
+from unisono.checkpoint.latest import latest_checkpoint
 from unisono.checkpoint.leaves import joined, separated
 from unisono.checkpoint.store import DamagedError, Store, load
 from unisono.checkpoint.writer import Writer
@@ -91,6 +92,59 @@ def test_a_changed_record_is_found(written, tmp_path):
     file.write_text(file.read_text().replace('"note": [1,', '"note": [7,'))
     with pytest.raises(DamagedError, match="its record is not what was written"):
         load(copy)
+
+
+def flip(path):
+    """A bit of the file that holds the values."""
+    largest = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("gone", ["_CHECKPOINT_METADATA", "arrays", "all"])
+def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
+    """It is named and left in place, and the next save takes another number."""
+    store = Store(tmp_path)
+    for number in (1, 2):
+        save(store, number)
+    for path in list(store.path(2).iterdir()):
+        if gone in (path.name, "all"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "fold_1").mkdir()  # of somebody else
+    store = Store(tmp_path)
+    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is used, the newest good one"):
+        assert store.newest().path == store.path(1)
+    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one") as said:
+        assert latest_checkpoint(tmp_path) == latest_checkpoint(tmp_path / "ckpt") == str(store.path(1))
+    assert "fold_1" not in str(said[0].message)
+    save(store, store.next_number())
+    assert names(tmp_path) == ["ckpt_1", "ckpt_2", "ckpt_3", "fold_1"]
+    assert latest_checkpoint(tmp_path) == str(store.path(3))
+
+
+def test_damaged_checkpoints_are_not_among_those_that_are_kept(tmp_path):
+    """Two good ones are, also where another process had written them, and the damaged ones are left in place."""
+    for number in (1, 2, 3, 4, 5):
+        save(Store(tmp_path), number)
+    flip(tmp_path / "ckpt_3")
+    (tmp_path / "ckpt_5" / "_CHECKPOINT_METADATA").unlink()
+    store = Store(tmp_path, keep=2)
+    save(store, store.next_number())
+    assert names(tmp_path) == ["ckpt_3", "ckpt_4", "ckpt_5", "ckpt_6"]
+    store.delete()
+    assert not tmp_path.exists()
+
+
+def test_a_checkpoint_without_arrays(tmp_path):
+    """Orbax has no empty ones."""
+    save(Store(tmp_path), 1, {}, note="x")
+    loaded = Store(tmp_path).newest()
+    assert (loaded.arrays, loaded.record["note"]) == ({}, "x")
 
 
 def test_nothing_is_executed_and_nothing_pickled(written):

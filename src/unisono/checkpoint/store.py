@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,10 +23,12 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
 from unisono.checkpoint.arrays import digest
+from unisono.checkpoint.folders import ARRAYS, Counted, found_in
 from unisono.checkpoint.writer import Writer, wait_for_all
 
-ARRAYS = "arrays"
 FORMAT = 1
+NOTHING = "nothing"
+"""The name of an array that stands for none: Orbax writes no empty checkpoints."""
 
 Keep = int | Any
 """So many newest checkpoints, or a policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
@@ -51,6 +54,8 @@ class Store:
         self.name = name
         self.keep = keep
         self._writer = Writer()
+        self._known: dict[int, bool] = {}
+        """Whether checkpoints are good: those that this process has written or read."""
 
     def save(self, number: int, arrays: Callable[[], Mapping[str, np.ndarray]], record: Callable[[Any], dict[str, Any]]) -> Path:
         """Writes in the background; the writing before it must have ended well, or its error is raised here.
@@ -84,8 +89,8 @@ class Store:
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the checkpoints that were written whole, the newest last."""
-        return sorted(number for name, number, _ in found_in(self.directory) if name == self.name)
+        """Those of the checkpoints that were written whole, the newest last; something of them may be gone by now."""
+        return sorted(number for name, number, _ in found_in(self.directory, self.name) if name == self.name)
 
     def next_number(self) -> int:
         wait_for_all()
@@ -94,14 +99,18 @@ class Store:
 
     def newest(self) -> Loaded | None:
         """The newest good checkpoint, None where there is none at all."""
-        return newest_of([self.path(number) for number in reversed(self.numbers)])
+        paths = {self.path(number): number for number in reversed(self.numbers)}
+        loaded = newest_of(list(paths))
+        if loaded is not None:
+            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
+        return loaded
 
     def delete(self) -> None:
         """All of them, and the directory where nothing else is in it."""
         self.wait()
-        with self._checkpointer() as checkpointer:
-            for checkpoint in checkpointer.checkpoints:
-                checkpointer.delete(checkpoint.step)
+        for number in self.numbers:
+            path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
+            shutil.rmtree(path.rename(path.with_name(f"{path.name}.orbax-checkpoint-tmp")))
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
@@ -109,7 +118,9 @@ class Store:
         try:
             with self._checkpointer() as checkpointer:
                 filled = {name: array for name, array in arrays.items() if array.size}  # Orbax takes no empty arrays
+                filled = filled or {NOTHING: np.zeros(1)}
                 checkpointer.save(number, filled, checkpointable_name=ARRAYS, force=True, custom_metadata=record)
+            self._known[number] = True
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
@@ -120,20 +131,24 @@ class Store:
         keep: Any = ocp.training.preservation_policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
         return ocp.training.Checkpointer(
             str(self.directory),
-            step_name_format=ocp.path.step.standard_name_format(step_prefix=self.name),
+            step_name_format=Counted(self.name, lambda number: keep is None or self._is_good(number)),
             preservation_policy=keep,
             cleanup_tmp_directories=True,
         )
 
+    def _is_good(self, number: int) -> bool:
+        """Asked before others are dropped, of which enough must be left. What this process has not written is read once."""
+        if number not in self._known:
+            try:
+                load(self.path(number))
+                self._known[number] = True
+            except DamagedError:
+                self._known[number] = False
+        return self._known[number]
+
     def _names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
-
-
-def found_in(directory: Path) -> list[tuple[str, int, Path]]:
-    """(name, number, path) of the checkpoints in a directory that were written whole."""
-    matches = [(re.fullmatch(r"(.+)_(\d+)", entry.name), entry) for entry in directory.iterdir()] if directory.is_dir() else []
-    return [(match[1], int(match[2]), entry) for match, entry in matches if match and (entry / "_CHECKPOINT_METADATA").exists()]
 
 
 def newest_of(paths: list[Path]) -> Loaded | None:
@@ -156,7 +171,8 @@ def newest_of(paths: list[Path]) -> Loaded | None:
 def newest_beside(path: Path) -> Path | None:
     """The newest good checkpoint of the same name; nothing is said of others."""
     name = path.name.rpartition("_")[0]
-    of_name = sorted(((number, other) for n, number, other in found_in(path.parent) if n == name and other != path), reverse=True)
+    found = found_in(path.parent, name)
+    of_name = sorted(((number, other) for n, number, other in found if n == name and other != path), reverse=True)
     for _, other in of_name:
         with contextlib.suppress(DamagedError):
             return load(other).path
