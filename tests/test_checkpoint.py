@@ -189,6 +189,27 @@ def test_a_signal_saves_between_two_steps(tmp_path, whole, name, at):
     assert Training(on(2, 4)).restored(un.latest_checkpoint(tmp_path)).run() == whole("arrays")
 
 
+@pytest.mark.parametrize("of", ["data", "optimizer", "variable"])
+def test_another_number_of_replicas_is_seen_without_a_model(tmp_path, of):
+    """By the data, or by whatever was made in a scope."""
+
+    def thing(strategy):
+        with strategy.scope():
+            return {
+                "data": lambda: strategy.distribute_dataset((X, Y), batch_size=BATCH),
+                "optimizer": keras.optimizers.Adam,
+                "variable": lambda: keras.Variable(0.0),
+            }[of]()
+
+    strategies = on(1, 4), on(1, 2)
+    first, other = map(thing, strategies)
+    step = keras.Variable(0)
+    path = saved(tmp_path, step=step, of=first)
+    with pytest.raises(ValueError, match="R = 4 replicas, and this strategy has R = 2"):
+        un.Checkpoint(step=step, of=other).restore(path)
+    assert un.Checkpoint(step=step, of=first).restore(path)
+
+
 def test_a_signal_needs_the_data(tmp_path):
     checkpoint = un.Checkpoint(epoch=keras.Variable(0))
     with (
@@ -385,18 +406,40 @@ def test_other_objects(tmp_path):
         un.Checkpoint(epoch=3)
 
 
+class Stubborn(keras.Variable):
+    def assign(self, value):
+        pass
+
+
+class OfSome(layers.Layer):
+    def __init__(self, make, count):
+        super().__init__()
+        self.all = [make(float(index)) for index in range(count)]
+        self.built = True
+
+
+@pytest.mark.parametrize("count", [2, 1], ids=["a whole object", "a part of it"])
+def test_bits_are_compared_in_a_partial_restore_too(tmp_path, count):
+    thing = OfSome(lambda value: keras.Variable(value + 1), 2)
+    path = saved(tmp_path, thing=thing, step=keras.Variable(0))
+    assert un.Checkpoint(thing=OfSome(keras.Variable, count)).restore(path, partial=True)
+    with pytest.raises(RuntimeError, match=r"thing was restored from .*, and thing/0 has other bits now.*do not train on"):
+        un.Checkpoint(thing=OfSome(Stubborn, count)).restore(path, partial=True)
+
+
 def test_another_optimizer(tmp_path):
     path = saved(tmp_path, optimizer=keras.optimizers.Adam())
     with pytest.raises(ValueError, match="holds the state of Adam as optimizer, and here that is SGD"):
         un.Checkpoint(optimizer=keras.optimizers.SGD()).restore(path)
 
 
-def test_other_versions_are_warned_about(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "where"), [("jax", "jax.__version__"), ("numpy", "numpy.__version__"), ("unisono", "unisono.version.VERSION")]
+)
+def test_other_versions_are_warned_about(tmp_path, monkeypatch, name, where):
     path = saved(tmp_path, model=sequential(3))
-    import jax
-
-    monkeypatch.setattr(jax, "__version__", "9.9.9")
-    with pytest.warns(UserWarning, match=r"of another setting, with which results may differ: jax .* there, 9.9.9 here"):
+    monkeypatch.setattr(where, "9.9.9")
+    with pytest.warns(UserWarning, match=rf"of another setting, with which results may differ: {name} .* there, 9.9.9 here\."):
         un.Checkpoint(model=sequential(3)).restore(path)
 
 

@@ -39,12 +39,17 @@ class Checkpoint:
                     f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
                     f"a number that changes."
                 )
-        self._saved = Saved({name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)})
         self._others = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
+        of_keras = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
+        self._saved = Saved(of_keras, next((dataset.replicas for dataset in self._datasets), None))
         for thing in self._others.values():
             if hasattr(thing, "will_be_saved"):
                 thing.will_be_saved()
         self._stores: dict[tuple[Path, str], Store] = {}
+
+    @property
+    def _datasets(self) -> list[Any]:
+        return [thing for thing in self._others.values() if hasattr(thing, "listeners")]
 
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
         """Writes a numbered checkpoint beside the training, and returns its path.
@@ -80,7 +85,7 @@ class Checkpoint:
             signals: Names of signals.
             keep: As for `save`.
         """
-        datasets = [thing for thing in self._others.values() if hasattr(thing, "listeners")]
+        datasets = self._datasets
         if not datasets:
             raise ValueError(
                 "saving_on_signal needs the distributed dataset that the loop is over, to know where a step ends. Write Checkpoint(..., "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -104,6 +104,16 @@ class KerasState:
         """The precision of each layer, in order."""
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
         return {name: [layer.dtype_policy.name for layer in keras_seam.layers_of(thing)] for name, thing in layers.items()}
+
+    def names_of(self, name: str, names: Iterable[str]) -> set[str]:
+        """Those of variables that the fingerprint of one of the objects is made of."""
+        of_thing = {n for n in names if n == name or n.startswith(f"{name}/")}
+        of_metrics = f"{name}/metrics/" if isinstance(self.things[name], keras.Model) else None
+        return {n for n in of_thing if of_metrics is None or not n.startswith(of_metrics)}
+
+    def is_whole(self, name: str, theirs: Collection[str]) -> bool:
+        """Whether one of the objects has the variables that a checkpoint has of it."""
+        return self.names_of(name, theirs) == self.names_of(name, self.variables)
 
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
         """What gives `un.fingerprint` of one of the objects from all arrays, at any time and in any thread."""

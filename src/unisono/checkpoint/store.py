@@ -26,7 +26,7 @@ from unisono.checkpoint.arrays import digest
 from unisono.checkpoint.folders import ARRAYS, Counted, found_in
 from unisono.checkpoint.writer import Writer, wait_for_all
 
-FORMAT = 1
+FORMAT = 2
 NOTHING = "nothing"
 """The name of an array that stands for none: Orbax writes no empty checkpoints."""
 
@@ -35,7 +35,7 @@ Keep = int | Any
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written."""
+    """A checkpoint is not what was written, or is of a format that nobody reads any more."""
 
 
 class Loaded(NamedTuple):
@@ -196,7 +196,9 @@ def checked(path: Path) -> Loaded:
     if not isinstance(record, dict) or record.get("seal") != seal(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
     if record["format"] != FORMAT:
-        raise ValueError(f"its format is {record['format']}, and this version of Unisono reads {FORMAT}")
+        raise DamagedError(
+            f"The checkpoint {path} cannot be read: it has format {record['format']}, and this version of Unisono reads {FORMAT} alone."
+        )
     described_there = record["arrays"]
     like = {name: np.empty(shape, dtype_named(dtype)) for name, (shape, dtype, _) in described_there.items()}
     filled = {name: array for name, array in like.items() if array.size}
