@@ -33,6 +33,10 @@ class Checkpoint:
 
     def __init__(self, **trackables: Any) -> None:
         for name, thing in trackables.items():
+            if not name.isidentifier():
+                raise ValueError(
+                    f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
+                )
             if not isinstance(thing, KINDS) and not is_stateful(thing):
                 raise TypeError(
                     f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
