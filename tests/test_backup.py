@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import warnings
 
 import keras
@@ -22,6 +23,7 @@ from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
 from unisono.checkpoint.store import Store, load
+from unisono.checkpoint.writer import wait_for_all
 from unisono.data import in_order
 from unisono.data.order import Order
 
@@ -333,6 +335,77 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, whole, name, hook, at, c
     assert f"{name}: saving after this step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
     assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
+
+
+@pytest.mark.parametrize("freq", ["epoch", 4, False])
+def test_a_signal_behind_the_last_step(tmp_path, freq):
+    """The program is left as ever, and started again it has nothing left to train."""
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
+    model = model_on(on(1, 4))
+    with pytest.raises(SystemExit) as left:
+        fit(model, epochs=1, callbacks=[Signalling("SIGTERM", "on_train_end", 1), backup()])
+    assert left.value.code == 75
+    resumed = fit(model_on(on(2, 4), seed=99), epochs=1, callbacks=[backup()])
+    assert resumed.logs == {}
+    assert un.fingerprint(resumed.model) == un.fingerprint(model)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_signal_when_the_checkpoints_are_being_deleted(tmp_path, monkeypatch):
+    """Nothing is left to be saved: it does what it does without the callback."""
+    monkeypatch.setattr(Store, "delete", lambda store: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model_on(on(1, 4)), epochs=1, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")])
+
+
+def test_a_signal_that_nobody_answers_is_raised_again():
+    with pytest.raises(KeyboardInterrupt), signals.listening(["SIGINT"]):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_is_not_lost_over_a_signal():
+    def broken_off():
+        with signals.listening(["SIGINT"]):
+            signal.raise_signal(signal.SIGINT)
+            raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        broken_off()
+
+
+def test_a_second_signal_while_it_is_saved_ends_at_once(tmp_path, monkeypatch):
+    """The save that was begun has not ended then."""
+    written = threading.Event()
+
+    def write(store, number, arrays, record):
+        os.kill(os.getpid(), signal.SIGINT)
+        written.wait(60)
+
+    monkeypatch.setattr(Store, "_write", write)
+    backup = un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(model_on(on(1, 4)), callbacks=[Signalling("SIGINT", "on_train_batch_end", 2), backup])
+        assert not written.is_set()
+    finally:
+        written.set()
+        wait_for_all()
+
+
+def test_signals_in_another_thread_are_warned_about():
+    """Python takes them in its main thread."""
+
+    def training():
+        with pytest.warns(UserWarning, match=r"SIGTERM, SIGINT will not be heard: .*in the thread 'worker'.*write signals=\(\)"):
+            signals.listening(signals.SIGNALS).__enter__()
+        with signals.listening(()):
+            done.append(True)
+
+    done = []
+    thread = threading.Thread(target=training, name="worker")
+    thread.start()
+    thread.join()
+    assert done
 
 
 def test_a_second_signal_ends_at_once(tmp_path):

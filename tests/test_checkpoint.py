@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 
 import keras
@@ -208,6 +209,25 @@ def test_another_number_of_replicas_is_seen_without_a_model(tmp_path, of):
     with pytest.raises(ValueError, match="R = 4 replicas, and this strategy has R = 2"):
         un.Checkpoint(step=step, of=other).restore(path)
     assert un.Checkpoint(step=step, of=first).restore(path)
+
+
+def test_saving_in_another_thread_is_warned_about(tmp_path):
+    """Which may be in the middle of a step."""
+    data = on(1, 4).distribute_dataset((X, Y), batch_size=BATCH)
+    checkpoint = un.Checkpoint(step=keras.Variable(0), data=data)
+    next(iter(data))
+    checkpoint.save(tmp_path / "ckpt")
+
+    def elsewhere():
+        with pytest.warns(UserWarning, match=r"save was called in the thread 'saver'.*Save in the loop, between two steps"):
+            checkpoint.save(tmp_path / "ckpt")
+        done.append(True)
+
+    done = []
+    thread = threading.Thread(target=elsewhere, name="saver")
+    thread.start()
+    thread.join()
+    assert done
 
 
 def test_a_signal_needs_the_data(tmp_path):

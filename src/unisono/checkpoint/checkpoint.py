@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,11 +67,20 @@ class Checkpoint:
 
         A failure is raised by the next `save`, by `wait`, or printed when the process ends.
         """
+        self._check_thread()
         directory, name = place_of(path)
         store = self._stores.setdefault((directory, name), Store(directory, name))
         store.keep = keep
         states = {name: thing.get_state() for name, thing in self._others.items()}
         return str(self._saved.save(store, store.next_number(), states))
+
+    def _check_thread(self) -> None:
+        if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
+            warnings.warn(
+                f"save was called in the thread {threading.current_thread().name!r}, and the loop over the data runs in another one: what is "
+                f"saved may lie within a step. Save in the loop, between two steps; it is written beside the training in any case.",
+                stacklevel=3,
+            )
 
     def wait(self) -> None:
         """Until all that was saved is on disk; raises what went wrong."""
