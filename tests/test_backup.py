@@ -212,6 +212,20 @@ def test_callbacks_that_decide(tmp_path, after):
     assert broken_off_and_resumed(tmp_path / "b", after, callbacks=deciding) == reference
 
 
+def test_callbacks_are_matched_by_what_they_monitor(tmp_path, whole):
+    """Their order does not matter; one that is missing is named, and one that is new."""
+    of = lambda monitor: keras.callbacks.EarlyStopping(monitor, patience=20)
+    loss, accuracy = of("loss"), of("val_accuracy")
+    interrupted(tmp_path / "b", callbacks=[of("val_accuracy"), of("loss"), of("val_loss")])
+    with pytest.warns(UserWarning, match="The callbacks are others") as said:
+        resume(tmp_path / "b", callbacks=[loss, keras.callbacks.ReduceLROnPlateau("loss", patience=20), accuracy])
+    assert [str(of.message).partition(": ")[2] for of in said if "are others" in str(of.message)] == [
+        "it holds the state of EarlyStopping(monitor='val_loss'), which is not among the callbacks now; ReduceLROnPlateau(monitor='loss') is "
+        "among the callbacks now, and begins anew. Give fit the same ones, to go on with the same run."
+    ]
+    assert (loss.best, accuracy.best) == (min(whole().logs["loss"]), max(whole().logs["val_accuracy"]))
+
+
 @pytest.mark.parametrize(("after", "freq"), [(8, 1), (11, "epoch")])
 def test_averaged_weights_that_are_swapped(tmp_path, after, freq):
     """Between two epochs the model has the averaged ones."""
@@ -427,15 +441,15 @@ def test_signals_have_names():
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
-def interrupted(directory, make=model_on, strategy=None, **options):
-    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), BreakOff(7)]
+def interrupted(directory, make=model_on, strategy=None, callbacks=(), **options):
+    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), *callbacks, BreakOff(7)]
     with pytest.raises(BrokenOffError):
         fit(make(strategy or on(1, 4)), callbacks=callbacks, **options)
 
 
-def resume(directory, make=model_on, strategy=None, backup=None, **options):
+def resume(directory, make=model_on, strategy=None, backup=None, callbacks=(), **options):
     backup = backup or un.callbacks.BackupAndRestore(directory)
-    return fit(make(strategy or on(1, 4)), callbacks=[backup], **options)
+    return fit(make(strategy or on(1, 4)), callbacks=[backup, *callbacks], **options)
 
 
 def test_another_number_of_replicas_is_another_run(tmp_path):

@@ -181,6 +181,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _go_on(self, loaded: Loaded) -> None:
         restored = self._saved.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
         training, step = restored["training"], restored["training"]["step"]
+        self._warn_of_others(loaded, restored["callbacks"])
         states.set_states(self._others, restored["callbacks"])
         self._warn_of_unknown(training)
 
@@ -194,6 +195,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._epochs_done, self._saved_at, self._path = training["epoch"], (training["epoch"], step), loaded.path
         params: Any = self.params
         keras_seam.begin_with_epoch(self.model, params["epochs"] if training["stopped"] else training["epoch"])
+
+    def _warn_of_others(self, loaded: Loaded, found: dict[str, Any]) -> None:
+        lost, fresh = states.lost(self._others, found), states.fresh(self._others, found)
+        said = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
+        said += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
+        if said:
+            warnings.warn(
+                f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(said)}. Give fit the same ones, to go on "
+                f"with the same run.",
+                stacklevel=2,
+            )
 
     def _warn_of_unknown(self, training: dict[str, Any]) -> None:
         names = states.unknown(self._others)
