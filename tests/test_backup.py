@@ -9,6 +9,7 @@ import signal
 import threading
 import warnings
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from keras import layers
 
 import unisono as un
 from processes import FULL
-from sources import SOURCES, generated
+from sources import SOURCES, Batches, generated
 from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
@@ -441,8 +442,8 @@ def test_signals_have_names():
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
-def interrupted(directory, make=model_on, strategy=None, callbacks=(), **options):
-    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), *callbacks, BreakOff(7)]
+def interrupted(directory, make=model_on, strategy=None, callbacks=(), after=7, **options):
+    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), *callbacks, BreakOff(after)]
     with pytest.raises(BrokenOffError):
         fit(make(strategy or on(1, 4)), callbacks=callbacks, **options)
 
@@ -495,6 +496,38 @@ def test_other_rows_are_stopped(tmp_path, source):
     other = SOURCES[source]((X[::-1].copy(), Y), BATCH)["x"]
     with pytest.raises(ValueError, match="The data are not those of the checkpoint"):
         resume(tmp_path / "b", source=source, shuffle=False, x=other)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("arrays", "pass 1 had 5 batches then, 6 now, 43 rows then, 53 now"),
+        ("PyDataset", "pass 1 had 5 batches then, 6 now"),
+    ],
+)
+def test_more_rows_are_stopped(tmp_path, source, said):
+    """Though those that were trained on are the same."""
+    interrupted(tmp_path / "b", source=source, shuffle=False)
+    more = SOURCES[source]((np.concatenate([X, X[:10]]), np.concatenate([Y, Y[:10]])), BATCH)
+    with pytest.raises(
+        ValueError, match=f"The data are not those of the checkpoint: {said}. Give fit or the dataset the same rows"
+    ):
+        resume(tmp_path / "b", source=source, shuffle=False, **more)
+
+
+class Growing(Batches):
+    """One batch more in every pass."""
+
+    def on_epoch_end(self):
+        self.rows = jax.tree.map(lambda a: np.concatenate([a, a[:BATCH]]), self.rows)
+
+
+def test_a_dataset_that_grows_has_the_size_of_its_pass(tmp_path):
+    data = lambda: {"x": Growing((X, Y), BATCH), "y": None, "batch_size": None, "shuffle": False}
+    reference = fit(model_on(on(1, 4)), **data())
+    for after in (STEPS, STEPS + 2):
+        interrupted(tmp_path / str(after), **data(), after=after)
+        assert resume(tmp_path / str(after), **data()) == reference
 
 
 def test_a_map_dataset_of_grain_begins_at_any_batch():

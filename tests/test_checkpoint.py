@@ -150,6 +150,38 @@ def test_a_stream_with_other_rows_is_stopped(tmp_path):
         del DATA["unseeded"]
 
 
+class Sized(Stream):
+    """A stream that knows how many batches it has."""
+
+    def __init__(self, count):
+        super().__init__(3)
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda count: {"dataset": Sized(count)}, "pass 0 had 4 batches then, 5 now"),
+        (lambda count: {"dataset": [(X[:BATCH], Y[:BATCH])] * count}, "pass 0 had 4 batches then, 5 now"),
+        (lambda count: {"dataset": (X[: count * 7],), "batch_size": 7}, "pass 0 had 4 batches then, 5 now, 28 rows then, 35 now"),
+    ],
+    ids=["stream", "list", "arrays"],
+)
+def test_data_of_another_size_are_stopped(tmp_path, made, said):
+    data, other = (on(1, 4).distribute_dataset(**made(count)) for count in (4, 5))
+    checkpoint = un.Checkpoint(data=data, step=keras.Variable(0))
+    next(iter(data))
+    path = checkpoint.save(tmp_path / "ckpt")
+    un.Checkpoint(data=other, step=keras.Variable(0)).restore(path)
+    with pytest.raises(
+        ValueError, match=f"The data are not those of the checkpoint: {said}. Give fit or the dataset the same rows"
+    ):
+        next(iter(other))
+
+
 def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
     from unisono.data import resume
 

@@ -162,7 +162,7 @@ class DistributedIterator:
         if self._last is not None:
             self._dataset.check_size(self._last)
         self._last = leaves_of(batch)
-        self._dataset.progress.trained(rows, self._position)
+        self._dataset.progress.trained(rows, self._position, self._dataset.source.size)
         return batch
 
     def _read(self) -> tuple[Item, Any]:
