@@ -366,6 +366,18 @@ def test_a_signal_behind_the_last_step(tmp_path, freq):
     assert not (tmp_path / "b").exists()
 
 
+def test_a_signal_in_the_middle_of_an_accumulation(tmp_path):
+    """A step is accumulated whole before it is saved, and goes on with the replicas divided in another way."""
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False)
+    reference = fit(model_on(un.OneDeviceStrategy(accumulate=6)), epochs=2)
+    stop = Signalling("SIGTERM", "on_train_batch_begin", 7)
+    with pytest.raises(SystemExit):
+        fit(model_on(un.OneDeviceStrategy(accumulate=6)), epochs=2, callbacks=[stop, backup()])
+    newest = Store(tmp_path / "b").newest().record
+    assert (newest["states"]["training"]["steps"], newest["replicas"]) == (7, 6)
+    assert fit(model_on(un.MirroredStrategy(devices=3, accumulate=2), seed=99), epochs=2, callbacks=[backup()]) == reference
+
+
 def test_a_signal_when_the_checkpoints_are_being_deleted(tmp_path, monkeypatch):
     """Nothing is left to be saved: it does what it does without the callback."""
     monkeypatch.setattr(Store, "delete", lambda store: signal.raise_signal(signal.SIGINT))

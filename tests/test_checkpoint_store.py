@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import shutil
 import signal
+import tempfile
 import threading
 
 import jax
@@ -182,6 +184,35 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     store = Store(tmp_path / "file" / "below")
     with pytest.raises(OSError, match=r"below/ckpt_1 was not written: .*Those before it are as they were: there is none"):
         save(store, 1)
+
+
+FORBIDDEN = """
+import os, sys
+import keras
+import unisono as un
+checkpoint = un.Checkpoint(of=keras.Variable(1.0))
+checkpoint.save(sys.argv[1] + "/ckpt")
+checkpoint.wait()
+os.chmod(sys.argv[1], 0o555)
+if os.geteuid() == 0:  # whom no permission keeps from writing
+    os.setuid(65534)
+checkpoint.save(sys.argv[1] + "/ckpt")
+try:
+    checkpoint.wait()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_directory_without_permission():
+    """The error names it, and the checkpoint before it stays good."""
+    with tempfile.TemporaryDirectory() as directory:  # others may not even look into those of pytest
+        done = python("-c", FORBIDDEN, directory)
+        os.chmod(directory, 0o755)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"The checkpoint {directory}/ckpt_2 was not written: PermissionError: " in done.stdout
+        assert f"Those before it are as they were: {directory}/ckpt_1." in done.stdout
+        assert str(Store(directory).newest().path) == f"{directory}/ckpt_1"
 
 
 def test_a_failure_is_raised_by_the_next_save(tmp_path):

@@ -110,12 +110,13 @@ class Store:
         self.wait()
         for number in self.numbers:
             path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
-            shutil.rmtree(path.rename(path.with_name(f"{path.name}.orbax-checkpoint-tmp")))
+            shutil.rmtree(path.rename(temporary(path)))
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         try:
+            self._check_writable(number)
             with self._checkpointer() as checkpointer:
                 filled = {name: array for name, array in arrays.items() if array.size}  # Orbax takes no empty arrays
                 filled = filled or {NOTHING: np.zeros(1)}
@@ -126,6 +127,13 @@ class Store:
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
                 f"{', '.join(str(self.path(n)) for n in self.numbers) or 'there is none'}."
             ) from error
+
+    def _check_writable(self, number: int) -> None:
+        """Raises what keeps Orbax from making its folder, for which some of its threads would wait for minutes."""
+        folder = temporary(self.path(number))
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # it is the one of an interrupted write, which Orbax clears away
+            folder.rmdir()
 
     def _checkpointer(self) -> ocp.training.Checkpointer:
         keep: Any = ocp.training.preservation_policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
@@ -149,6 +157,11 @@ class Store:
     def _names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
+
+
+def temporary(path: Path) -> Path:
+    """As which Orbax writes a checkpoint, and clears away what is left of it."""
+    return path.with_name(f"{path.name}.orbax-checkpoint-tmp")
 
 
 def newest_of(paths: list[Path]) -> Loaded | None:
