@@ -66,8 +66,8 @@ class OwnCode:
         self.alone = replicas == 1
         self.returned: Any = None
         """The tree that the code returns: `Leaf`s and what is no array."""
-        self.fixed_divisors: list[float] = []
-        """What the code divides losses by, where it says so itself."""
+        self.fixed_divisors: list[tuple[float, int]] = []
+        """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
 
     @keras_seam.fresh_masks()
