@@ -20,7 +20,7 @@ PUBLIC = [
 MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
 
 FLOORS = [
-    {"placement", "xla", "keras_seam", "version"},
+    {"placement", "xla", "keras_seam", "version", "cluster"},
     {"replica", "tree", "flat", "exchange", "data", "fingerprint", "owned"},
     {"step", "checkpoint"},
     {"strategy", "training", "course", "loop", "pace", "refusals", "errors"},

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import tyro
 
-from unisono.cli import demo
+from unisono.cli import demo, launch
 from unisono.cli.errors import CommandError
+from unisono.cluster.launch.program import split
 
-SUBCOMMANDS = (demo.demo,)
+SUBCOMMANDS = (demo.demo, launch.launch)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -22,11 +23,17 @@ def main(args: Sequence[str] | None = None) -> None:
     Example:
         >>> main(["demo", "--epochs", "5"])  # doctest: +SKIP
     """
+    words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["launch"]:  # what belongs to the program is not read here
+        options, program = split(words[1:], launch.FLAGS)
+        words = ["launch", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     for subcommand in SUBCOMMANDS:
         app.command(subcommand)
     try:
-        code = app.cli(prog="unisono", description="Trains Keras models on JAX with the same bits on every placement.", args=args)
+        code = app.cli(
+            prog="unisono", description="Trains Keras models on JAX with the same bits on every placement.", args=words
+        )
     except CommandError as error:
         print(f"unisono: {error}", file=sys.stderr)
         code = 2

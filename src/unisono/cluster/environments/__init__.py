@@ -1,0 +1,1 @@
+"""Where the description of a cluster comes from: one file a place."""

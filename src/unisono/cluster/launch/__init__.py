@@ -1,0 +1,1 @@
+"""`unisono launch`: one program in several processes on this machine."""

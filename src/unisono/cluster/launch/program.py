@@ -1,0 +1,80 @@
+"""The program that is launched: a script or a module with its arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Sequence
+
+BOOTSTRAP = str(pathlib.Path(__file__).with_name("worker.py"))
+
+SAVING = ("BackupAndRestore", "Checkpoint(")
+"""What a script that saves its training says somewhere; Keras' ModelCheckpoint( is among it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What stands after the options of `unisono launch`, in the words of Python's own command line."""
+
+    words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.words or self.words == ("-m",):
+            raise ValueError(
+                "unisono launch received no program. Write: unisono launch --processes 2 script.py, or with a module "
+                "unisono launch --processes 2 -m package.module"
+            )
+        if self.module is None and not pathlib.Path(self.words[0]).exists():
+            raise ValueError(
+                f"there is no script {self.words[0]!r} here. Options of unisono launch come before the script's name."
+            )
+
+    @property
+    def module(self) -> str | None:
+        return self.words[1] if self.words[0] == "-m" else None
+
+    def command(self, launcher: int) -> list[str]:
+        """What starts a worker. The bootstrap is run by its path, so that it imports nothing of Unisono."""
+        return [sys.executable, BOOTSTRAP, str(launcher), *self.words]
+
+    def seems_to_save(self) -> bool:
+        """By a look at its source, which knows nothing of what it imports. What cannot be read is given the benefit of the doubt."""
+        try:
+            source = self._file().read_text()
+        except (OSError, UnicodeDecodeError, ImportError, ValueError):
+            return True
+        return any(word in source for word in SAVING)
+
+    def _file(self) -> pathlib.Path:
+        if self.module is None:
+            return pathlib.Path(self.words[0])
+        sys.path.insert(0, "")  # where python -m looks first
+        try:
+            spec = importlib.util.find_spec(self.module)
+        finally:
+            sys.path.remove("")
+        if spec is None or spec.origin is None:
+            raise ImportError(self.module)
+        return pathlib.Path(spec.origin)
+
+
+def split(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own options, and the program with everything that belongs to it.
+
+    Args:
+        words: What stands after `unisono launch`.
+        flags: Its options that take no value.
+
+    Example:
+        >>> split(["--processes", "2", "--cpu", "train.py", "--cpu", "--", "x"], ["--cpu"])
+        (['--processes', '2', '--cpu'], ['train.py', '--cpu', '--', 'x'])
+    """
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+        if words[at] == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        takes_value = words[at] not in flags and "=" not in words[at]
+        at += 2 if takes_value else 1
+    return list(words[:at]), list(words[at:])

@@ -1,0 +1,112 @@
+"""One run of all processes: started together, watched, and ended together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import selectors
+import signal
+import socket
+import time
+
+from unisono.cluster.launch.outcome import End, Outcome
+from unisono.cluster.launch.output import Screen, last_traceback
+from unisono.cluster.launch.program import Program
+from unisono.cluster.launch.signals import Signals
+from unisono.cluster.launch.variables import LOOPBACK, Devices, environment_of
+from unisono.cluster.launch.worker_process import WorkerProcess
+
+TICK = 0.05
+"""Seconds between two looks at who has ended."""
+
+LAST_CALL = 5.0
+"""Seconds between SIGTERM and SIGKILL for processes that do not end by themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `unisono launch` was asked for."""
+
+    program: Program
+    devices: Devices
+    bound: float
+
+
+def run(settings: Settings, processes: int, restarts: int, screen: Screen, signals: Signals) -> Outcome:
+    """Starts the processes, and returns when all have ended and nothing of them is left."""
+    with free_port() as port, selectors.DefaultSelector() as selector:
+        environments = [
+            environment_of(os.environ, process, processes, port, settings.devices, restarts, settings.bound)
+            for process in range(processes)
+        ]
+        command, workers = settings.program.command(os.getpid()), []
+        try:
+            for number, environment in enumerate(environments):
+                workers.append(WorkerProcess(number, command, environment, screen))
+            return Course(workers, settings.bound, selector, signals).to_the_end()
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+class Course:
+    """The workers on their way: those that run, and how the others ended."""
+
+    def __init__(self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: Signals) -> None:
+        self._running, self._bound, self._selector, self._signals = list(workers), bound, selector, signals
+        self._ends: list[End] = []
+        self._terminate_at = self._kill_at = float("inf")
+        self._forced = False
+        for worker in workers:
+            worker.watched_by(selector)
+
+    def to_the_end(self) -> Outcome:
+        while self._running:
+            for key, _ in self._selector.select(TICK):
+                key.data()
+            for number in self._signals.take():
+                for worker in self._running:
+                    worker.send(number)
+            if self._signals.at_once:
+                self._kill_at = 0.0
+            self._notice_ends()
+            self._enforce(time.monotonic())
+        return Outcome(tuple(self._ends))
+
+    def _notice_ends(self) -> None:
+        for worker in [worker for worker in self._running if worker.ended()]:
+            self._running.remove(worker)
+            self._ends.append(self._end_of(worker, self._forced))
+            if self._ends[-1].is_failure and self._terminate_at == float("inf"):
+                # The others have the same bound to notice it and to say what they know.
+                self._terminate_at = time.monotonic() + self._bound
+                self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)
+
+    def _enforce(self, now: float) -> None:
+        if now >= self._kill_at:
+            for worker in self._running:
+                worker.kill()
+                self._ends.append(self._end_of(worker, forced=True))
+            self._running = []
+        elif now >= self._terminate_at:
+            for worker in self._running:
+                worker.send(signal.SIGTERM)
+            self._terminate_at, self._forced = self._kill_at, True
+
+    def _end_of(self, worker: WorkerProcess, forced: bool) -> End:
+        worker.finish(self._selector)
+        return End(worker.number, worker.code, worker.signal, forced, tuple(last_traceback(list(worker.error.last))))
+
+
+class free_port:  # noqa: N801  # used like a function
+    """A free port on loopback, held for the block so that nobody else is given it: the coordinator, which allows sharing as every
+    gRPC server does, may listen there beside this socket, which does not."""
+
+    def __enter__(self) -> int:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((LOOPBACK, 0))
+        return self._socket.getsockname()[1]
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()

@@ -1,0 +1,52 @@
+"""Runs a program as Python would, in a process that dies with its launcher.
+
+python worker.py LAUNCHER [-m] PROGRAM ARGUMENTS: started by its path and with the standard library alone, so that the program finds
+a Python in which nothing was imported.
+"""
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import types
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with(launcher: int) -> None:
+    """The kernel kills this process when the launcher ends, however it does."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it ended before it could be said
+        os._exit(1)
+
+
+def run(words: list[str]) -> None:
+    """The program, with the arguments and the import path that Python would give it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  # they are pipes here
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.abspath(words[0]))
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def of_the_program(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Without the frames of this file and of runpy, which are not the program's."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
+        traceback = traceback.tb_next
+    return traceback
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    try:
+        run(sys.argv[2:])
+    except (Exception, KeyboardInterrupt) as error:
+        error = error.with_traceback(of_the_program(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)

@@ -1,0 +1,29 @@
+"""The words in which the launcher and its workers speak to each other: environment variables and exit codes."""
+
+from __future__ import annotations
+
+COORDINATOR = "UNISONO_COORDINATOR"
+"""host:port at which process 0 listens."""
+
+PROCESSES = "UNISONO_PROCESSES"
+"""How many processes there are."""
+
+PROCESS = "UNISONO_PROCESS"
+"""Which of them this one is, counted from 0 on."""
+
+RESTARTS = "UNISONO_RESTARTS"
+"""How often the launcher has started the program again; 0 at first."""
+
+BOUND = "UNISONO_BOUND"
+"""Seconds within which a lost process is named and the others end."""
+
+DEFAULT_BOUND = 30.0
+
+LEFT_ON_REQUEST = 75
+"""The exit code of a training that was asked to stop and saved itself."""
+
+LOST = 76
+"""The exit code of a process that ended because it lost another one."""
+
+STUCK = 70
+"""The exit code of a process that the others have given up, stuck or stopped, when it learns of it."""

@@ -1,0 +1,16 @@
+"""Where the main thread stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+
+NOT_THE_PROGRAM = ("cluster/launch/worker.py", "<frozen runpy>")
+
+
+def of_main_thread() -> str:
+    """As in a traceback, from the program's first line on."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = [each for each in traceback.extract_stack(frame) if not each.filename.endswith(NOT_THE_PROGRAM)]
+    return "".join(traceback.format_list(frames))

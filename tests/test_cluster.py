@@ -1,0 +1,186 @@
+"""Where the description of a cluster comes from. What needs processes is in `test_cluster_integration`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jax
+import pytest
+
+from unisono.cluster import connect as connecting
+from unisono.cluster.connect import agreed, bound_of, connect, description, heartbeat_timeout
+from unisono.cluster.environments.arguments import Arguments
+from unisono.cluster.environments.base import Cluster, ClusterError
+from unisono.cluster.environments.launched import Launched
+from unisono.cluster.environments.tf_config import FORM, TFConfig
+
+LAUNCHED = {"UNISONO_COORDINATOR": "127.0.0.1:1234", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": "2"}
+
+
+def tf_config(kind="worker", index=1, **cluster):
+    cluster = cluster or {"worker": ["a:1", "b:2"]}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def where(cluster):
+    return cluster.coordinator, cluster.processes, cluster.process
+
+
+@pytest.mark.parametrize("place", [Arguments(None, None, None), Launched(), TFConfig()])
+def test_a_place_that_says_nothing(place):
+    assert place.describe({"PATH": "/bin"}) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"task": {"type": "worker", "index": 0}}', '{"cluster": {}}'])
+def test_a_tf_config_without_a_cluster_is_a_single_process(text):
+    assert TFConfig().describe({"TF_CONFIG": text}) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "environment", "found"),
+    [
+        (Arguments("h:1", 2, 0), {}, ("h:1", 2, 0)),
+        (Launched(), LAUNCHED, ("127.0.0.1:1234", 3, 2)),
+        (TFConfig(), tf_config(), ("a:1", 2, 1)),
+        (TFConfig(), tf_config("worker", 1, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 2)),
+        (TFConfig(), tf_config("chief", 0, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 0)),
+        (TFConfig(), tf_config("worker", 0, worker=["[fe80::1]:5"]), ("[fe80::1]:5", 1, 0)),
+    ],
+)
+def test_a_place_that_says_something(place, environment, found):
+    assert where(place.describe(environment)) == found
+
+
+def text_of(environment):
+    return environment["TF_CONFIG"]
+
+
+EVALUATOR = tf_config("evaluator", 0)
+SERVERS = tf_config("worker", 0, worker=["a:1"], ps=["b:2"])
+MASTER = tf_config("worker", 0, worker=["a:1"], master=["b:2"])
+BEYOND = tf_config("worker", 2)
+NO_LIST = tf_config("worker", 0, worker={"0": "a:1"})
+
+
+@pytest.mark.parametrize(
+    ("place", "environment", "message"),
+    [
+        (
+            Arguments("h:1", None, None), {},
+            "received a cluster without processes and process. Write all three, coordinator='10.0.0.1:1234', processes=2, process=0, "
+            "or none of them, where the environment says it.",
+        ),
+        (
+            Arguments("h:1", 2, 2), {},
+            "the program said process 2 of 2. There must be 1 process or more, and they are counted from 0 to 1.",
+        ),
+        (
+            Arguments("localhost", 2, 1), {},
+            "the program said that the coordinator is 'localhost'. It is the address of process 0 and a free port there: '10.0.0.1:1234'.",
+        ),
+        (
+            Launched(), {"UNISONO_PROCESSES": "3"},
+            "the environment lacks UNISONO_COORDINATOR and UNISONO_PROCESS. `unisono launch` sets all of UNISONO_COORDINATOR, "
+            "UNISONO_PROCESSES, UNISONO_PROCESS; set them or none.",
+        ),
+        (Launched(), LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
+        (
+            TFConfig(), {"TF_CONFIG": "{'cluster'"},
+            f"TF_CONFIG is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). It looks like {FORM}; "
+            "received: {'cluster'",
+        ),
+        (TFConfig(), {"TF_CONFIG": "[1]"}, f"TF_CONFIG looks like {FORM}; received: [1]"),
+        (
+            TFConfig(), EVALUATOR,
+            "TF_CONFIG names 'evaluator'. An evaluator of its own is not needed: fit takes validation_data, and evaluates on all "
+            f"workers. Leave it out: {FORM}; received: {text_of(EVALUATOR)}",
+        ),
+        (
+            TFConfig(), SERVERS,
+            "TF_CONFIG names 'ps'. Parameter servers are for asynchronous training, which Unisono does not do. "
+            f"Leave it out: {FORM}; received: {text_of(SERVERS)}",
+        ),
+        (
+            TFConfig(), MASTER,
+            f"TF_CONFIG names 'master', which is neither 'worker' nor 'chief'. It looks like {FORM}; received: {text_of(MASTER)}",
+        ),
+        (TFConfig(), BEYOND, f"TF_CONFIG says that this is task 'worker' 2, and names worker 0, worker 1. Received: {text_of(BEYOND)}"),
+        (TFConfig(), NO_LIST, f"TF_CONFIG's 'worker' is a list of addresses. It looks like {FORM}; received: {text_of(NO_LIST)}"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_right(place, environment, message):
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        place.describe(environment)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "is_on_loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("10.0.0.1:1", False),
+        ("node-127.x:1", False),
+        (None, False),
+    ],
+)
+def test_loopback(coordinator, is_on_loopback):
+    assert Cluster(coordinator, 2, 0, "x").is_on_loopback is is_on_loopback
+
+
+def test_who_says_something_must_agree(monkeypatch):
+    for name, value in (LAUNCHED | tf_config()).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ClusterError,
+        match=r"^the environment \(UNISONO_COORDINATOR and its kin\) said process 2 of 3, and TF_CONFIG process 1 of 2. Leave one of them out.$",
+    ):
+        description((Arguments(None, None, None), Launched(), TFConfig()))
+    program, launched = Cluster("a:1", 3, 2, "the program"), Launched().describe(LAUNCHED)
+    assert agreed([program, launched]) is program
+
+
+def test_a_single_process_needs_nobody(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **kwargs: pytest.fail("initialized"))
+    jax.devices()
+    assert where(connect("127.0.0.1:1", 1, 0)) == ("127.0.0.1:1", 1, 0)
+    assert where(connect()) == (None, 1, 0)
+
+
+def test_jax_must_not_have_started():
+    jax.devices()
+    with pytest.raises(
+        ClusterError,
+        match=r"^the program said process 0 of 2, but JAX has started already, as a single process. Make the strategy in the first lines of "
+        r"the program, behind the imports: arrays, jax.devices\(\) and Keras' optimizers start JAX.$",
+    ):
+        connect("127.0.0.1:1", 2, 0)
+
+
+def test_what_is_initialized_already_is_taken(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(connecting.jax_seam, "place", lambda: (4, 3))
+    assert where(connect()) == (None, 4, 3)
+    assert where(connect("h:1", 4, 3)) == (None, 4, 3)
+    with pytest.raises(
+        ClusterError,
+        match=r"^jax.distributed, which is initialized already, said process 3 of 4, and the program process 0 of 2. Leave one of them out.$",
+    ):
+        connect("h:1", 2, 0)
+
+
+def test_the_bound(monkeypatch):
+    monkeypatch.delenv("UNISONO_BOUND", raising=False)
+    assert (bound_of(), heartbeat_timeout(bound_of())) == (30, 120)
+    monkeypatch.setenv("UNISONO_BOUND", "2.5")
+    assert (bound_of(), heartbeat_timeout(bound_of())) == (2.5, 100)
+    for text in ("soon", "0", "-1", "nan"):
+        monkeypatch.setenv("UNISONO_BOUND", text)
+        with pytest.raises(
+            ClusterError, match=f"^the environment variable UNISONO_BOUND is a number of seconds above 0; received '{text}'.$"
+        ):
+            bound_of()
+    assert bound_of(3) == 3
+    with pytest.raises(ClusterError, match=r"^bound is a number of seconds above 0; received 0.$"):
+        bound_of(0)

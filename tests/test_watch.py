@@ -1,0 +1,172 @@
+"""The judgement of the watch. Real processes that are lost are in `test_watch_integration`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from unisono.cluster.watch import machine, stack
+from unisono.cluster.watch.blame import is_of_others
+from unisono.cluster.watch.progress import Progress
+from unisono.cluster.watch.record import Record, decoded
+from unisono.cluster.watch.verdict import Heard, judged
+
+BOUND, INTERVAL = 10.0, 1.0
+NAME = "process 1 (pid 11 on b)"
+
+
+def record(process=1, **changes):
+    return dataclasses.replace(Record(process, 10 + process, 1, "m", "abc"[process], step=4), **changes)
+
+
+def verdict(own=None, seen=None, silence=0.0, third=None, **changes):
+    """Of process 0, on process 1."""
+    own = record(0, step=5) if own is None else own
+    heard = {0: Heard(own, 0, "there"), 1: Heard(record(1, **changes), silence, seen)}
+    if third is not None:
+        heard[2] = third
+    return judged(own, heard, BOUND, INTERVAL)
+
+
+WAITING = record(0, step=4, phase="waiting", seconds=8.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({}, None),
+        ({"silence": 6.9}, None),
+        ({"seen": "gone"}, f"{NAME} was killed after step 5: it is gone without a word, as by a signal or os._exit."),
+        (
+            {"seen": "gone", "step": None, "own": record(0, step=None)},
+            f"{NAME} was killed before its first step: it is gone without a word, as by a signal or os._exit.",
+        ),
+        ({"seen": "gone", "state": "ended"}, None),
+        ({"seen": "gone", "state": "left"}, None),
+        (
+            {"silence": 7.0},
+            f"{NAME} is killed, stopped or cut off after step 5: nothing was heard of it for 7.0 seconds.",
+        ),
+        ({"silence": 7.0, "seen": "stopped"}, f"{NAME} is stopped (SIGSTOP) after step 5: nothing was heard of it for 7.0 seconds."),
+        ({"silence": 1.0, "seen": "stopped"}, None),
+        (
+            {"silence": 7.0, "seen": "there"},
+            f"{NAME} is stuck in compiled code after step 5: nothing was heard of it for 7.0 seconds.",
+        ),
+        ({"state": "raised", "words": "KeyError: 1"}, f"{NAME} raised KeyError: 1, after step 4."),
+        ({"state": "ended"}, None),
+        ({"state": "ended", "own": WAITING}, f"{NAME} left its program after step 4, and process 0 waits for it."),
+        ({"state": "ended", "own": dataclasses.replace(WAITING, seconds=1.9)}, None),
+        ({"seconds": 6.9, "own": WAITING}, None),
+        ({"seconds": 60.0}, None),
+        ({"seconds": 60.0, "phase": "busy", "own": WAITING}, None),
+        ({"seconds": 60.0, "phase": "waiting", "own": WAITING}, None),
+        ({"seconds": 69.0, "step": None, "own": WAITING}, None),
+        (
+            {"seconds": 7.0, "own": WAITING, "stack": "  File x\n"},
+            f"{NAME} is stuck after step 4: it has not moved for 7.0 seconds while others wait for it. If it is meant to take so long, set "
+            f"UNISONO_BOUND (unisono launch --bound) to more seconds. It stands here:\n  File x",
+        ),
+        (
+            {"seconds": 70.0, "step": None, "own": WAITING},
+            f"{NAME} is stuck before its first step: it has not moved for 70.0 seconds while others wait for it. If it is meant to take so "
+            f"long, set UNISONO_BOUND (unisono launch --bound) to more seconds. It stands here:\n",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_lost_and_how(known, words):
+    found = verdict(**known)
+    assert (None if found is None else found.words) == words
+    assert found is None or found.process == 1
+
+
+def test_what_is_surest_comes_first():
+    silent = Heard(record(2), 8.0, None)
+    assert verdict(third=silent).process == 2
+    assert verdict(third=silent, state="raised", words="KeyError").process == 1
+    assert verdict(third=silent, own=WAITING, seconds=9.0).process == 2
+
+
+def test_a_process_judges_itself_too():
+    """Its main thread stands still while another process waits; the stack is its own."""
+    found = verdict(own=record(0, seconds=8.0, stack="here"), phase="waiting", seconds=8.0)
+    assert found.process == 0
+    assert found.words.endswith("here")
+
+
+def test_the_one_that_stands_for_longest_holds_up_the_others():
+    assert verdict(own=WAITING, seconds=8.0, third=Heard(record(2, seconds=9.0), 0, None)).process == 2
+
+
+def test_a_record_survives_the_store():
+    assert decoded(record().encoded()) == record()
+
+
+def test_progress():
+    progress = Progress()
+    begun = progress.moved
+    with progress.waiting():
+        assert progress.phase == "waiting"
+        with progress.busy("compiling"):
+            assert (progress.phase, progress.doing) == ("busy", "compiling")
+        assert progress.phase == "waiting"
+    assert (progress.phase, progress.doing, progress.step) == ("working", "", None)
+    progress.step_finished(3)
+    assert progress.step == 3
+    assert progress.moved > begun
+
+
+def test_what_the_kernel_says():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        try:
+            born = machine.born(child.pid)
+            assert machine.state(child.pid, born) == "there"
+            assert machine.state(child.pid, born + 1) == "gone"
+            os.kill(child.pid, signal.SIGSTOP)
+            while machine.state(child.pid, born) == "there":
+                time.sleep(0.01)
+            assert machine.state(child.pid, born) == "stopped"
+        finally:
+            child.kill()
+        while machine.state(child.pid, born) != "gone":  # before it is waited for
+            time.sleep(0.01)
+    assert machine.state(child.pid, born) == "gone"
+    assert machine.name() == machine.name()
+
+
+def test_the_stack_is_the_main_threads():
+    assert stack.of_main_thread().splitlines()[-2].endswith("in of_main_thread")
+    assert "test_the_stack_is_the_main_threads" in stack.of_main_thread()
+
+
+def raised_in(module: str, error: Exception) -> Exception:
+    code = compile("raise error", "<test>", "exec")
+    try:
+        exec(code, {"__name__": module, "error": error})
+    except Exception as caught:
+        return caught
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "others"),
+    [
+        ("jax._src.x", "UNKNOWN: Gloo AllGather failed: Connection reset by peer", True),
+        ("jaxlib.x", "UNAVAILABLE: no", True),
+        ("jax._src.x", "RESOURCE_EXHAUSTED: Out of memory", False),
+        ("jax._src.x", "shapes do not fit", False),
+        ("user", "UNKNOWN: mine", False),
+    ],
+)
+def test_whose_fault_an_error_is(module, words, others):
+    error = raised_in(module, ValueError(words))
+    assert is_of_others(error) is others
+    wrapped = RuntimeError("a step could not run")
+    wrapped.__cause__ = error
+    assert is_of_others(wrapped) is others
