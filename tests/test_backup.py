@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import threading
 import warnings
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -17,11 +19,12 @@ from keras import layers
 
 import unisono as un
 from processes import FULL
-from sources import SOURCES, generated
+from sources import SOURCES, Batches, generated
 from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
 from unisono.checkpoint.store import Store, load
+from unisono.checkpoint.writer import wait_for_all
 from unisono.data import in_order
 from unisono.data.order import Order
 
@@ -210,6 +213,20 @@ def test_callbacks_that_decide(tmp_path, after):
     assert broken_off_and_resumed(tmp_path / "b", after, callbacks=deciding) == reference
 
 
+def test_callbacks_are_matched_by_what_they_monitor(tmp_path, whole):
+    """Their order does not matter; one that is missing is named, and one that is new."""
+    of = lambda monitor: keras.callbacks.EarlyStopping(monitor, patience=20)
+    loss, accuracy = of("loss"), of("val_accuracy")
+    interrupted(tmp_path / "b", callbacks=[of("val_accuracy"), of("loss"), of("val_loss")])
+    with pytest.warns(UserWarning, match="The callbacks are others") as said:
+        resume(tmp_path / "b", callbacks=[loss, keras.callbacks.ReduceLROnPlateau("loss", patience=20), accuracy])
+    assert [str(of.message).partition(": ")[2] for of in said if "are others" in str(of.message)] == [
+        "it holds the state of EarlyStopping(monitor='val_loss'), which is not among the callbacks now; ReduceLROnPlateau(monitor='loss') is "
+        "among the callbacks now, and begins anew. Give fit the same ones, to go on with the same run."
+    ]
+    assert (loss.best, accuracy.best) == (min(whole().logs["loss"]), max(whole().logs["val_accuracy"]))
+
+
 @pytest.mark.parametrize(("after", "freq"), [(8, 1), (11, "epoch")])
 def test_averaged_weights_that_are_swapped(tmp_path, after, freq):
     """Between two epochs the model has the averaged ones."""
@@ -335,6 +352,89 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, whole, name, hook, at, c
     assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
 
 
+@pytest.mark.parametrize("freq", ["epoch", 4, False])
+def test_a_signal_behind_the_last_step(tmp_path, freq):
+    """The program is left as ever, and started again it has nothing left to train."""
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
+    model = model_on(on(1, 4))
+    with pytest.raises(SystemExit) as left:
+        fit(model, epochs=1, callbacks=[Signalling("SIGTERM", "on_train_end", 1), backup()])
+    assert left.value.code == 75
+    resumed = fit(model_on(on(2, 4), seed=99), epochs=1, callbacks=[backup()])
+    assert resumed.logs == {}
+    assert un.fingerprint(resumed.model) == un.fingerprint(model)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_signal_in_the_middle_of_an_accumulation(tmp_path):
+    """A step is accumulated whole before it is saved, and goes on with the replicas divided in another way."""
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False)
+    reference = fit(model_on(un.OneDeviceStrategy(accumulate=6)), epochs=2)
+    stop = Signalling("SIGTERM", "on_train_batch_begin", 7)
+    with pytest.raises(SystemExit):
+        fit(model_on(un.OneDeviceStrategy(accumulate=6)), epochs=2, callbacks=[stop, backup()])
+    newest = Store(tmp_path / "b").newest().record
+    assert (newest["states"]["training"]["steps"], newest["replicas"]) == (7, 6)
+    assert fit(model_on(un.MirroredStrategy(devices=3, accumulate=2), seed=99), epochs=2, callbacks=[backup()]) == reference
+
+
+def test_a_signal_when_the_checkpoints_are_being_deleted(tmp_path, monkeypatch):
+    """Nothing is left to be saved: it does what it does without the callback."""
+    monkeypatch.setattr(Store, "delete", lambda store: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model_on(on(1, 4)), epochs=1, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")])
+
+
+def test_a_signal_that_nobody_answers_is_raised_again():
+    with pytest.raises(KeyboardInterrupt), signals.listening(["SIGINT"]):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_error_is_not_lost_over_a_signal():
+    def broken_off():
+        with signals.listening(["SIGINT"]):
+            signal.raise_signal(signal.SIGINT)
+            raise BrokenOffError
+
+    with pytest.raises(BrokenOffError):
+        broken_off()
+
+
+def test_a_second_signal_while_it_is_saved_ends_at_once(tmp_path, monkeypatch):
+    """The save that was begun has not ended then."""
+    written = threading.Event()
+
+    def write(store, number, arrays, record):
+        os.kill(os.getpid(), signal.SIGINT)
+        written.wait(60)
+
+    monkeypatch.setattr(Store, "_write", write)
+    backup = un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fit(model_on(on(1, 4)), callbacks=[Signalling("SIGINT", "on_train_batch_end", 2), backup])
+        assert not written.is_set()
+    finally:
+        written.set()
+        wait_for_all()
+
+
+def test_signals_in_another_thread_are_warned_about():
+    """Python takes them in its main thread."""
+
+    def training():
+        with pytest.warns(UserWarning, match=r"SIGTERM, SIGINT will not be heard: .*in the thread 'worker'.*write signals=\(\)"):
+            signals.listening(signals.SIGNALS).__enter__()
+        with signals.listening(()):
+            done.append(True)
+
+    done = []
+    thread = threading.Thread(target=training, name="worker")
+    thread.start()
+    thread.join()
+    assert done
+
+
 def test_a_second_signal_ends_at_once(tmp_path):
     class Impatient(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -354,15 +454,15 @@ def test_signals_have_names():
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
-def interrupted(directory, make=model_on, strategy=None, **options):
-    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), BreakOff(7)]
+def interrupted(directory, make=model_on, strategy=None, callbacks=(), after=7, **options):
+    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), *callbacks, BreakOff(after)]
     with pytest.raises(BrokenOffError):
         fit(make(strategy or on(1, 4)), callbacks=callbacks, **options)
 
 
-def resume(directory, make=model_on, strategy=None, backup=None, **options):
+def resume(directory, make=model_on, strategy=None, backup=None, callbacks=(), **options):
     backup = backup or un.callbacks.BackupAndRestore(directory)
-    return fit(make(strategy or on(1, 4)), callbacks=[backup], **options)
+    return fit(make(strategy or on(1, 4)), callbacks=[backup, *callbacks], **options)
 
 
 def test_another_number_of_replicas_is_another_run(tmp_path):
@@ -408,6 +508,38 @@ def test_other_rows_are_stopped(tmp_path, source):
     other = SOURCES[source]((X[::-1].copy(), Y), BATCH)["x"]
     with pytest.raises(ValueError, match="The data are not those of the checkpoint"):
         resume(tmp_path / "b", source=source, shuffle=False, x=other)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("arrays", "pass 1 had 5 batches then, 6 now, 43 rows then, 53 now"),
+        ("PyDataset", "pass 1 had 5 batches then, 6 now"),
+    ],
+)
+def test_more_rows_are_stopped(tmp_path, source, said):
+    """Though those that were trained on are the same."""
+    interrupted(tmp_path / "b", source=source, shuffle=False)
+    more = SOURCES[source]((np.concatenate([X, X[:10]]), np.concatenate([Y, Y[:10]])), BATCH)
+    with pytest.raises(
+        ValueError, match=f"The data are not those of the checkpoint: {said}. Give fit or the dataset the same rows"
+    ):
+        resume(tmp_path / "b", source=source, shuffle=False, **more)
+
+
+class Growing(Batches):
+    """One batch more in every pass."""
+
+    def on_epoch_end(self):
+        self.rows = jax.tree.map(lambda a: np.concatenate([a, a[:BATCH]]), self.rows)
+
+
+def test_a_dataset_that_grows_has_the_size_of_its_pass(tmp_path):
+    data = lambda: {"x": Growing((X, Y), BATCH), "y": None, "batch_size": None, "shuffle": False}
+    reference = fit(model_on(on(1, 4)), **data())
+    for after in (STEPS, STEPS + 2):
+        interrupted(tmp_path / str(after), **data(), after=after)
+        assert resume(tmp_path / str(after), **data()) == reference
 
 
 def test_a_map_dataset_of_grain_begins_at_any_batch():

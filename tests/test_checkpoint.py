@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 
 import keras
@@ -18,6 +19,7 @@ from loops import Loop, crossentropy, normalized
 from processes import FULL
 from sources import Batches
 from trainings import on, rows
+from unisono import keras_seam
 from unisono.checkpoint.store import DamagedError
 
 X, Y = rows(43, 6), np.random.default_rng(1).integers(0, 5, 43)
@@ -148,6 +150,38 @@ def test_a_stream_with_other_rows_is_stopped(tmp_path):
         del DATA["unseeded"]
 
 
+class Sized(Stream):
+    """A stream that knows how many batches it has."""
+
+    def __init__(self, count):
+        super().__init__(3)
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda count: {"dataset": Sized(count)}, "pass 0 had 4 batches then, 5 now"),
+        (lambda count: {"dataset": [(X[:BATCH], Y[:BATCH])] * count}, "pass 0 had 4 batches then, 5 now"),
+        (lambda count: {"dataset": (X[: count * 7],), "batch_size": 7}, "pass 0 had 4 batches then, 5 now, 28 rows then, 35 now"),
+    ],
+    ids=["stream", "list", "arrays"],
+)
+def test_data_of_another_size_are_stopped(tmp_path, made, said):
+    data, other = (on(1, 4).distribute_dataset(**made(count)) for count in (4, 5))
+    checkpoint = un.Checkpoint(data=data, step=keras.Variable(0))
+    next(iter(data))
+    path = checkpoint.save(tmp_path / "ckpt")
+    un.Checkpoint(data=other, step=keras.Variable(0)).restore(path)
+    with pytest.raises(
+        ValueError, match=f"The data are not those of the checkpoint: {said}. Give fit or the dataset the same rows"
+    ):
+        next(iter(other))
+
+
 def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
     from unisono.data import resume
 
@@ -186,6 +220,46 @@ def test_a_signal_saves_between_two_steps(tmp_path, whole, name, at):
     assert left.value.code == 75
     assert first.done == at
     assert Training(on(2, 4)).restored(un.latest_checkpoint(tmp_path)).run() == whole("arrays")
+
+
+@pytest.mark.parametrize("of", ["data", "optimizer", "variable"])
+def test_another_number_of_replicas_is_seen_without_a_model(tmp_path, of):
+    """By the data, or by whatever was made in a scope."""
+
+    def thing(strategy):
+        with strategy.scope():
+            return {
+                "data": lambda: strategy.distribute_dataset((X, Y), batch_size=BATCH),
+                "optimizer": keras.optimizers.Adam,
+                "variable": lambda: keras.Variable(0.0),
+            }[of]()
+
+    strategies = on(1, 4), on(1, 2)
+    first, other = map(thing, strategies)
+    step = keras.Variable(0)
+    path = saved(tmp_path, step=step, of=first)
+    with pytest.raises(ValueError, match="R = 4 replicas, and this strategy has R = 2"):
+        un.Checkpoint(step=step, of=other).restore(path)
+    assert un.Checkpoint(step=step, of=first).restore(path)
+
+
+def test_saving_in_another_thread_is_warned_about(tmp_path):
+    """Which may be in the middle of a step."""
+    data = on(1, 4).distribute_dataset((X, Y), batch_size=BATCH)
+    checkpoint = un.Checkpoint(step=keras.Variable(0), data=data)
+    next(iter(data))
+    checkpoint.save(tmp_path / "ckpt")
+
+    def elsewhere():
+        with pytest.warns(UserWarning, match=r"save was called in the thread 'saver'.*Save in the loop, between two steps"):
+            checkpoint.save(tmp_path / "ckpt")
+        done.append(True)
+
+    done = []
+    thread = threading.Thread(target=elsewhere, name="saver")
+    thread.start()
+    thread.join()
+    assert done
 
 
 def test_a_signal_needs_the_data(tmp_path):
@@ -246,6 +320,74 @@ def test_two_models_with_their_own_optimizers(tmp_path):
     second = made()
     un.Checkpoint(**second).restore(path)
     assert un.fingerprint(*second.values()) == un.fingerprint(*first.values())
+
+
+class WithMetric(keras.Model):
+    """Compiled with metrics, which a loop never builds, and with one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = layers.Dense(2), keras.metrics.Sum()
+        self(X)
+        self.compile(keras.optimizers.SGD(), "mse", metrics=["mae", keras.metrics.MeanSquaredError()])
+        self.optimizer.build(self.trainable_variables)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["built there", "not built there"])
+@pytest.mark.parametrize("here", [True, False], ids=["built here", "not built here"])
+def test_metrics_of_compile_that_are_built_late(tmp_path, there, here):
+    """By fit or evaluate, before or after the restore; the model's own are matched in any case."""
+    first, fresh = WithMetric(), WithMetric()
+    for model, built in ((first, there), (fresh, here)):
+        if built:
+            model.evaluate(X, np.ones((43, 2)), verbose=0)
+    first.seen.update_state(5.0)
+    fresh.seen.update_state(7.0)
+    un.Checkpoint(model=fresh).restore(saved(tmp_path, model=first))
+    assert un.fingerprint(fresh) == un.fingerprint(first)
+    assert float(fresh.seen.result()) == 5.0
+    if there and here:
+        assert un.fingerprint(fresh.metrics_variables) == un.fingerprint(first.metrics_variables)
+    elif here:
+        assert fresh.get_metrics_result()["mae"] == 0.0, "as a model has them before its first batch"
+
+
+@pytest.mark.parametrize("make", [unbuilt, lambda: layers.Dense(3)], ids=["model", "layer"])
+def test_what_was_not_built_when_it_was_saved(tmp_path, make):
+    """A signal may come before the first batch."""
+    path = saved(tmp_path, thing=make(), step=keras.Variable(3))
+    step = keras.Variable(0)
+    with pytest.warns(
+        UserWarning, match=r"thing \((Dense|Sequential)\) was not built when .*Call it on one batch before you save"
+    ):
+        assert un.Checkpoint(thing=make(), step=step).restore(path)
+    assert int(step) == 3
+    built = make()
+    built(X)
+    with pytest.raises(ValueError, match="does not fit") as error:
+        un.Checkpoint(thing=built, step=step).restore(path)
+    assert "nothing in the checkpoint, (6, " in str(error.value)
+
+
+class WithSeeds(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.random, self.seeds = keras.random.SeedGenerator(), layers.Dense(3)
+
+    def build(self, shape):
+        self.seeds.build(shape)
+
+
+def test_attributes_that_are_called_like_our_groups(tmp_path):
+    """Two variables never have one name."""
+    first, second = WithSeeds(), WithSeeds()
+    first.build((None, 6))
+    assert [name for name, _ in keras_seam.variables_by_structure(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
+    un.Checkpoint(layer=second).restore(saved(tmp_path, layer=first))
+    assert un.fingerprint(second) == un.fingerprint(first)
 
 
 class ShapesUnknown(keras.Model):
@@ -314,6 +456,29 @@ def test_other_objects(tmp_path):
         un.Checkpoint(model=sequential(3), step=keras.Variable(0), other=keras.Variable(0)).restore(path)
     with pytest.raises(TypeError, match=r"Checkpoint\(epoch=\.\.\.\) received 3 of type int.*Write keras.Variable"):
         un.Checkpoint(epoch=3)
+    with pytest.raises(ValueError, match=r"received the name 'a/b'. Its names are those of Python's arguments"):
+        un.Checkpoint(**{"a/b": keras.Variable(0)})
+
+
+class Stubborn(keras.Variable):
+    def assign(self, value):
+        pass
+
+
+class OfSome(layers.Layer):
+    def __init__(self, make, count):
+        super().__init__()
+        self.all = [make(float(index)) for index in range(count)]
+        self.built = True
+
+
+@pytest.mark.parametrize("count", [2, 1], ids=["a whole object", "a part of it"])
+def test_bits_are_compared_in_a_partial_restore_too(tmp_path, count):
+    thing = OfSome(lambda value: keras.Variable(value + 1), 2)
+    path = saved(tmp_path, thing=thing, step=keras.Variable(0))
+    assert un.Checkpoint(thing=OfSome(keras.Variable, count)).restore(path, partial=True)
+    with pytest.raises(RuntimeError, match=r"thing was restored from .*, and thing/0 has other bits now.*do not train on"):
+        un.Checkpoint(thing=OfSome(Stubborn, count)).restore(path, partial=True)
 
 
 def test_another_optimizer(tmp_path):
@@ -322,12 +487,13 @@ def test_another_optimizer(tmp_path):
         un.Checkpoint(optimizer=keras.optimizers.SGD()).restore(path)
 
 
-def test_other_versions_are_warned_about(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "where"), [("jax", "jax.__version__"), ("numpy", "numpy.__version__"), ("unisono", "unisono.version.VERSION")]
+)
+def test_other_versions_are_warned_about(tmp_path, monkeypatch, name, where):
     path = saved(tmp_path, model=sequential(3))
-    import jax
-
-    monkeypatch.setattr(jax, "__version__", "9.9.9")
-    with pytest.warns(UserWarning, match=r"of another setting, with which results may differ: jax .* there, 9.9.9 here"):
+    monkeypatch.setattr(where, "9.9.9")
+    with pytest.warns(UserWarning, match=rf"of another setting, with which results may differ: {name} .* there, 9.9.9 here\."):
         un.Checkpoint(model=sequential(3)).restore(path)
 
 
@@ -363,8 +529,10 @@ def test_objects_with_a_state_of_their_own(tmp_path):
     un.Checkpoint(own=own).restore(path)
     assert own.state["seen"] == [1, 2.5, None, "x", float("inf")]
     assert own.state["mean"].tolist() == [0, 1, 2]
-    own.state = {"of": object()}
-    with pytest.raises(TypeError, match=r"holds <object.*of type object at own/of. get_state\(\) must return what JSON knows"):
+    own.state = {"of": np.array(["text"])}
+    with pytest.raises(
+        TypeError, match=r"holds an array of dtype <U4 at own/of, which is not kept. Turn it into numbers, or into a list"
+    ):
         un.Checkpoint(own=own).save(tmp_path / "ckpt")
 
 

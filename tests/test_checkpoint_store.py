@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import json
+import os
 import shutil
-import textwrap
+import signal
+import tempfile
 import threading
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,7 +20,8 @@ from hypothesis import strategies as st
 
 from processes import python
 from unisono.checkpoint.arrays import copied
-from unisono.checkpoint.leaves import joined, separated
+from unisono.checkpoint.latest import latest_checkpoint
+from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
 from unisono.checkpoint.store import DamagedError, Store, load
 from unisono.checkpoint.writer import Writer
 
@@ -93,6 +99,69 @@ def test_a_changed_record_is_found(written, tmp_path):
         load(copy)
 
 
+def flip(path):
+    """A bit of the file that holds the values."""
+    largest = max((file for file in path.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("gone", ["_CHECKPOINT_METADATA", "arrays", "all"])
+def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
+    """It is named and left in place, and the next save takes another number."""
+    store = Store(tmp_path)
+    for number in (1, 2):
+        save(store, number)
+    for path in list(store.path(2).iterdir()):
+        if gone in (path.name, "all"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "fold_1").mkdir()  # of somebody else
+    store = Store(tmp_path)
+    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is used, the newest good one"):
+        assert store.newest().path == store.path(1)
+    with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one") as said:
+        assert latest_checkpoint(tmp_path) == latest_checkpoint(tmp_path / "ckpt") == str(store.path(1))
+    assert "fold_1" not in str(said[0].message)
+    save(store, store.next_number())
+    assert names(tmp_path) == ["ckpt_1", "ckpt_2", "ckpt_3", "fold_1"]
+    assert latest_checkpoint(tmp_path) == str(store.path(3))
+
+
+def test_damaged_checkpoints_are_not_among_those_that_are_kept(tmp_path):
+    """Two good ones are, also where another process had written them, and the damaged ones are left in place."""
+    for number in (1, 2, 3, 4, 5):
+        save(Store(tmp_path), number)
+    flip(tmp_path / "ckpt_3")
+    (tmp_path / "ckpt_5" / "_CHECKPOINT_METADATA").unlink()
+    store = Store(tmp_path, keep=2)
+    save(store, store.next_number())
+    assert names(tmp_path) == ["ckpt_3", "ckpt_4", "ckpt_5", "ckpt_6"]
+    store.delete()
+    assert not tmp_path.exists()
+
+
+def test_every_type_that_states_may_have(tmp_path):
+    """Those that Orbax would refuse, or change, are not among them."""
+    arrays = {name: np.array([1, 0, 1]).astype(getattr(ml_dtypes, name, name)) for name in DTYPES}
+    save(Store(tmp_path), 1, arrays)
+    back = Store(tmp_path).newest().arrays
+    assert {name: (str(back[name].dtype), back[name].tobytes()) for name in DTYPES} == {
+        name: (name, array.tobytes()) for name, array in arrays.items()
+    }
+
+
+def test_a_checkpoint_without_arrays(tmp_path):
+    """Orbax has no empty ones."""
+    save(Store(tmp_path), 1, {}, note="x")
+    loaded = Store(tmp_path).newest()
+    assert (loaded.arrays, loaded.record["note"]) == ({}, "x")
+
+
 def test_nothing_is_executed_and_nothing_pickled(written):
     """No file of a checkpoint holds a pickle, whose first byte is 0x80 followed by its protocol."""
     assert not [path for path in written.rglob("*") if path.is_file() and path.read_bytes()[:1] == b"\x80"]
@@ -115,6 +184,35 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     store = Store(tmp_path / "file" / "below")
     with pytest.raises(OSError, match=r"below/ckpt_1 was not written: .*Those before it are as they were: there is none"):
         save(store, 1)
+
+
+FORBIDDEN = """
+import os, sys
+import keras
+import unisono as un
+checkpoint = un.Checkpoint(of=keras.Variable(1.0))
+checkpoint.save(sys.argv[1] + "/ckpt")
+checkpoint.wait()
+os.chmod(sys.argv[1], 0o555)
+if os.geteuid() == 0:  # whom no permission keeps from writing
+    os.setuid(65534)
+checkpoint.save(sys.argv[1] + "/ckpt")
+try:
+    checkpoint.wait()
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_directory_without_permission():
+    """The error names it, and the checkpoint before it stays good."""
+    with tempfile.TemporaryDirectory() as directory:  # others may not even look into those of pytest
+        done = python("-c", FORBIDDEN, directory)
+        os.chmod(directory, 0o755)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"The checkpoint {directory}/ckpt_2 was not written: PermissionError: " in done.stdout
+        assert f"Those before it are as they were: {directory}/ckpt_1." in done.stdout
+        assert str(Store(directory).newest().path) == f"{directory}/ckpt_1"
 
 
 def test_a_failure_is_raised_by_the_next_save(tmp_path):
@@ -200,14 +298,61 @@ def test_a_process_that_ends_says_what_was_not_written(tmp_path):
     assert f"The checkpoint {tmp_path}/file/ckpt_1 was not written" in done.stderr
 
 
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["a/b", "a", "", MARK])
 STATES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(np.arange(3.0)),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    PLAIN | st.sampled_from([np.arange(3.0), np.float32(0.1), np.array(7), np.array(True)]),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(PLAIN, inner),
 )
 
 
+@settings(max_examples=50)
 @given(state=STATES)
 def test_states_come_back(state):
+    """With their types, through JSON: tuples, keys that are numbers, texts with a slash."""
     plain, arrays = separated(state)
-    back = joined(plain, arrays)
-    assert textwrap.shorten(repr(back), 10_000) == textwrap.shorten(repr(state), 10_000)
+    back = joined(json.loads(json.dumps(plain)), arrays)
+    assert repr(back) == repr(state)
+
+
+def test_states_come_back_from_disk(tmp_path):
+    state = {
+        "a/b": np.arange(2),
+        "a": {"b": np.arange(3), 1: (np.float16(0.1), [True]), "1": -0.0},
+        None: {MARK: (2**70, np.zeros(0))},
+    }
+    plain, arrays = separated({"of": state})
+    save(Store(tmp_path), 1, arrays, states=plain)
+    loaded = Store(tmp_path).newest()
+    assert repr(joined(loaded.record["states"], loaded.arrays)) == repr({"of": state})
+
+
+class Derived(dict):
+    pass
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (object(), "of type object at own/of"),
+        ({1, 2}, "of type set at own/of"),
+        (Derived(a=1), "of type Derived at own/of"),
+        (Pair(1, 2), "of type Pair at own/of"),
+        (signal.SIGTERM, "of type Signals at own/of"),
+        (np.ma.masked_array([1, 2], [0, 1]), "of type MaskedArray at own/of"),
+        (np.array(["a", "b"]), "an array of dtype <U1 at own/of"),
+        (np.array([None]), "an array of dtype object at own/of"),
+        (np.arange(2, dtype=">i4"), "an array of dtype >i4 at own/of"),
+        (np.datetime64("2026-01-01"), r"an array of dtype datetime64\[D\] at own/of"),
+        (np.longdouble(1), "an array of dtype float128 at own/of"),
+        (jax.random.key(0), "an array of dtype key<fry> at own/of"),
+        ({(1, 2): 3}, r"the key \(1, 2\) of type tuple in the dict at own/of"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_states_that_would_come_back_as_something_else_are_refused(value, said):
+    """At once, not where they are written."""
+    with pytest.raises(TypeError, match=said):
+        separated({"own": {"of": value}})

@@ -28,6 +28,8 @@ def sources_of(function, *arguments):
         (lambda x: ops.sum(x), [Mean(12, (), ())]),
         (lambda x: ops.sum(jnp.ones((6, 2))) / 6 + x[0, 0], []),
         (lambda x: ops.max(x) / 6, []),
+        (lambda x: ops.sum(ops.mean(x, axis=-1)) / 8, [Mean(6, (8,), ())]),
+        (lambda x: ops.sum(x, axis=-1)[0] / 6, []),
     ],
 )
 def test_means(loss, means):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
+import re
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from processes import python
 from trainings import fitting, labels, on, rows
 from unisono.export import export, load_exported
 
@@ -168,3 +171,15 @@ def test_onnx_runs_elsewhere_and_is_not_loaded(tmp_path):
     with pytest.raises(FileExistsError, match="Write overwrite=True"):
         export(model, path, format="onnx")
     export(model, path, format="onnx", overwrite=True)
+
+
+def test_the_tutorial_of_fit_with_a_saved_model(tensorflow, tmp_path):
+    """Three loads, three equal evaluations."""
+    example = pathlib.Path(__file__).parent.parent / "examples" / "mnist_fit.py"
+    finished = python(str(example), "--directory", str(tmp_path), "--format", "saved_model")
+    assert finished.returncode == 0, finished.stderr
+    names = ("the latest weights", "exported, loaded without a strategy", "exported, loaded with one")
+    lines = [re.search(rf"^{name} +loss ([\d.]+)  accuracy ([\d.]+)%$", finished.stdout, re.MULTILINE) for name in names]
+    assert None not in lines, finished.stdout
+    assert len({line.groups() for line in lines if line}) == 1
+    assert (tmp_path / "my_model" / "saved_model.pb").exists()

@@ -288,3 +288,44 @@ def test_a_mask_reaches_what_the_values_are_made_into():
     np.testing.assert_allclose(added, by_fit("l2"), rtol=1e-5)
     weighted = by_loop(None, lambda _, values, weights: (values, weights))
     np.testing.assert_allclose(weighted, by_fit(None, "mean_with_sample_weight", sample_weight=weights), rtol=1e-5)
+
+
+class Total(keras.metrics.Metric):
+    """Adds what it is given to a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = self.add_weight(shape=(CLASSES, CLASSES), initializer="zeros")
+
+    def update_state(self, more):
+        self.matrix.assign_add(more)
+
+    def result(self):
+        return self.matrix
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("rows", [12, 7])
+def test_what_is_summed_up_already_is_added_up(replicas, rows):
+    """A number or a matrix of a replica's rows, fed to a sum: that of all rows, as in tf.distribute."""
+    loop = Loop(on(1, replicas))
+    with loop.strategy.scope():
+        sum_, shares, count, both, total, mean = (
+            *(keras.metrics.Sum() for _ in range(4)), Total(), keras.metrics.Mean(),
+        )  # fmt: skip
+
+    def code(batch):
+        values, predicted = loop.loss(batch[1], loop.model(batch[0])), ops.argmax(loop.model(batch[0]), -1)
+        sum_.update_state(ops.sum(values))
+        shares.update_state(un.compute_average_loss(values))
+        count.update_state(float(batch[0].shape[0]))
+        both.update_state(values)
+        both.update_state(ops.sum(values))
+        total.update_state(ops.transpose(ops.one_hot(batch[1], CLASSES)) @ ops.one_hot(predicted, CLASSES))
+        mean.update_state(ops.mean(values), sample_weight=float(batch[0].shape[0]))
+
+    loop.strategy.run(code, args=(next(iter(loop.strategy.distribute_dataset((X[:rows], Y[:rows]), batch_size=12))),))
+    truth = np.asarray(crossentropy(None)(Y[:rows], loop.model(X[:rows])))
+    found = [float(metric.result()) for metric in (sum_, shares, count, both, mean)]
+    np.testing.assert_allclose(found, [truth.sum(), truth.mean(), rows, 2 * truth.sum(), truth.mean()], rtol=1e-5)
+    assert float(ops.sum(total.result())) == rows

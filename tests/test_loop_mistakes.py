@@ -87,6 +87,71 @@ def test_what_is_computed_from_an_array_around_is_refused(loop, how):
         loop.strategy.run(lambda batch: ops.sum(rows() * ops.ones(()) * ops.sum(batch[0])), args=(first(loop),))
 
 
+BUNCH = type("Bunch", (dict,), {})(data=X)
+ROWS = [X[i] for i in range(24)]
+MORE_COMPUTED = {
+    "columns": lambda: X[:, :-1],
+    "reshaped": lambda: X.reshape(-1, 2, 3),
+    "of a dict of its own kind": lambda: BUNCH["data"],
+    "stacked": lambda: np.stack(ROWS),
+}
+
+
+@pytest.mark.parametrize("how", MORE_COMPUTED)
+def test_more_that_is_computed_from_an_array_around_is_refused(loop, how):
+    rows = MORE_COMPUTED[how]
+    with pytest.raises(ValueError, match=r"by the name '\w+' and is not distributed"):
+        loop.strategy.run(lambda batch: ops.sum(ops.cast(rows(), "float32")) * ops.sum(batch[0]), args=(first(loop),))
+
+
+def test_a_size_and_what_a_layer_or_a_metric_has_pass(loop):
+    """Whatever shapes are alike."""
+    labels = np.zeros(24, "float32")
+    labels[3] = 1
+
+    class Noise(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.betas = np.linspace(0.1, 1, 6, dtype="float32")
+
+        def add_noise(self, x):
+            return x + self.betas
+
+        def call(self, x):
+            return x * self.betas
+
+    class Weighted(keras.metrics.Sum):
+        def __init__(self):
+            super().__init__()
+            self.w = np.linspace(0, 1, CLASSES, dtype="float32")
+
+        def update_state(self, values):
+            super().update_state(ops.sum(values * self.w, axis=-1))
+
+    with loop.strategy.scope():
+        noise, weighted, embedding = Noise(), Weighted(), layers.Embedding(6, 4)
+
+    def code(batch):
+        weighted.update_state(loop.model(batch[0]))
+        smoothed = ops.one_hot(batch[1], CLASSES) @ (0.9 * np.eye(CLASSES, dtype="float32") + 0.02)
+        here = noise.add_noise(batch[0]) + noise(batch[0]) + np.eye(6, dtype="float32")[0]
+        return len(labels) + X.shape[0] + ops.sum(here) + ops.sum(smoothed) + ops.sum(embedding(np.arange(6)))
+
+    loop.strategy.run(code, args=(first(loop),))
+
+
+def test_replicated_arrays_are_given_to_layers_and_losses(loop):
+    whole, parts = un.replicate(X[:3]), un.replicate([X[:3], Y[:3]])
+
+    def code(batch):
+        given = loop.loss(parts[1], loop.model(parts[0])) + loop.loss(Y_MEANT, loop.model(whole))
+        return ops.sum(given) + 0 * ops.sum(batch[0])
+
+    found = loop.strategy.reduce("MEAN", loop.strategy.run(code, args=(first(loop),)))
+    np.testing.assert_allclose(found, 2 * ops.sum(crossentropy(None)(Y[:3], loop.model(X[:3]))), rtol=1e-5)
+
+
+Y_MEANT = un.replicate(Y[:3])
 WEIGHING = np.float32([0.1, 0.2, 0.7])
 MEANT = un.replicate(WEIGHING)
 
@@ -376,6 +441,20 @@ def test_a_share_that_an_earlier_run_returned_is_one_still():
         loop.strategy.run(mean.update_state, args=(share,))
     loop.strategy.run(mean.update_state, args=(rows,))
     np.testing.assert_allclose(mean.result(), loop.strategy.reduce("SUM", share), rtol=1e-6)
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.Mean, keras.metrics.MeanSquaredError, keras.metrics.BinaryCrossentropy])
+def test_as_many_features_as_rows_are_no_share(metric):
+    """Twelve of each."""
+    strategy, wide = on(1, 4), np.random.default_rng(0).uniform(size=(12, 12)).astype("float32")
+    with strategy.scope():
+        mean = metric()
+    pair = (lambda x: (ops.mean(x, axis=-1),)) if metric is keras.metrics.Mean else lambda x: (x, x / 2)
+    (batch,) = strategy.distribute_dataset([wide])
+    strategy.run(lambda x: mean.update_state(*pair(x)), args=(batch,))
+    alone = metric()
+    alone.update_state(*pair(wide))
+    np.testing.assert_allclose(mean.result(), alone.result(), rtol=1e-5)
 
 
 MEANS_OF_A_REPLICA = {
@@ -822,9 +901,7 @@ DIVIDED = {
         lambda losses, n: ops.sum(losses) / 100,
         r"divides a sum by 100, and this global batch has 12 rows",
     ),
-    "an argument": (lambda losses, n: ops.sum(losses) / n, r"divides a sum by 128, and this global batch has 12 rows"),
     "twice": (lambda losses, n: losses / 12, r"divides the loss of each example by 12, and the engine.*12 rows.*divided twice"),
-    "twice, by a factor": (lambda losses, n: losses * (1 / 12), r"divides the loss of each example by 12"),
     "twice, in an average": (lambda losses, n: un.compute_average_loss(losses / 12), r"divides the loss of each example by 12"),
     "weights of a replica": (
         lambda losses, n: ops.average(losses, weights=losses + 1),
@@ -866,6 +943,18 @@ RIGHT = {
     "a regularizer over R": lambda losses, n: ops.sum(losses) / 12 + 0.01 * ops.sum(ops.square(WEIGHTS[0])) / 4,
     "a regularizer in each example": lambda losses, n: losses + 0.01 * ops.sum(ops.square(WEIGHTS[0])),
     "a number": lambda losses, n: ops.sum(losses) / 12 + 1.0,
+    "a count that is an argument": lambda losses, n: ops.sum(losses * ops.ones((3,))) / (n + 53),
+    "by the replicas": lambda losses, n: ops.sum(losses) / 4,
+    "a weighted mean by the replicas": lambda losses, n: ops.average(losses, weights=losses + 1) / 4,
+    "a mean of two shares": lambda losses, n: ops.mean(
+        ops.stack([un.compute_average_loss(losses), un.compute_average_loss(2 * losses)])
+    ),
+    "a learned weight": lambda losses, n: ops.exp(-WEIGHTS[1][0]) * un.compute_average_loss(losses),
+    "values of each token": lambda losses, n: un.compute_average_loss(
+        ops.expand_dims(losses, 1) * ops.ones((3, 7)), global_batch_size=12 * 7
+    ),
+    "as many features as rows": lambda losses, n: ops.mean(ops.expand_dims(losses, 1) * ops.ones((3, 12)), axis=-1),
+    "a weight of examples": lambda losses, n: losses * (1 / 12),
 }
 
 

@@ -20,10 +20,10 @@ PUBLIC = [
 MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
 
 FLOORS = [
-    {"placement", "xla", "keras_seam", "cluster"},
-    {"replica", "tree", "flat", "exchange", "data", "fingerprint"},
+    {"placement", "xla", "keras_seam", "version", "cluster"},
+    {"replica", "tree", "flat", "exchange", "data", "fingerprint", "owned"},
     {"step", "checkpoint"},
-    {"strategy", "training", "course", "loop", "owned", "pace", "refusals", "errors"},
+    {"strategy", "training", "course", "loop", "pace", "refusals", "errors"},
     {"callbacks", "export", "cli"},
 ]
 """The house: lower floors know nothing of upper ones."""

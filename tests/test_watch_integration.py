@@ -98,9 +98,10 @@ def test_all_others_name_the_same_one():
     assert gone(run.pids())
 
 
-@pytest.mark.parametrize("how", ["nothing", "later", "busy"])
+@pytest.mark.parametrize("how", ["nothing", "later", "busy", "leave"])
 def test_what_may_take_its_time_does(how):
-    """Steps until the end; a process that goes on for longer than the bound when the others have ended; known long work."""
+    """Steps until the end; a process that goes on for longer than the bound when the others have ended; known long work; a
+    program that takes leave of the others itself."""
     run = Launched(2, 0, how, 10, 20)
     assert (run.code, run.lines.count("[0] DONE 19 6.0"), run.lines.count("[1] DONE 19 6.0")) == (0, 1, 1), run.text
     assert "unisono:" not in run.text

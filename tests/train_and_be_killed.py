@@ -1,6 +1,7 @@
-"""A process of its own: a fit with BackupAndRestore, which prints the fingerprint at the end and what each epoch has seen.
+"""A process of its own: a training that goes on from its checkpoints, and prints the fingerprint at the end and what each epoch has seen.
 
-python train_and_be_killed.py DIRECTORY DEVICES
+python train_and_be_killed.py DIRECTORY DEVICES fit|loop, with 0 for OneDeviceStrategy. `fit` has BackupAndRestore and arrays, `loop`
+un.Checkpoint and a stream.
 """
 
 import json
@@ -13,7 +14,7 @@ from keras import layers, ops
 
 import unisono as un
 
-directory, devices = sys.argv[1], int(sys.argv[2])
+directory, devices, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 ROWS, BATCH, EPOCHS = 230, 10, 3
 
 
@@ -42,20 +43,61 @@ class Slowly(keras.callbacks.Callback):
         time.sleep(0.01)
 
 
-strategy = un.MirroredStrategy(devices=devices, replicas=4)
+strategy = un.MirroredStrategy(devices=devices, replicas=8) if devices else un.OneDeviceStrategy(replicas=8)
 keras.utils.set_random_seed(0)
 with strategy.scope():
     hidden = [layers.Dense(64, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
     model = keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(3)])
-    optimizer, metrics = keras.optimizers.Adam(0.01), [Miscounted()]
-model.compile(optimizer, loss, metrics=metrics)
+    optimizer, miscounted = keras.optimizers.Adam(0.01), Miscounted()
 rng = np.random.default_rng(0)
 x, y = rng.standard_normal((ROWS, 8)).astype("float32"), np.stack([rng.integers(0, 3, ROWS), np.arange(ROWS)], 1)
+
+
+def fit():
+    model.compile(optimizer, loss, metrics=[miscounted])
+    backup = un.callbacks.BackupAndRestore(directory, save_freq=3)
+    history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[backup, Slowly()])
+    return history.history["miscounted"]
+
+
+class Stream:
+    """Without an index: it is read forward to where the training stopped."""
+
+    def __iter__(self):
+        return ((x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, ROWS, BATCH))
+
+
+def loop():
+    def replica_step(batch):
+        def losses():
+            predictions = model(batch[0], training=True)
+            return loss(batch[1], predictions), predictions
+
+        (value, predictions), gradients = un.value_and_grad(losses, model.trainable_variables, has_aux=True)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        miscounted.update_state(batch[1], predictions)
+        return value
+
+    data = strategy.distribute_dataset(Stream())
+    epoch, seen = keras.Variable(0, dtype="int32", trainable=False), keras.Variable(np.full(EPOCHS, -1.0), trainable=False)
+    checkpoint = un.Checkpoint(model=model, optimizer=optimizer, miscounted=miscounted, data=data, epoch=epoch, seen=seen)
+    checkpoint.restore(un.latest_checkpoint(directory))
+    while int(epoch) < EPOCHS:
+        for batch in data:
+            strategy.run(replica_step, args=(batch,))
+            time.sleep(0.01)
+            if int(optimizer.iterations) % 3 == 0:
+                checkpoint.save(f"{directory}/", keep=2)
+        counts = np.array(seen.value)
+        counts[int(epoch)] = miscounted.result()
+        seen.assign(counts)
+        miscounted.reset_state()
+        epoch.assign(epoch + 1)
+    checkpoint.wait()
+    return np.asarray(seen).tolist()
+
+
 print("ready", flush=True)
-backup = un.callbacks.BackupAndRestore(directory, save_freq=3)
-history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[backup, Slowly()])
-print(
-    json.dumps(
-        {"bits": un.fingerprint(model), "steps": int(optimizer.iterations.value), "miscounted": history.history["miscounted"]}
-    )
-)
+seen = {"fit": fit, "loop": loop}[how]()
+bits = un.fingerprint(model, optimizer)
+print(json.dumps({"bits": bits, "steps": int(optimizer.iterations.value), "miscounted": seen}))

@@ -47,9 +47,12 @@ for step in range(steps):
     with watch.waiting():
         total = multihost_utils.process_allgather(jax.numpy.ones(3)).sum()
     watch.step_finished(step)
-    if cluster.process == victim and step == at and how not in ("nothing", "later"):
+    if cluster.process == victim and step == at and how not in ("nothing", "later", "leave"):
         misbehave()
     time.sleep(0.02)
 if how == "later" and cluster.process == victim:
+    time.sleep(8)
+if how == "leave":
+    jax.distributed.shutdown()
     time.sleep(8)
 print("DONE", step, float(total), flush=True)

@@ -35,5 +35,6 @@ from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
 from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
 from unisono.strategy.kinds import TPUStrategy as TPUStrategy
 from unisono.strategy.kinds import get_strategy as get_strategy
+from unisono.version import VERSION as _VERSION
 
-__version__ = "0.1.0"
+__version__ = _VERSION

@@ -33,8 +33,8 @@ class Course:
         self.logs = logs
         if position is not None:
             for batch in batches[:-1] if self.progress.counts_all else ():
-                self.progress.trained(batch, position_of(batch) or position)
-            self.progress.trained(batches[-1], position)
+                self.progress.trained(batch, position_of(batch) or position, self.epochs.adapter.size)
+            self.progress.trained(batches[-1], position, self.epochs.adapter.size)
             self.order.trained_on(position[0])
 
     def nothing_left(self) -> Any:

@@ -13,7 +13,9 @@ from unisono import keras_seam
 class Owned:
     """The layers, optimizers, metrics and variables of a strategy, as long as somebody else holds them."""
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Any = None) -> None:
+        self._strategy = None if strategy is None else weakref.ref(strategy)
+        _all.add(self)
         self._made: dict[int, weakref.ref[Any]] = {}
 
     def add(self, thing: Any) -> None:
@@ -23,6 +25,10 @@ class Owned:
     def __contains__(self, thing: Any) -> bool:
         found = self._made.get(id(thing))
         return found is not None and found() is thing
+
+    @property
+    def strategy(self) -> Any:
+        return None if self._strategy is None else self._strategy()
 
     @property
     def optimizers(self) -> list[Any]:
@@ -50,3 +56,12 @@ class Owned:
 
     def _of(self, kind: type) -> list[Any]:
         return [thing for ref in list(self._made.values()) if isinstance(thing := ref(), kind) and thing is not None]
+
+
+_all: weakref.WeakSet[Owned] = weakref.WeakSet()
+"""Of all strategies that there are."""
+
+
+def strategy_of(thing: Any) -> Any:
+    """In whose scope it was made; None outside of every scope."""
+    return next((owned.strategy for owned in list(_all) if thing in owned), None)

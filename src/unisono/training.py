@@ -91,9 +91,10 @@ class Bond:
             with self._grouping("fit", "train", args, kwargs):
                 return keras_seam.of_class(self.model, "fit")(*args, **kwargs)
         finally:
-            keras_seam.fit_is_over(self.callbacks)
-            self.course, self._begins, self.callbacks = None, False, []
+            callbacks, self.callbacks = self.callbacks, []
+            self.course, self._begins = None, False
             keras_seam.forget_first_epoch(self.model)
+            keras_seam.fit_is_over(callbacks)  # which may raise a signal again
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)

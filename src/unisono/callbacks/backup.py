@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +68,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._interval = Interval(save_freq, self._is_saving)
         self._open = contextlib.ExitStack()
         self._stop = Stop()
-        self._epoch = self._step = 0
+        self._epoch = self._step = self._epochs_done = 0
+        self._saved_at: tuple[int, int] | None = None
         self._metrics: dict[str, Any] | None = None
 
     # What Keras calls.
@@ -75,7 +77,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self._bond = bond_of(self.model)
         self._saved = Saved({"model": self.model})
-        self._epoch = self._step = 0
+        self._epoch = self._step = self._epochs_done = 0
+        self._saved_at = None
         self._interval = Interval(self.save_freq, self._is_saving)
         self._stop = self._open.enter_context(listening(self.signals))
         wait_for_all()  # a fit of this process that was broken off may still be writing
@@ -108,7 +111,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._save_and_leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._metrics, self._step = None, 0
+        self._metrics, self._step, self._epochs_done = None, 0, epoch + 1
         if self._interval.after_epochs or self._interval.is_due or self._stop.asked_by is not None:
             self._save(epoch + 1, 0)
         if self._stop.asked_by is not None:
@@ -116,15 +119,19 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         self._store.wait()
+        if self._stop.asked_by is not None:
+            self._save_end_and_leave()
+        self._open.close()  # from here on a signal does what it does without us: nothing is left to be saved
         if self.delete_checkpoint:
             self._store.delete()
 
     # What our fit calls.
 
     def fit_is_over(self) -> None:
-        """However it ended."""
-        self._open.close()
-        self._store.join()
+        """However it ended: an error is not lost over a signal that nobody has answered, and one that ends at once does not wait."""
+        self._open.__exit__(*sys.exc_info())
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            self._store.join()
 
     def steps_until_due(self, step: int) -> int:
         """How many steps may come at once before one that is saved."""
@@ -148,10 +155,17 @@ class BackupAndRestore(keras.callbacks.Callback):
         kept = {"training": training, "callbacks": states.states_of(self._others)}
         self._path = self._saved.save(self._store, self._number, kept, self._metrics)
         self._number += 1
+        self._saved_at = epoch, step
         self._interval.saved()
 
     def _save_and_leave(self) -> None:
         self._save(self._epoch, self._step)
+        self._leave()
+
+    def _save_end_and_leave(self) -> None:
+        """When all epochs are done. The same command finds nothing left to train, and goes on behind fit."""
+        if self._saved_at != (self._epochs_done, 0):
+            self._save(self._epochs_done, 0)
         self._leave()
 
     def _leave(self) -> None:
@@ -167,6 +181,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _go_on(self, loaded: Loaded) -> None:
         restored = self._saved.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
         training, step = restored["training"], restored["training"]["step"]
+        self._warn_of_others(loaded, restored["callbacks"])
         states.set_states(self._others, restored["callbacks"])
         self._warn_of_unknown(training)
 
@@ -177,8 +192,20 @@ class BackupAndRestore(keras.callbacks.Callback):
 
         self._bond.course.go_on(training["data"], step, training["logs"], again if step else None)
         self._epoch, self._step, self._interval.steps = training["epoch"], step, training["steps"]
+        self._epochs_done, self._saved_at, self._path = training["epoch"], (training["epoch"], step), loaded.path
         params: Any = self.params
         keras_seam.begin_with_epoch(self.model, params["epochs"] if training["stopped"] else training["epoch"])
+
+    def _warn_of_others(self, loaded: Loaded, found: dict[str, Any]) -> None:
+        lost, fresh = states.lost(self._others, found), states.fresh(self._others, found)
+        said = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
+        said += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
+        if said:
+            warnings.warn(
+                f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(said)}. Give fit the same ones, to go on "
+                f"with the same run.",
+                stacklevel=2,
+            )
 
     def _warn_of_unknown(self, training: dict[str, Any]) -> None:
         names = states.unknown(self._others)

@@ -16,7 +16,7 @@ from unisono.checkpoint.checkpoint import is_stateful
 
 
 def states_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """By the callbacks' classes, and their numbers among those of one class."""
+    """By the callbacks' classes, what they monitor, and their numbers among those of which both are the same."""
     return {name: found() for name, (found, _) in known(callbacks).items()}
 
 
@@ -25,6 +25,17 @@ def set_states(callbacks: Iterable[Any], states: dict[str, Any]) -> None:
     for name, (_, put) in known(callbacks).items():
         if name in states:
             put(states[name])
+
+
+def lost(callbacks: Iterable[Any], states: dict[str, Any]) -> list[str]:
+    """The states that no callback takes."""
+    taken = known(callbacks)
+    return [name for name, state in states.items() if name not in taken and state is not None]
+
+
+def fresh(callbacks: Iterable[Any], states: dict[str, Any]) -> list[str]:
+    """The callbacks that have a state, and none in `states`."""
+    return [name for name, (found, _) in known(callbacks).items() if name not in states and found() is not None]
 
 
 def unknown(callbacks: Iterable[Any]) -> list[str]:
@@ -50,8 +61,10 @@ def known(callbacks: Iterable[Any]) -> dict[str, tuple[Callable[[], Any], Callab
             access = getter(callback, names), setter(callback)
         else:
             continue
-        found[f"{kind} {counts.get(kind, 0)}"] = access
+        if isinstance(vars(callback).get("monitor"), str):
+            kind = f"{kind}(monitor={callback.monitor!r})"
         counts[kind] = counts.get(kind, 0) + 1
+        found[kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"] = access
     return found
 
 

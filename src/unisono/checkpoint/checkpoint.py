@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,18 +35,27 @@ class Checkpoint:
 
     def __init__(self, **trackables: Any) -> None:
         for name, thing in trackables.items():
+            if not name.isidentifier():
+                raise ValueError(
+                    f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
+                )
             if not isinstance(thing, KINDS) and not is_stateful(thing):
                 raise TypeError(
                     f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
                     f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
                     f"a number that changes."
                 )
-        self._saved = Saved({name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)})
         self._others = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
+        of_keras = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
+        self._saved = Saved(of_keras, next((dataset.replicas for dataset in self._datasets), None))
         for thing in self._others.values():
             if hasattr(thing, "will_be_saved"):
                 thing.will_be_saved()
         self._stores: dict[tuple[Path, str], Store] = {}
+
+    @property
+    def _datasets(self) -> list[Any]:
+        return [thing for thing in self._others.values() if hasattr(thing, "listeners")]
 
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
         """Writes a numbered checkpoint beside the training, and returns its path.
@@ -56,11 +67,20 @@ class Checkpoint:
 
         A failure is raised by the next `save`, by `wait`, or printed when the process ends.
         """
+        self._check_thread()
         directory, name = place_of(path)
         store = self._stores.setdefault((directory, name), Store(directory, name))
         store.keep = keep
         states = {name: thing.get_state() for name, thing in self._others.items()}
         return str(self._saved.save(store, store.next_number(), states))
+
+    def _check_thread(self) -> None:
+        if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
+            warnings.warn(
+                f"save was called in the thread {threading.current_thread().name!r}, and the loop over the data runs in another one: what is "
+                f"saved may lie within a step. Save in the loop, between two steps; it is written beside the training in any case.",
+                stacklevel=3,
+            )
 
     def wait(self) -> None:
         """Until all that was saved is on disk; raises what went wrong."""
@@ -80,7 +100,7 @@ class Checkpoint:
             signals: Names of signals.
             keep: As for `save`.
         """
-        datasets = [thing for thing in self._others.values() if hasattr(thing, "listeners")]
+        datasets = self._datasets
         if not datasets:
             raise ValueError(
                 "saving_on_signal needs the distributed dataset that the loop is over, to know where a step ends. Write Checkpoint(..., "

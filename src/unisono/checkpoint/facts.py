@@ -11,21 +11,21 @@ import jaxlib.version
 import keras
 import numpy as np
 
+from unisono import version
 from unisono.xla import runtime
 
-VERSIONS = ("keras", "jax", "jaxlib")
 
-
-def of_run(strategy: Any) -> dict[str, Any]:
-    """In JSON. `strategy` is None outside of every scope."""
+def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
+    """In JSON. `strategy` is None outside of every scope, and R where nothing says it."""
     return {
         "versions": {
+            "unisono": version.VERSION,
             "keras": keras.__version__,
             "jax": jax.__version__,
             "jaxlib": jaxlib.version.__version__,
             "numpy": np.__version__,
         },
-        "replicas": None if strategy is None else strategy.num_replicas_in_sync,
+        "replicas": replicas,
         "deterministic": None if strategy is None else strategy.deterministic,
         "device": jax.local_devices()[0].device_kind,
         "single_thread": runtime.threads() < runtime.FEWEST_THREADS,
@@ -79,9 +79,9 @@ def warn_of_others(
         for a, b in list(dict.fromkeys(zip(there[name], here[name], strict=False)))
         if a != b
     ]
-    for name in VERSIONS:
-        if theirs["versions"][name] != ours["versions"][name]:
-            said.append(f"{name} {theirs['versions'][name]} there, {ours['versions'][name]} here")
+    for name, version_here in ours["versions"].items():
+        if theirs["versions"][name] != version_here:
+            said.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
     for name, words in (("device", "device"), ("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
             said.append(f"{words}: {theirs[name]} there, {ours[name]} here")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import h5py
 
-from unisono.checkpoint.store import DamagedError, found_in, load
+from unisono.checkpoint.folders import METADATA, found_in
+from unisono.checkpoint.store import DamagedError, load
 from unisono.checkpoint.writer import wait_for_all
 
 
@@ -47,7 +48,7 @@ Candidate = tuple[Path, Callable[[Path], object]]
 def candidates(place: Path) -> list[Candidate]:
     """(path, what reads it and raises where it is damaged)."""
     if not place.is_dir():
-        return [(path, load) for name, _, path in found_in(place.parent) if name == place.name]
+        return [(path, load) for name, _, path in found_in(place.parent, place.name) if name == place.name]
     checks: dict[str, Callable[[Path], object]] = {"*.weights.h5": check_h5, "*.keras": check_zip}
     files = [(path, check) for pattern, check in checks.items() for path in place.glob(pattern)]
     return [(path, load) for _, _, path in found_in(place)] + files
@@ -73,7 +74,8 @@ def number_of(path: Path) -> int:
 
 def written(path: Path) -> int:
     """When, in nanoseconds."""
-    return (path / "_CHECKPOINT_METADATA" if path.is_dir() else path).stat().st_mtime_ns
+    metadata = path / METADATA
+    return (metadata if metadata.exists() else path).stat().st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -8,26 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from unisono import keras_seam
 from unisono.checkpoint import facts, matching
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.leaves import STATES, joined, separated
 from unisono.checkpoint.state import KerasState
 from unisono.checkpoint.store import Loaded, Store
+from unisono.owned import strategy_of
 
 
 class Saved:
     """Of some named Keras objects, and of named states of other things, which are JSON with arrays in it."""
 
-    def __init__(self, things: Mapping[str, Any]) -> None:
+    def __init__(self, things: Mapping[str, Any], replicas: int | None = None) -> None:
+        """`replicas`: R, as the data have it."""
         self.keras = KerasState(things)
+        self._replicas = replicas
         self._make: dict[str, Any] | None = None
 
-    @property
-    def strategy(self) -> Any:
-        """In whose scope a model among them was made; None outside of every scope."""
-        bonds = [keras_seam.bond_of(thing) for thing in self.keras.things.values()]
-        return next((bond.strategy for bond in bonds if bond is not None), None)
+    def _run(self) -> dict[str, Any]:
+        """What the run is: of the strategy in whose scope something of this was made, and of the data."""
+        strategies = [strategy_of(thing) for thing in self.keras.things.values()]
+        strategy = next((strategy for strategy in strategies if strategy is not None), None)
+        return facts.of_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def make_is_known(self) -> None:
         """From here on the objects stay of the make that they are of, which need not be looked at again: while a loop of Keras holds the
@@ -35,7 +37,7 @@ class Saved:
         self._make = self._found_make()
 
     def _found_make(self) -> dict[str, Any]:
-        return {"build": self.keras.configs(), "optimizers": self.keras.optimizers(), "policies": self.keras.policies()}
+        return {"build": self.keras.makes(), "optimizers": self.keras.optimizers(), "policies": self.keras.policies()}
 
     def save(self, store: Store, number: int, states: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Path:
         """Begins to write what is now; what is trained meanwhile does not change it.
@@ -47,7 +49,7 @@ class Saved:
         on_device = [name for name, value in held.items() if not isinstance(value, np.ndarray)]
         copies = dict(zip(on_device, copied([held[name] for name in on_device]), strict=True))
         digests = {name: self.keras.fingerprint(name) for name in self.keras.things}
-        record = facts.of_run(self.strategy) | (self._make or self._found_make()) | {"states": plain}
+        record = self._run() | (self._make or self._found_make()) | {"states": plain}
 
         def on_host() -> Mapping[str, np.ndarray]:
             return {name: np.asarray(value) for name, value in (held | copies | arrays).items()}
@@ -61,7 +63,7 @@ class Saved:
         self, loaded: Loaded, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
     ) -> dict[str, Any]:
         """Puts the variables back, after everything was compared; returns the states of the other things, which have these names."""
-        where, record, ours = str(loaded.path), loaded.record, facts.of_run(self.strategy)
+        where, record, ours = str(loaded.path), loaded.record, self._run()
         held, arrays = apart(loaded.arrays)
         theirs = record["fingerprints"].keys() | record["states"].keys()
         matching.check_names(where, theirs, {*self.keras.things, *names}, partial)
@@ -70,22 +72,25 @@ class Saved:
         facts.check_optimizers(where, record["optimizers"], self.keras.optimizers())
         self.keras.put(where, held, partial)
         facts.warn_of_others(where, record, ours, record["policies"], self.keras.policies())
-        if not partial:
-            self._check_fingerprints(where, record["fingerprints"])
+        self._check_bits(where, record["fingerprints"], held)
         return joined(record["states"], arrays)
 
     def put_again(self, loaded: Loaded) -> None:
         """The variables alone, of a checkpoint that was restored just now."""
         self.keras.put(str(loaded.path), apart(loaded.arrays)[0])
 
-    def _check_fingerprints(self, where: str, theirs: Mapping[str, str]) -> None:
+    def _check_bits(self, where: str, theirs: Mapping[str, str], held: Mapping[str, np.ndarray]) -> None:
+        """By the fingerprints; of what is here in part, by its arrays."""
         values = {name: np.asarray(value) for name, value in self.keras.values().items()}
         for name in self.keras.things:
-            ours = self.keras.fingerprint(name)(values)
-            if ours != theirs[name]:
+            ours = self.keras.fingerprint(name)(values) if self.keras.is_whole(name, held) else theirs[name]
+            names = sorted(self.keras.names_of(name, values))
+            other = next((of for of in names if of in held and values[of].tobytes() != held[of].tobytes()), None)
+            if ours != theirs[name] or other:
+                what = f"{other} has other bits now" if other else f"has the fingerprint {ours} now instead of {theirs[name]}"
                 raise RuntimeError(
-                    f"{name} was restored from the checkpoint {where}, and has the fingerprint {ours} now instead of {theirs[name]}. Please "
-                    f"report this with the model that shows it; do not train on."
+                    f"{name} was restored from the checkpoint {where}, and {what}. Please report this with the model that shows it; do not "
+                    f"train on."
                 )
 
 

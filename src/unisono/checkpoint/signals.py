@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,9 +23,11 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked_by: str | None = None
+        self.is_answered = False
 
     def leave(self, path: Any) -> None:
         """Ends the program, by an exit that `finally` and `with` see."""
+        self.is_answered = True
         print(
             f"{self.asked_by}: saved {path}; leaving with exit code {INTERRUPTED}. The same command goes on from there.",
             file=sys.stderr,
@@ -34,7 +37,10 @@ class Stop:
 
 @contextlib.contextmanager
 def listening(names: Sequence[str]) -> Iterator[Stop]:
-    """For the block, the first of these signals is noted; a second one does what it did before."""
+    """For the block, the first of these signals is noted; a second one does what it did before.
+
+    So does the first at the end of the block, where nobody has answered it: it may come when the last step is done.
+    """
     stop, before = Stop(), {}
 
     def note(number: int, frame: Any) -> None:
@@ -55,9 +61,17 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
             for name in names:
                 number = numbered(name)
                 before[number] = signal.signal(number, note)
+        elif names:
+            warnings.warn(
+                f"{', '.join(names)} will not be heard: Python takes signals in its main thread, and this training runs in the thread "
+                f"{threading.current_thread().name!r}. Train in the main thread, or write signals=() if nobody sends any.",
+                stacklevel=4,
+            )
         yield stop
     finally:
         restore()
+    if stop.asked_by is not None and not stop.is_answered:
+        signal.raise_signal(numbered(stop.asked_by))
 
 
 def numbered(name: str) -> signal.Signals:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -46,30 +47,37 @@ class KerasState:
     def put(self, where: str, theirs: Mapping[str, np.ndarray], partial: bool = False) -> None:
         """Assigns all of them, or raises and assigns none. Only what is `partial` may leave something out."""
         ours = self.variables
-        if partial:
-            theirs = {name: array for name, array in theirs.items() if name in ours}
-        else:
-            ours, theirs = without_unbuilt_metrics(ours, dict(theirs))
+        theirs = {name: array for name, array in theirs.items() if name in ours} if partial else dict(theirs)
+        ours, theirs, fresh = without_unbuilt_metrics(ours, theirs)
         matching.check(where, theirs, ours)
+        for name in fresh:
+            self.things[name].reset_metrics()
         for name, variable in ours.items():
             variable.assign(theirs[name])
 
-    def configs(self) -> dict[str, Any]:
-        """From which fresh objects of the same make are built."""
-        return {name: keras_seam.build_config(thing) for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
+    def makes(self) -> dict[str, Any]:
+        """Which of the layers are built, and from what fresh objects of the same make are built."""
+        return {
+            name: {"built": built_in(thing), "config": keras_seam.build_config(thing)}
+            for name, thing in self.things.items()
+            if isinstance(thing, keras.Layer)
+        }
 
-    def build(self, where: str, configs: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
-        """What is not built yet, from the shapes that the checkpoint knows."""
+    def build(self, where: str, makes: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
+        """What is not built yet and was built there, from the shapes that the checkpoint knows."""
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
         for name, layer in layers.items():
-            if keras_seam.is_built(layer):
+            make = makes.get(name, {"built": [True], "config": None})
+            if keras_seam.is_built(layer) or built_in(layer) == make["built"]:
+                if not layer.built:
+                    warn_of_unbuilt(where, name, layer)
                 continue
-            if configs.get(name) is None:
+            if make["config"] is None:
                 raise ValueError(
                     f"{name} ({type(layer).__name__}) is not built, and the checkpoint {where} does not know the shapes of its inputs: "
                     f"Keras keeps none for it. Call it on one batch before you restore."
                 )
-            layer.build_from_config(configs[name])
+            layer.build_from_config(make["config"])
         for name, optimizer in self._optimizers().items():
             built_for = optimizers.get(name, {}).get("of", ())
             if not optimizer.built and built_for and set(built_for) <= self.variables.keys():
@@ -97,6 +105,16 @@ class KerasState:
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
         return {name: [layer.dtype_policy.name for layer in keras_seam.layers_of(thing)] for name, thing in layers.items()}
 
+    def names_of(self, name: str, names: Iterable[str]) -> set[str]:
+        """Those of variables that the fingerprint of one of the objects is made of."""
+        of_thing = {n for n in names if n == name or n.startswith(f"{name}/")}
+        of_metrics = f"{name}/metrics/" if isinstance(self.things[name], keras.Model) else None
+        return {n for n in of_thing if of_metrics is None or not n.startswith(of_metrics)}
+
+    def is_whole(self, name: str, theirs: Collection[str]) -> bool:
+        """Whether one of the objects has the variables that a checkpoint has of it."""
+        return self.names_of(name, theirs) == self.names_of(name, self.variables)
+
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
         """What gives `un.fingerprint` of one of the objects from all arrays, at any time and in any thread."""
         contents = Contents([self.things[name]])
@@ -110,14 +128,33 @@ def all_variables(thing: Any) -> list[Any]:
     return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
 
 
-def without_unbuilt_metrics(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A compiled model has no metrics before its first batch, and begins an epoch by resetting them."""
+def built_in(layer: Any) -> list[bool]:
+    """Of the layer, and of all in it."""
+    return [bool(one.built) for one in keras_seam.layers_of(layer)]
+
+
+def warn_of_unbuilt(where: str, name: str, layer: Any) -> None:
+    warnings.warn(
+        f"{name} ({type(layer).__name__}) was not built when the checkpoint {where} was saved, which therefore holds no weights of it, and "
+        f"it is not built now: its weights will be drawn anew. Call it on one batch before you save.",
+        stacklevel=5,
+    )
+
+
+def without_unbuilt_metrics(ours: dict[str, Any], theirs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """What is left on both sides, and the models here whose metrics are to begin anew.
+
+    A model has some metrics only when it was compiled or has had its first batch, and a loop may never give it one.
+    """
+    fresh = set()
     for name in {n.split("/")[0] for n in [*ours, *theirs]}:
-        of_ours, of_theirs = ([n for n in side if n.startswith(f"{name}/metrics/")] for side in (ours, theirs))
-        if not of_ours or not of_theirs:
-            ours = {n: v for n, v in ours.items() if n not in of_ours}
-            theirs = {n: v for n, v in theirs.items() if n not in of_theirs}
-    return ours, theirs
+        for group in keras_seam.BUILT_LATER:
+            of_ours, of_theirs = ([n for n in side if n.startswith(f"{name}/{group}/")] for side in (ours, theirs))
+            if not of_ours or not of_theirs:
+                ours = {n: v for n, v in ours.items() if n not in of_ours}
+                theirs = {n: v for n, v in theirs.items() if n not in of_theirs}
+                fresh |= {name} if of_ours else set()
+    return ours, theirs, fresh
 
 
 def described(optimizer: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,17 +23,19 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
 from unisono.checkpoint.arrays import digest
+from unisono.checkpoint.folders import ARRAYS, Counted, found_in
 from unisono.checkpoint.writer import Writer, wait_for_all
 
-ARRAYS = "arrays"
-FORMAT = 1
+FORMAT = 2
+NOTHING = "nothing"
+"""The name of an array that stands for none: Orbax writes no empty checkpoints."""
 
 Keep = int | Any
 """So many newest checkpoints, or a policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
 
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written."""
+    """A checkpoint is not what was written, or is of a format that nobody reads any more."""
 
 
 class Loaded(NamedTuple):
@@ -51,6 +54,8 @@ class Store:
         self.name = name
         self.keep = keep
         self._writer = Writer()
+        self._known: dict[int, bool] = {}
+        """Whether checkpoints are good: those that this process has written or read."""
 
     def save(self, number: int, arrays: Callable[[], Mapping[str, np.ndarray]], record: Callable[[Any], dict[str, Any]]) -> Path:
         """Writes in the background; the writing before it must have ended well, or its error is raised here.
@@ -84,8 +89,8 @@ class Store:
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the checkpoints that were written whole, the newest last."""
-        return sorted(number for name, number, _ in found_in(self.directory) if name == self.name)
+        """Those of the checkpoints that were written whole, the newest last; something of them may be gone by now."""
+        return sorted(number for name, number, _ in found_in(self.directory, self.name) if name == self.name)
 
     def next_number(self) -> int:
         wait_for_all()
@@ -94,46 +99,69 @@ class Store:
 
     def newest(self) -> Loaded | None:
         """The newest good checkpoint, None where there is none at all."""
-        return newest_of([self.path(number) for number in reversed(self.numbers)])
+        paths = {self.path(number): number for number in reversed(self.numbers)}
+        loaded = newest_of(list(paths))
+        if loaded is not None:
+            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
+        return loaded
 
     def delete(self) -> None:
         """All of them, and the directory where nothing else is in it."""
         self.wait()
-        with self._checkpointer() as checkpointer:
-            for checkpoint in checkpointer.checkpoints:
-                checkpointer.delete(checkpoint.step)
+        for number in self.numbers:
+            path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
+            shutil.rmtree(path.rename(temporary(path)))
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         try:
+            self._check_writable(number)
             with self._checkpointer() as checkpointer:
                 filled = {name: array for name, array in arrays.items() if array.size}  # Orbax takes no empty arrays
+                filled = filled or {NOTHING: np.zeros(1)}
                 checkpointer.save(number, filled, checkpointable_name=ARRAYS, force=True, custom_metadata=record)
+            self._known[number] = True
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
                 f"{', '.join(str(self.path(n)) for n in self.numbers) or 'there is none'}."
             ) from error
 
+    def _check_writable(self, number: int) -> None:
+        """Raises what keeps Orbax from making its folder, for which some of its threads would wait for minutes."""
+        folder = temporary(self.path(number))
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # it is the one of an interrupted write, which Orbax clears away
+            folder.rmdir()
+
     def _checkpointer(self) -> ocp.training.Checkpointer:
         keep: Any = ocp.training.preservation_policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
         return ocp.training.Checkpointer(
             str(self.directory),
-            step_name_format=ocp.path.step.standard_name_format(step_prefix=self.name),
+            step_name_format=Counted(self.name, lambda number: keep is None or self._is_good(number)),
             preservation_policy=keep,
             cleanup_tmp_directories=True,
         )
+
+    def _is_good(self, number: int) -> bool:
+        """Asked before others are dropped, of which enough must be left. What this process has not written is read once."""
+        if number not in self._known:
+            try:
+                load(self.path(number))
+                self._known[number] = True
+            except DamagedError:
+                self._known[number] = False
+        return self._known[number]
 
     def _names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
 
 
-def found_in(directory: Path) -> list[tuple[str, int, Path]]:
-    """(name, number, path) of the checkpoints in a directory that were written whole."""
-    matches = [(re.fullmatch(r"(.+)_(\d+)", entry.name), entry) for entry in directory.iterdir()] if directory.is_dir() else []
-    return [(match[1], int(match[2]), entry) for match, entry in matches if match and (entry / "_CHECKPOINT_METADATA").exists()]
+def temporary(path: Path) -> Path:
+    """As which Orbax writes a checkpoint, and clears away what is left of it."""
+    return path.with_name(f"{path.name}.orbax-checkpoint-tmp")
 
 
 def newest_of(paths: list[Path]) -> Loaded | None:
@@ -156,7 +184,8 @@ def newest_of(paths: list[Path]) -> Loaded | None:
 def newest_beside(path: Path) -> Path | None:
     """The newest good checkpoint of the same name; nothing is said of others."""
     name = path.name.rpartition("_")[0]
-    of_name = sorted(((number, other) for n, number, other in found_in(path.parent) if n == name and other != path), reverse=True)
+    found = found_in(path.parent, name)
+    of_name = sorted(((number, other) for n, number, other in found if n == name and other != path), reverse=True)
     for _, other in of_name:
         with contextlib.suppress(DamagedError):
             return load(other).path
@@ -180,7 +209,9 @@ def checked(path: Path) -> Loaded:
     if not isinstance(record, dict) or record.get("seal") != seal(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
     if record["format"] != FORMAT:
-        raise ValueError(f"its format is {record['format']}, and this version of Unisono reads {FORMAT}")
+        raise DamagedError(
+            f"The checkpoint {path} cannot be read: it has format {record['format']}, and this version of Unisono reads {FORMAT} alone."
+        )
     described_there = record["arrays"]
     like = {name: np.empty(shape, dtype_named(dtype)) for name, (shape, dtype, _) in described_there.items()}
     filled = {name: array for name, array in like.items() if array.size}

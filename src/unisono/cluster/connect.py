@@ -12,6 +12,7 @@ from unisono.cluster.environments.arguments import Arguments
 from unisono.cluster.environments.base import Cluster, ClusterError, Environment
 from unisono.cluster.environments.launched import Launched
 from unisono.cluster.environments.tf_config import TFConfig
+from unisono.xla.runtime import has_started
 
 ALONE = Cluster(None, 1, 0, "nobody")
 HEARTBEATS = 4
@@ -48,7 +49,7 @@ def connect(
         return already if described is None else agreed([already, described])
     if described is not None and described.processes == 1:
         return described
-    if jax_seam.has_started():
+    if has_started():
         if described is None:
             return ALONE  # as it was when JAX started
         raise ClusterError(

@@ -5,17 +5,11 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
 NOBODY = "coordinator_address should be defined."
 """What `jax.distributed.initialize()` raises where it detects no cluster."""
-
-
-def has_started() -> bool:
-    """Whether JAX has made its devices; asking does not make them."""
-    return xla_bridge.backends_are_initialized()
 
 
 def place() -> tuple[int, int]:
@@ -45,8 +39,3 @@ def leave_unseen() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor takes leave too
     distributed.global_state.preemption_sync_manager = None
     distributed.global_state.client = distributed.global_state.service = None
-
-
-def uses_gloo() -> bool:
-    """On CPU, between processes."""
-    return jax.config.read("jax_cpu_collectives_implementation") == "gloo"

@@ -14,7 +14,7 @@ from unisono import keras_seam
 from unisono.data import in_order
 from unisono.data.division import held
 from unisono.data.order import Order
-from unisono.data.progress import Place
+from unisono.data.progress import Place, Size
 from unisono.data.resume import Item, indexed, streamed
 
 
@@ -42,15 +42,19 @@ class GlobalBatches(keras_seam.DataAdapter):
             return self._items(start)
 
         if not self.has_index:
-            items, chain = streamed(place, begin)
+            items, chain = streamed(place, begin, self.size)
             return (batch for _, _, batch in items), chain
-        items = indexed(place, begin, functools.partial(in_order.skip, self.source))
+        items = indexed(place, begin, functools.partial(in_order.skip, self.source), self.size)
         return one_ahead(batch for _, _, batch in items), None
 
     @property
     def has_index(self) -> bool:
         """Whether a later batch can be had without those before it."""
         return in_order.has_index(self.source)
+
+    def size(self) -> Size:
+        """Of the data, in the pass that it has come to."""
+        return in_order.size_of(self.source)
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         return self.source.get_numpy_iterator()

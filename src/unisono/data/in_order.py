@@ -9,6 +9,7 @@ import keras
 
 from unisono import keras_seam
 from unisono.data.order import Order
+from unisono.data.progress import Size
 
 
 def batches(source: Any, order: Order, start: int = 0) -> Iterable[Any]:
@@ -30,12 +31,29 @@ def has_index(source: Any) -> bool:
     return source.has_index if isinstance(source, Indexed) else known
 
 
+def size_of(source: Any) -> Size:
+    """As much of it as the source knows."""
+    if isinstance(source, Indexed):
+        return source.size()
+    if isinstance(source, keras_seam.PyDatasetAdapter) and changes_at_begin(source.py_dataset):
+        return {}
+    rows = keras_seam.array_order(source)[0] if isinstance(source, keras_seam.ArrayDataAdapter) else None
+    return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
+
+
+def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
+    """Whether it may have another size in a pass than just before it."""
+    return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
+
+
 @runtime_checkable
 class Indexed(Protocol):
     """An adapter that knows by itself how to begin with a later batch."""
 
     @property
     def has_index(self) -> bool: ...
+
+    def size(self) -> Size: ...
 
     def batches_from(self, start: int) -> Iterator[Any]: ...
 

@@ -7,11 +7,15 @@ read forward to the place where the training stopped.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
 from unisono.data.division import Position, Rows, is_whole
+
+Size = dict[str, int]
+"""The number of "batches" in a pass, and of "rows", where they are known."""
 
 
 class Place(NamedTuple):
@@ -25,11 +29,13 @@ class Place(NamedTuple):
     """The pass in which the source was first trained on."""
     digest: str | None
     """Of all batches so far, if they were counted; else of the last one; None where there was none."""
+    size: Size
+    """Of the data, in the pass of the last batch."""
 
     @classmethod
     def of_json(cls, state: dict[str, Any]) -> Place:
         position, last = tuple(state["position"]), state["last"]
-        return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"])
+        return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"], state["size"])
 
 
 class Progress:
@@ -41,6 +47,8 @@ class Progress:
         """Of the next batch; None as long as there was none."""
         self.last: Position | None = None
         """Of the batch that was trained on last."""
+        self.size: Size = {}
+        """Of the data, in the pass of that batch."""
         self._last: Any = None
         self._chain: Any = None
         self._digest: str | None = None
@@ -54,8 +62,10 @@ class Progress:
     def counts_all(self) -> bool:
         return self._chain is not None
 
-    def trained(self, batch: Any, position: Position) -> None:
-        """This batch, of this position, was handed to the replicas."""
+    def trained(self, batch: Any, position: Position, size: Callable[[], Size]) -> None:
+        """This batch, of this position, was handed to the replicas. `size()` is asked for once in a pass: data may change behind it."""
+        if self.last is None or self.last[0] != position[0]:
+            self.size = size()
         self.position, self.last, self._last = (position[0], position[1] + 1), position, batch
         if self._chain is not None:
             put(self._chain, batch)
@@ -74,13 +84,13 @@ class Progress:
             self._digest = f"all {self._chain.hexdigest()[:32]}"
         elif self._last is not None:
             self._digest = f"last {digest_of(self._last)}"
-        return Place(self.position, self.last, self.first_pass, self._digest)
+        return Place(self.position, self.last, self.first_pass, self._digest, self.size)
 
 
 def restored(place: Place, chain: Any) -> Progress:
     """As it was at a place; `chain` is the digest of the batches before it, where they were read."""
     progress = Progress(place.first_pass)
-    progress.position, progress.last = place.position, place.last
+    progress.position, progress.last, progress.size = place.position, place.last, place.size
     progress._chain, progress._digest = chain, place.digest
     return progress
 

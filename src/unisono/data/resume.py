@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from unisono.data.division import Position
-from unisono.data.progress import Place, digest_of, put
+from unisono.data.progress import Place, Size, digest_of, put
 
 SAY_AFTER = 2.0
 SAY_EVERY = 10.0
@@ -20,21 +20,40 @@ Item = tuple[int, int, Any]
 """(pass, number, batch)"""
 
 
-def indexed(place: Place, begin: Callable[[int, int], Iterator[Item]], skip: Callable[[range], None]) -> Iterator[Item]:
+def indexed(
+    place: Place, begin: Callable[[int, int], Iterator[Item]], skip: Callable[[range], None], size: Callable[[], Size]
+) -> Iterator[Item]:
     """The batches from the place on; the last one that was trained on is read again and compared.
 
     Args:
         place: Where to go on.
         begin: Gives the batches of a pass from one on.
         skip: Takes the source past some passes.
+        size: Says how large the source is in the pass that it has come to.
     """
     pass_, number = place.position
     before = place.last[0] if place.last is not None else pass_
     skip(range(place.first_pass, before))
+    check_size(place, size)
     if place.last is not None and place.digest is not None and place.digest.startswith("last "):
         check_last(place.last, place.digest, begin(*place.last))
     skip(range(before, pass_))
     return begin(pass_, number)
+
+
+SAME_ROWS = (
+    "Give fit or the dataset the same rows in the same order as before: the same arrays or files, and no shuffling of your own without a "
+    "fixed seed."
+)
+
+
+def check_size(place: Place, size: Callable[[], Size]) -> None:
+    now = size() if place.last is not None else {}
+    other = [
+        f"{place.size[what]} {what} then, {now[what]} now" for what in place.size if what in now and now[what] != place.size[what]
+    ]
+    if other and place.last is not None:
+        raise ValueError(f"The data are not those of the checkpoint: pass {place.last[0]} had {', '.join(other)}. {SAME_ROWS}")
 
 
 def check_last(position: Position, digest: str, items: Iterator[Item]) -> None:
@@ -45,16 +64,19 @@ def check_last(position: Position, digest: str, items: Iterator[Item]) -> None:
     if found is None or f"last {digest_of(found[2])}" != digest:
         what = "is missing" if found is None else "has other rows"
         raise ValueError(
-            f"The data are not those of the checkpoint: batch {position[1]} of pass {position[0]} {what} now. "
-            f"Give fit or the dataset the same rows in the same order as before: the same arrays or files, and no shuffling of your own "
-            f"without a fixed seed."
+            f"The data are not those of the checkpoint: batch {position[1]} of pass {position[0]} {what} now. {SAME_ROWS}"
         )
 
 
-def streamed(place: Place, begin_pass: Callable[[int], Iterable[Item]]) -> tuple[Iterator[Item], Any]:
+def streamed(place: Place, begin_pass: Callable[[int], Iterable[Item]], size: Callable[[], Size]) -> tuple[Iterator[Item], Any]:
     """(The batches from the place on, the digest of those before it), after all of them were read again from the first pass on."""
     pass_, number = place.position
     chain, say = hashlib.sha256(), Saying(place.position)
+
+    def begin(pass_: int) -> Iterator[Item]:
+        if place.last is not None and pass_ == place.last[0]:
+            check_size(place, size)
+        return iter(begin_pass(pass_))
 
     def read(items: Iterator[Item], most: int | None) -> Iterator[Item]:
         for _, _, batch in itertools.islice(items, most):
@@ -63,8 +85,8 @@ def streamed(place: Place, begin_pass: Callable[[int], Iterable[Item]]) -> tuple
         return items
 
     for earlier in range(place.first_pass, pass_):
-        read(iter(begin_pass(earlier)), None)
-    rest = read(iter(begin_pass(pass_)), number)
+        read(begin(earlier), None)
+    rest = read(begin(pass_), number)
     say.done()
     if place.digest is not None and place.digest.startswith("all ") and place.digest != f"all {chain.hexdigest()[:32]}":
         raise ValueError(

@@ -79,6 +79,7 @@ from unisono.keras_seam.optimizers import name_scope_of as name_scope_of
 from unisono.keras_seam.optimizers import settings_of as settings_of
 from unisono.keras_seam.optimizers import updated_by as updated_by
 from unisono.keras_seam.optimizers import weights_of as weights_of
+from unisono.keras_seam.saving import BUILT_LATER as BUILT_LATER
 from unisono.keras_seam.saving import build_config as build_config
 from unisono.keras_seam.saving import variables_by_structure as variables_by_structure
 from unisono.keras_seam.state import STATE_NAMES as STATE_NAMES

@@ -9,9 +9,10 @@ import keras
 from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.saving.saving_lib import _get_unique_name as unique_name
 from keras.src.saving.saving_lib import _walk_saveable as children_of
+from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.utils.naming import to_snake_case
 
-from unisono.keras_seam.state import variables_of
+from unisono.keras_seam.losses import loss_tracker, term_trackers
 
 Named = Iterator[tuple[str, Any]]
 
@@ -22,9 +23,13 @@ def variables_by_structure(thing: Any, path: str) -> Named:
         yield path, thing
         return
     seen: set[int] = set()
+    names: set[str] = set()
     for name, variable in in_order(thing, path):
         if id(variable) not in seen:
             seen.add(id(variable))
+            while name in names:  # an attribute of the user's may be called as one of our groups
+                name += "'"
+            names.add(name)
             yield name, variable
 
 
@@ -39,7 +44,23 @@ def in_order(thing: Any, path: str) -> Named:
     yield from numbered(thing.variables, f"{path}/others")  # what layers keep where Keras' saving does not look
     if optimizer is not None:
         yield from in_order(optimizer, f"{path}/optimizer")
-    yield from numbered(variables_of(thing)["metrics_variables"], f"{path}/metrics")
+    yield from of_metrics(thing, path)
+
+
+BUILT_LATER = ("metrics/loss", "metrics/compiled")
+"""The metrics of a model that it has only when it was compiled, or had its first batch."""
+
+
+def of_metrics(model: Any, path: str) -> Named:
+    """Each kind has numbers of its own, so that the others are called the same before and after the first batch."""
+    tracker, terms = loss_tracker(model), term_trackers(model)
+    kinds: dict[str, list[Any]] = {}
+    for metric in model.metrics:
+        of_compile = isinstance(metric, CompileMetrics) or any(metric is term for term in terms)
+        kind = "loss" if metric is tracker else "compiled" if of_compile else "own"
+        kinds.setdefault(kind, []).extend(metric.variables)
+    for kind, variables in kinds.items():
+        yield from numbered(variables, f"{path}/metrics/{kind}")
 
 
 def of_saveable(thing: Any, path: str, visited: set[int]) -> Named:

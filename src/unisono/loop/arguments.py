@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ class Replicated:
     """A tree of arrays that every replica is meant to get whole. One array is used like the array."""
 
     value: Any
+    is_for_all: ClassVar[bool] = True
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.value)

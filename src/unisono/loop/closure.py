@@ -6,6 +6,7 @@ import collections
 import dis
 import functools
 import io
+import itertools
 import sys
 import sysconfig
 import types
@@ -21,7 +22,10 @@ from unisono.loop.arguments import Replicated, is_array
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 NUMBERS = (bool, int, float, str, bytes)
+KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
+SIZES = ("shape", "ndim", "size", "dtype")
 COLLECTIONS = (list, tuple, dict, collections.deque)
+MOST_ITEMS_IN_LISTS = 1024
 MOST_ITEMS = 64
 """Of a list or a dict, to look at one by one."""
 
@@ -33,6 +37,9 @@ class Place(NamedTuple):
     """As the code calls it."""
     holder: Mapping[Any, Any] | types.CellType
     name: Any
+    holds_data: bool = True
+    """Whether an array there may reach what is computed: not where the code asks for its size alone, nor in a layer, metric or loss,
+    whose arrays are its own affair."""
 
     @property
     def value(self) -> Any:
@@ -115,7 +122,9 @@ def is_same(now: Any, then: Any) -> bool:
 def arrays_around(function: Callable[..., Any]) -> list[tuple[str, Any]]:
     """(how the code calls it, an array) for each array that the function, or one that it calls, may find by a name, traced numbers
     among them."""
-    return [(place.path, array) for place in places(function) for array in arrays_in(place.value) if counts(array)]
+    return [
+        (place.path, array) for place in places(function) if place.holds_data for array in arrays_in(place.value) if counts(array)
+    ]
 
 
 def replicated_around(function: Callable[..., Any]) -> list[Any]:
@@ -129,15 +138,25 @@ def arrays_in(value: Any) -> Iterator[Any]:
 
 
 def leaves_in(value: Any) -> Iterator[Any]:
-    """A value, or what is in it, however deep."""
-    if isinstance(value, collections.deque):
-        value = list(value)
-    if not isinstance(value, list | tuple | dict):
+    """A value, or what is in it, however deep; of long lists some."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple | collections.deque | set):
         yield value
         return
-    is_leaf = lambda leaf: isinstance(leaf, Replicated | collections.deque) or is_array(leaf)  # noqa: E731
-    for leaf in jax.tree.leaves(value, is_leaf=is_leaf):
-        yield from leaves_in(leaf) if isinstance(leaf, collections.deque) else [leaf]
+    for item in itertools.islice(value, MOST_ITEMS_IN_LISTS):
+        yield from leaves_in(item)
+
+
+def may_hold_arrays(function: Callable[..., Any]) -> bool:
+    """Whether the function finds arrays around, or something that may give it some."""
+    return bool(arrays_around(function)) or any(place.holds_data and gives_items(place.value) for place in places(function))
+
+
+def gives_items(value: Any) -> bool:
+    """Iterators, and objects of the user's classes that have items."""
+    kind = type(value)
+    return isinstance(value, Iterator | keras.utils.PyDataset) or (hasattr(kind, "__getitem__") and is_of_user(kind.__module__))
 
 
 def counts(array: Any) -> bool:
@@ -146,10 +165,10 @@ def counts(array: Any) -> bool:
 
 def check_nothing_left(function: Callable[..., Any]) -> None:
     """After a trace: a value that stands for what will be computed must not have been kept anywhere."""
-    for path, array in arrays_around(function):
-        if isinstance(array, Tracer):
+    for place in places(function):
+        if any(isinstance(array, Tracer) for array in arrays_in(place.value)):
             raise ValueError(
-                f"The function keeps a traced value in {path!r}, where Python would find no number in it, and the compiled function would "
+                f"The function keeps a traced value in {place.path!r}, where Python would find no number in it, and the compiled function would "
                 f"never put another. Return the value from the function, and keep what it returned."
             )
 
@@ -191,9 +210,12 @@ def _of_function(function: Any, seen: set[int]) -> Iterator[Place]:
     elif is_of_user(function.__module__):
         seen.add(id(function))
         names = names_of(function)
-        yield from _in(function.__globals__, globals_of(function.__code__) & function.__globals__.keys(), "", names, seen)
+        sized = asked_for_size(function.__code__)
+        for place in _in(function.__globals__, globals_of(function.__code__) & function.__globals__.keys(), "", names, seen):
+            yield place._replace(holds_data=place.holds_data and not (place.path == place.name and place.name in sized))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            yield from _at(Place(name, cell, name), names, seen)
+            for place in _at(Place(name, cell, name), names, seen):
+                yield place._replace(holds_data=place.holds_data and not (place.path == name and name in sized))
         defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
         yield from _in(defaults, defaults, f"a default of {function.__name__}", names, seen)
 
@@ -235,8 +257,9 @@ def _of_object(path: str, thing: Any, names: frozenset[str], seen: set[int]) -> 
         methods, names = with_methods(type(thing), names)
         for holder, name in methods:
             yield from _at(Place(f"{path}.{name}", holder, name), names, seen)
+    own = isinstance(thing, KERAS)
     for place in _in(held, names & held.keys(), "", names, seen):
-        yield place._replace(path=f"{path}.{place.path}") if place.holder is held else place
+        yield place._replace(path=f"{path}.{place.path}", holds_data=not own) if place.holder is held else place
 
 
 class Attributes(Mapping[str, Any]):
@@ -296,6 +319,31 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
     """The global names that code uses, and the functions inside it."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return frozenset(found).union(*(globals_of(inner) for inner in codes_in(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def asked_for_size(code: types.CodeType) -> frozenset[str]:
+    """The names outside of code of which it reads nothing but a size: `len(rows)`, `rows.shape`."""
+    sized, read = set(), set()
+    for of in (code, *codes_within(code)):
+        found = [i for i in dis.get_instructions(of) if i.opname not in PADDING]
+        for before, now, after in zip([None, *found], found, [*found[1:], None], strict=False):
+            if now.opname not in LOADS:
+                continue
+            by_attribute = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in SIZES
+            by_len = before is not None and before.argval == "len" and after is not None and after.opname.startswith("CALL")
+            (sized if by_attribute or by_len else read).add(now.argval)
+    return frozenset(sized - read)
+
+
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+PADDING = ("CACHE", "PRECALL", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL")
+
+
+def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
+    for inner in codes_in(code):
+        yield inner
+        yield from codes_within(inner)
 
 
 @functools.lru_cache(maxsize=4096)

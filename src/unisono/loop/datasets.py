@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ class DistributedDataset:
         self.progress = Progress()
         self.listeners: list[Callable[[], None]] = []
         """Called between two batches."""
+        self.thread: int | None = None
+        """In which the last batch was asked for."""
         self._place: Place | None = None
         self._placement = placement
         self._warned = False
@@ -79,6 +82,7 @@ class DistributedDataset:
 
     def between_batches(self) -> None:
         """Called before a batch is handed out, when all that was done with the one before it is asked for."""
+        self.thread = threading.get_ident()
         for function in self.listeners:
             function()
 
@@ -158,7 +162,7 @@ class DistributedIterator:
         if self._last is not None:
             self._dataset.check_size(self._last)
         self._last = leaves_of(batch)
-        self._dataset.progress.trained(rows, self._position)
+        self._dataset.progress.trained(rows, self._position, self._dataset.source.size)
         return batch
 
     def _read(self) -> tuple[Item, Any]:

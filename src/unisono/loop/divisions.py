@@ -45,8 +45,9 @@ class Divisions:
         self._seen: set[object] = set()
         self._warned = False
 
-    def check(self, batch: GlobalBatch, fixed: Sequence[float], arguments: Sequence[float | None]) -> None:
-        """`fixed` are the divisors that the code names, `arguments` the numbers that it is given; None for what only a device knows."""
+    def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
+        """`fixed` are the divisors that the code names, each with how many values there are of a row, `arguments` the numbers that it is
+        given; None for what only a device knows."""
         rows, self._most_rows = batch.rows, max(self._most_rows, batch.rows)
         key = rows, batch.sizes, self._most_rows, tuple(arguments)
         if self._warned or key in self._seen or len(self._seen) == MOST_BATCHES:
@@ -57,7 +58,7 @@ class Divisions:
             self._warned = True
             warnings.warn(fault, stacklevel=5)
 
-    def _faults(self, batch: GlobalBatch, fixed: Sequence[float], arguments: Sequence[float | None]) -> Iterator[str]:
+    def _faults(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> Iterator[str]:
         rows = batch.rows
         sizes = sorted(set(sizes_of(batch, self._replicas)) - {0}, reverse=True) if self._scaled_of is not None else []
         for size in sizes:
@@ -68,32 +69,35 @@ class Divisions:
             for mean in means:
                 yield from self._of_mean(mean, known(mean.divisors, arguments), rows, size)
             for whole in wholes:
-                yield from self._of_whole([*known(whole.divisors, arguments), *whole.factors])
+                yield from self._of_whole([*known(whole.divisors, arguments), *whole.factors], rows / size)
             for shape, path in vectors:
-                yield from self._of_vector(shape, [*known(path.divisors, arguments), *path.factors], rows)
-        for divisor in fixed:
-            if divisor != rows:
+                yield from self._of_vector(shape, known(path.divisors, arguments), rows)
+        for divisor, of_row in fixed:
+            if divisor not in (rows, rows * of_row):
                 yield self._of_constant(divisor, rows)
 
     def _of_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
         everything = mean.elements * rows / size
-        if any(is_close(d, everything) or is_close(d, rows) for d in products([*divisors, *mean.factors])):
+        found = list(products([*divisors, *mean.factors]))
+        if any(is_close(d, everything) or is_close(d, rows) for d in found):
             return
         of_replica = [d for d in divisors if is_close(d, mean.elements) or is_close(d, size)]
-        constants = [d for d in divisors if d > HALF] + [d for d in mean.factors if is_close(d, self._most_rows)]
-        if self._replicas > 1 and mean.of_replica:
+        own = [d for d, of in zip(divisors, mean.divisors, strict=True) if not isinstance(of, Argument)]
+        by_replicas = self._replicas > 1 and any(is_close(d, self._replicas) for d in found)
+        constants = [d for d in own if d > HALF] + [d for d in (*divisors, *mean.factors) if is_close(d, self._most_rows)]
+        if self._replicas > 1 and mean.of_replica and not by_replicas:
             yield (
                 f"The function {self._name!r} divides a sum by one over the rows of a replica, as a weighted mean does, and the means of "
                 f"{self._replicas} replicas are added: their sum is about {self._replicas} times the mean over the global batch; so are "
                 f"the gradients. {ADVICE}"
             )
-        elif self._replicas > 1 and of_replica:
+        elif self._replicas > 1 and of_replica and not by_replicas:
             yield (
                 f"The function {self._name!r} divides a sum by {of_replica[0]:.0f}, as many as one replica has, and the sum over "
-                f"{self._replicas} replicas is {everything / math.prod(divisors):.3g} times the mean over the global batch of {rows} rows; "
-                f"so are the gradients. {ADVICE}"
+                f"{self._replicas} replicas is {rows / size:.3g} times the mean over the global batch of {rows} rows; so are the "
+                f"gradients. {ADVICE}"
             )
-        elif constants:
+        elif constants and not by_replicas:
             yield self._of_constant(max(constants), rows)
 
     def _of_constant(self, divisor: float, rows: int) -> str:
@@ -102,8 +106,9 @@ class Divisions:
             f"{rows}/{divisor:.6g} of what they do in the mean. {ADVICE}"
         )
 
-    def _of_whole(self, divisors: list[float]) -> Iterator[str]:
-        if self._replicas > 1 and not any(is_close(d, self._replicas) for d in products(divisors)):
+    def _of_whole(self, divisors: list[float], parts: float) -> Iterator[str]:
+        """`parts`: as how many replicas of this size the global batch has rows."""
+        if self._replicas > 1 and not any(is_close(d, self._replicas) or is_close(d, parts) for d in products(divisors)):
             yield (
                 f"The function {self._name!r} adds to its loss, in each of {self._replicas} replicas, something that does not depend on "
                 f"the rows, as a regularizer: it counts {self._replicas} times, and so do its gradients. Write "
@@ -120,9 +125,9 @@ class Divisions:
 
 
 def known(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
-    """The numbers, those that the code is given among them."""
+    """The numbers, those that the code is given among them; 1 for those that only a device knows."""
     found = [arguments[d.position] if isinstance(d, Argument) else d for d in divisors]
-    return [d for d in found if d is not None]
+    return [1.0 if d is None else d for d in found]
 
 
 def products(numbers: Sequence[float]) -> Iterable[float]:

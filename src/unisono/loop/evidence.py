@@ -44,6 +44,13 @@ class Whole(NamedTuple):
 class Equation(NamedTuple):
     name: str
     inputs: list[Any]
+    axes: tuple[int, ...] = ()
+    """Over which a sum is taken."""
+
+    @property
+    def is_sum_of_rows(self) -> bool:
+        """Rows are the first axis; sums over others are each row's own affair."""
+        return self.name == "reduce_sum" and 0 in self.axes
 
 
 class Path(NamedTuple):
@@ -90,7 +97,7 @@ class Sources:
                     self._add(outside(result), Equation("copy", [came]))
                 continue
             for result in equation.outvars:
-                self._add(outside(result), Equation(equation.primitive.name, inputs))
+                self._add(outside(result), Equation(equation.primitive.name, inputs, tuple(equation.params.get("axes", ()))))
 
     def _add(self, result: Any, equation: Equation) -> None:
         self._of[result] = equation
@@ -143,8 +150,10 @@ class Sources:
             yield from self._parts(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
         elif equation.name == "mul":
             for source in equation.inputs:
-                yield from self._parts(source, shares, path.multiplied(number) if number else path)
-        elif equation.name == "reduce_sum" and variable in self._of_rows:
+                of_rows = not isinstance(source, core.Literal) and source in self._of_rows
+                if of_rows or variable not in self._of_rows:  # else it is a weight of what depends on the rows
+                    yield from self._parts(source, shares, path.multiplied(number) if number else path)
+        elif equation.is_sum_of_rows and not self.reaches(equation.inputs[0], shares):
             yield Mean(size_of(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
 
     def _divided_by(self, path: Path, divisor: Any) -> Path:
@@ -167,11 +176,25 @@ class Sources:
             return path
         number = number_among(equation.inputs)
         if equation.name == "div" and not isinstance(equation.inputs[0], core.Literal):
+            if self._is_mean_of_each_row(equation.inputs[0], equation.inputs[1]):
+                return path
             return self.scaling(equation.inputs[0], self._divided_by(path, equation.inputs[1]))
         if equation.name == "mul" and number:
             rest = next((v for v in equation.inputs if not isinstance(v, core.Literal)), equation.inputs[0])
             return self.scaling(rest, path.multiplied(number))
         return self.scaling(equation.inputs[0], path) if equation.name in SAME else path
+
+    def _is_mean_of_each_row(self, array: Any, divisor: Any) -> bool:
+        """Whether a sum over axes behind the rows is divided by their size."""
+        while (
+            (equation := self._of.get(array)) is not None
+            and equation.name in SAME
+            and not isinstance(equation.inputs[0], core.Literal)
+        ):
+            array = equation.inputs[0]
+        if equation is None or equation.name != "reduce_sum" or equation.is_sum_of_rows or not isinstance(divisor, core.Literal):
+            return False
+        return is_number(divisor) and float(divisor.val) == size_of(equation.inputs[0]) / size_of(array)
 
 
 class Inside:

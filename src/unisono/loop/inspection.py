@@ -70,12 +70,12 @@ def is_share(mean: Mean, of: Received) -> bool:
 
 def check_arrays(function: Callable[..., Any], trace: Trace, replicas: int) -> None:
     """Arrays that the function finds by a name must not have become constants of the program, nor what it computes from them."""
-    constants = constants_of(trace.program)
+    variables = {id(keras_seam.raw_value(v)) for v in trace.used}
+    constants = [constant for constant in constants_of(trace.program) if id(constant) not in variables]
     around = arrays_around(function) if constants else []
     for name, array in around:
         if is_among(array, constants) and mistakes.rows_differ(array):
             mistakes.refuse_undistributed(array, f"by the name {name!r}", replicas)
-    variables = {id(keras_seam.raw_value(v)) for v in trace.used}
     meant = [np.asarray(array) for array in replicated_around(function)] if around else []
     own = [np.asarray(c) for c in constants_outside(trace.program, mistakes.MARK) if id(c) not in variables] if around else []
     for constant in own:

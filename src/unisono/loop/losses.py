@@ -38,7 +38,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
         return code.note("share", code.divided(total, float(values.shape[0])))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
-    return code.note("share", ops.divide_no_nan(total, code.fixed(float(global_batch_size))))
+    return code.note("share", ops.divide_no_nan(total, code.fixed(float(global_batch_size), values.size // values.shape[0])))
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:

@@ -20,6 +20,8 @@ MOST_VARIANTS = 4
 """Of one function, with other settings around it."""
 REMADE = 3
 """So many compilations of one line of code are more than anybody means."""
+CHANGED = 8
+"""So many of one function, because something has changed."""
 
 
 class Runs:
@@ -43,22 +45,26 @@ class Runs:
         self._segments[key] = [segment, *variants][:MOST_VARIANTS]
         while len(self._segments) > MOST_SEGMENTS:
             self._segments.popitem(last=False)
-        self._note(function, segment.used)
+        self._note(function, segment.used, is_new=not variants)
         return returned
 
-    def _note(self, function: Callable[..., Any], variables: frozenset[int]) -> None:
-        """Counts by what a function uses: the step of another model is another one."""
-        code = code_of(function)
+    def _note(self, function: Callable[..., Any], variables: frozenset[int], is_new: bool) -> None:
+        """Counts by what a function uses: the step of another model is another one. One that is compiled again because something around
+        it has changed, as where layers are unfrozen in turn, may be so more often."""
+        code, most = code_of(function), REMADE if is_new else CHANGED
         if code is None:
             return
-        self._made[code, variables] += 1
-        if self._made[code, variables] == REMADE:
-            warnings.warn(
-                f"strategy.run has compiled {name_of(function)!r} ({code.co_filename}:{code.co_firstlineno}) {REMADE} times. Where the "
-                f"function is made anew for every step (a lambda, a function inside another one), make it once, outside of the loop; "
-                f"where a Python number among its arguments changes, pass it as an array: np.float32(value).",
-                stacklevel=4,
+        self._made[code, variables, is_new] += 1
+        if self._made[code, variables, is_new] == most:
+            why = (
+                "Where the function is made anew for every step (a lambda, a function inside another one), make it once, outside of the "
+                "loop; where a Python number among its arguments changes, pass it as an array: np.float32(value)."
+                if is_new
+                else "Something that it finds around it changes (an attribute, an item of a list, a setting of the optimizer). Pass a value "
+                "that changes from step to step as an argument, as an array."
             )
+            where = f"{code.co_filename}:{code.co_firstlineno}"
+            warnings.warn(f"strategy.run has compiled {name_of(function)!r} ({where}) {most} times. {why}", stacklevel=4)
 
 
 def identity(function: Callable[..., Any]) -> Hashable:

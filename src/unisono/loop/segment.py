@@ -16,7 +16,7 @@ from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop
 from unisono.loop.arguments import Arguments, Template
-from unisono.loop.closure import Surroundings, check_arguments
+from unisono.loop.closure import Surroundings, check_arguments, may_hold_arrays
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
 from unisono.loop.inspection import Received, inspect, naming, shares_among_returned
@@ -116,6 +116,7 @@ class Segment:
                 lambda: strategy.owned.optimizers,
                 lambda: strategy.owned.metrics,
                 check,
+                may_hold_arrays(self._function),
             )
         if arguments.rows:
             can_be_told = not arguments.carried and bool(seen[-1].noted.keys() & {"loss", "vector"})

@@ -16,7 +16,7 @@ from unisono.data import in_order
 from unisono.data.adapter import GlobalBatches, one_ahead
 from unisono.data.division import Position, Rows, held, is_whole
 from unisono.data.order import Order, draw_seed
-from unisono.data.progress import Place
+from unisono.data.progress import Place, Size
 from unisono.data.resume import Item, indexed, streamed
 from unisono.loop.arguments import is_array
 from unisono.loop.values import is_value
@@ -70,7 +70,11 @@ class Source:
             self.order.passes = pass_
             return self.batches(start)
 
-        return (indexed(place, begin, self.skip), None) if self.has_index else streamed(place, begin)
+        return (indexed(place, begin, self.skip, self.size), None) if self.has_index else streamed(place, begin, self.size)
+
+    def size(self) -> Size:
+        """Of the data, in the pass that it has come to."""
+        return in_order.size_of(self._adapter)
 
     @property
     def seeds(self) -> list[int]:
@@ -100,6 +104,9 @@ class Sequence(Source):
     @property
     def length(self) -> int | None:
         return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
+
+    def size(self) -> Size:
+        return {} if self.length is None else {"batches": self.length}
 
     def skip(self, passes: range) -> None:
         """Nothing in a list changes."""
@@ -146,6 +153,9 @@ class Pipelines(Source):
     @property
     def has_index(self) -> bool:
         return all(source.has_index for source in self._sources)
+
+    def size(self) -> Size:
+        return {} if self.length is None else {"batches": self.length}
 
     def skip(self, passes: range) -> None:
         for source in self._sources:
@@ -239,6 +249,9 @@ class OfSource(keras_seam.DataAdapter):
     @property
     def has_index(self) -> bool:
         return self._source.has_index
+
+    def size(self) -> Size:
+        return self._source.size()
 
     def batches_from(self, start: int) -> Iterator[Any]:
         return (batch for _, _, batch in self._source.batches(start))

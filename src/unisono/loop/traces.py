@@ -74,19 +74,23 @@ def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
     count = len(part)
     if not 0 < count <= len(rows) or (count < len(rows) and part.dtype.kind != "f" and part.ndim == 1):
         return False
-    starts = [
-        start for start in range(len(rows) - count + 1) if np.array_equal(rows[start], part[0], equal_nan=part.dtype.kind == "f")
-    ]
-    return any(np.array_equal(rows[start : start + count], part, equal_nan=part.dtype.kind == "f") for start in starts)
+    starts = np.arange(len(rows) - count + 1)
+    for number, row in enumerate(part):
+        there = rows[starts + number]
+        alike = (there == row) | ((there != there) & (row != row))  # NaN too
+        starts = starts[alike.reshape(len(starts), -1).all(axis=1)]
+        if not len(starts):
+            return False
+    return True
 
 
 def may_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
-    """Whether a constant looks as if it was computed from an array outside of the program: rows of its shape, or sizes that are all the
-    array's."""
+    """Whether a constant looks as if it was computed from an array around, whose values the code reads: as many rows, rows of its shape
+    or a stack of such arrays, its very numbers, or sizes that are all its own."""
+    if constant.shape[:1] == array.shape[:1] or constant.shape[1:] == array.shape:
+        return True
     if array.ndim == 1:
-        return constant.ndim == 1 and (
-            constant.shape == array.shape or (constant.dtype.kind == "f" and bool(np.isin(constant, array).all()))
-        )
+        return constant.ndim == 1 and constant.dtype.kind == "f" and bool(np.isin(constant, array).all())
     sizes = {size for size in array.shape if size > 1}
     return constant.shape[1:] == array.shape[1:] or (
         constant.ndim > 1 and all(size in (1, *sizes) for size in constant.shape) and bool(sizes & set(constant.shape))

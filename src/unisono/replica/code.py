@@ -74,7 +74,7 @@ class ReplicaCode:
         self.share_of_rows = share
         self.divisors: list[Any] = []
         self.updates: list[Update] = []
-        self.fixed_divisors: list[float] = []
+        self.fixed_divisors: list[tuple[float, int]] = []
         self.noted: list[Noted] = []
         self.masks: list[Any] = []
         """Of the losses that were called: by what is left of a mask the engine divides."""
@@ -82,6 +82,9 @@ class ReplicaCode:
         """How many calls of layers and losses are around the line that runs."""
         self.is_looked_at = False
         """Whether this is the trace in which mistakes are looked for: there, what layers and metrics compute is marked."""
+        self.has_arrays_around = False
+        """Whether the code may have arrays from outside, so that one that is the same for all is suspicious; asked where it is looked
+        at."""
         self.scales = False
         """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
@@ -118,10 +121,10 @@ class ReplicaCode:
             self.noted.append(Noted(kind, arrays, of))
         return arrays
 
-    def fixed(self, divisor: float) -> Any:
-        """A divisor that the code gives: a constant that the compiler takes for a variable, so that it divides by it as by one
-        that was counted."""
-        self.fixed_divisors.append(divisor)
+    def fixed(self, divisor: float, of_row: int) -> Any:
+        """A divisor that the code gives for so many values of each row: a constant that the compiler takes for a variable, so that it
+        divides by it as by one that was counted."""
+        self.fixed_divisors.append((divisor, of_row))
         return ops.where(self.share_of_rows > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
     def keep_scaled(self, optimizer: Any, gradient: Any, scaled: Any) -> None:

@@ -26,6 +26,7 @@ def discover(
     optimizers: Callable[[], Sequence[Any]],
     metrics: Callable[[], Sequence[Any]],
     check: Callable[[Trace], None],
+    has_arrays_around: bool = True,
 ) -> Variables:
     """Builds what is not built, and sorts what is found.
 
@@ -37,12 +38,14 @@ def discover(
         optimizers: Those that the code may read, as they are then.
         metrics: Those that it may feed.
         check: Raises for variables that the code must not use or assign, and for what its program must not do.
+        has_arrays_around: Whether the code may find arrays by a name.
     """
     known: set[int] = set()
     made: list[str] = []
     alive = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
+        code.has_arrays_around = has_arrays_around
         alive.append(code)
         try:
             program = traced(code, call, batch, constants, metrics())

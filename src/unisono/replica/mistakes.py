@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
+import keras
 import numpy as np
 from jax.core import Tracer
 
@@ -27,6 +28,7 @@ class Code(Protocol):
     inside: int
     """How many calls of layers and losses are around this line."""
     is_looked_at: bool
+    has_arrays_around: bool
 
     def note(self, kind: str, arrays: Any, of: Any = None) -> Any: ...
 
@@ -44,8 +46,10 @@ def calls(code: Code) -> dict[str, Callable[[Any], Any]]:
 def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
     """A layer or a loss that replica code calls by itself: with rows of the replica, not with an array that is the same for all."""
     if not code.inside:
-        for leaf in jax.tree.leaves((args, kwargs)):
-            if is_same_for_all(leaf) and not any(keras_seam.raw_value(v) is leaf for v in code.scope.read.values()):
+        args, kwargs, meant = opened((args, kwargs))
+        known = [*meant, *(keras_seam.raw_value(v) for v in code.scope.read.values())]
+        for leaf in jax.tree.leaves((args, kwargs)) if code.has_arrays_around else ():
+            if is_same_for_all(leaf) and not any(leaf is array for array in known):
                 refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
     with within(code):
         return stock(thing, *args, **kwargs)
@@ -60,6 +64,21 @@ def within(code: Code) -> Iterator[None]:
             yield
     finally:
         code.inside -= 1
+
+
+def opened(arguments: Any) -> tuple[Any, Any, list[Any]]:
+    """(args, kwargs, the arrays in them of which the user has said that they are for all), with these as arrays."""
+    is_meant = lambda leaf: getattr(type(leaf), "is_for_all", False)  # noqa: E731
+    meant: list[Any] = []
+
+    def bare(leaf: Any) -> Any:
+        if not is_meant(leaf):
+            return leaf
+        meant.extend(jax.tree.leaves(leaf.value))
+        return leaf.value
+
+    args, kwargs = jax.tree.map(bare, arguments, is_leaf=is_meant)
+    return args, kwargs, meant
 
 
 def is_same_for_all(leaf: Any) -> bool:
@@ -98,7 +117,7 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and is called in replica code: it would divide by the {code.rows} "
             f"rows of a replica, and the gradients of {code.replicas} replicas, which are summed, would be {code.replicas} times too "
             f"large. Make it with reduction=None, and let the engine divide by the rows of the global batch:\n\n"
-            f"    loss_fn = keras.losses.{type(loss).__name__}(reduction=None)\n"
+            f"    loss_fn = keras.losses.{class_of(loss)}(reduction=None)\n"
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
     mask = keras_seam.get_keras_mask(y_pred)
@@ -106,6 +125,15 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
     if mask is not None and mask.shape == values.shape:
         code.masks.append(mask)
     return values
+
+
+def class_of(loss: Any) -> str:
+    """The name of a loss' class, also where Keras has made one of a name like "mse"."""
+    name = type(loss).__name__
+    if name != "LossFunctionWrapper":
+        return name
+    made_of = getattr(loss.fn, "__name__", loss.name)
+    return next((of for of in dir(keras.losses) if of.lower() == made_of.replace("_", "").lower()), name)
 
 
 def mean_fed(code: Code, stock: Any, metric: Any, values: Any, *args: Any, **kwargs: Any) -> Any:

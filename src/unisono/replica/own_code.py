@@ -66,8 +66,8 @@ class OwnCode:
         self.alone = replicas == 1
         self.returned: Any = None
         """The tree that the code returns: `Leaf`s and what is no array."""
-        self.fixed_divisors: list[float] = []
-        """What the code divides losses by, where it says so itself."""
+        self.fixed_divisors: list[tuple[float, int]] = []
+        """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
 
     @keras_seam.fresh_masks()
@@ -179,7 +179,7 @@ class OwnCode:
             fed[:] = [noted.of for noted in found]
             return [noted.arrays for noted in found]
 
-        updates = list(zip(arguments(mine), fed, strict=True))
+        updates = [(arrays, of) for arrays, of in zip(arguments(mine), fed, strict=True) if has_rows(arrays, len(first))]
         rows = len(first) if len(first) > 1 else 4  # parts are needed, so that one row is taken several times
 
         def updated(tracked: list[Any], part: range) -> list[Any]:
@@ -240,6 +240,11 @@ def is_summed(output: Any) -> bool:
 
 def summable(output: Any) -> Any:
     return output.astype(jnp.float32) if jnp.issubdtype(output.dtype, jnp.floating) else output
+
+
+def has_rows(arrays: Any, rows: int) -> bool:
+    """Whether a metric is fed with something for each row. What the code has summed up over a replica's rows is added up as it is."""
+    return any(leaf.ndim and leaf.shape[0] == rows for leaf in jax.tree.leaves(arrays))
 
 
 def rows_of(batch: Any) -> int:

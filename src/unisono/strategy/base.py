@@ -76,7 +76,7 @@ class Strategy(running.Runner):
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
         self._to_announce = of_machine
-        self.owned = Owned()
+        self.owned = Owned(self)
         self._runs = Runs(self)
         runtime.check_threads()
 

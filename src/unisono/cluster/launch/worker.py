@@ -25,11 +25,13 @@ def run(words: list[str]) -> None:
     """The program, with the arguments and the import path that Python would give it."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  # they are pipes here
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.abspath(words[0]))
     if words[0] == "-m":
-        sys.argv, sys.path[0] = words[1:], os.getcwd()
+        sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
+        sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
 
 

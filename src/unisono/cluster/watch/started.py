@@ -83,7 +83,8 @@ def look_for_the_reason(watch: Watch) -> None:
 
 def failed(watch: Watch, error: BaseException) -> None:
     """The others learn of the error while this process, which may keep the store, is still there."""
-    watch.fail(error)
+    verdict = watch.fail(error)
+    in_a_moment(lambda: watch.board.settle(verdict))
     wait(watch.others_are_done, watch.bound)
     leave(watch)
 

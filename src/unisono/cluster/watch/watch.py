@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from unisono.cluster import jax_seam
 from unisono.cluster.watch import machine, stack
 from unisono.cluster.watch.board import Board
 from unisono.cluster.watch.progress import Progress
@@ -41,7 +41,7 @@ class Watch(Progress):
         super().__init__()
         self.bound, self.interval = bound, min(bound / OFTEN, LONGEST_INTERVAL)
         self.processes, self.process = processes, process
-        self.board = Board(client)
+        self.board, self._client = Board(client), client
         self.state, self.error = RUNNING, ""
         self.decided = threading.Event()
         """A verdict is known, and this process leaves by itself."""
@@ -104,13 +104,12 @@ class Watch(Progress):
         """What has changed is published now."""
         self._news.set()
 
-    def fail(self, error: BaseException) -> None:
-        """The program has ended by this error."""
+    def fail(self, error: BaseException) -> Verdict:
+        """The program has ended by this error: the verdict on this process."""
         self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:LONGEST_ERROR].rstrip(": ")
         self.state = RAISED
         self.tell()
-        with contextlib.suppress(Exception):  # whoever keeps the store may be gone
-            self.board.settle(of_error(self.record()))
+        return of_error(self.record())
 
     def _talk(self) -> None:
         while not self._over.is_set():
@@ -120,6 +119,8 @@ class Watch(Progress):
                 self.board.publish(self.record())
                 self._hear(self.board.records(), self.board.verdict())
             except Exception as error:  # whatever JAX raises here: process 0 did not answer
+                if jax_seam.client() is not self._client:
+                    self.stop()  # the program has taken leave of the others
                 self._trouble = str(error).partition("\n")[0] or type(error).__name__
             self._news.wait(self.interval)
 

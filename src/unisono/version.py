@@ -1,0 +1,3 @@
+"""Which Unisono this is."""
+
+VERSION = "0.1.0"
