@@ -46,3 +46,22 @@ def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_t
     spec = {"replicas": 5, "loop": "dense"}
     for found in launched(2, 1, json.dumps(spec | {"other_weights": True})):
         assert found == alone(json.dumps(spec))
+
+
+def test_processes_that_do_not_agree_stop_with_both_values():
+    options = ["--processes", "2", "--cpu"]
+    code = (
+        "import os; from unisono.strategy.workers import MultiWorkerMirroredStrategy as S; "
+        "S(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))"
+    )
+    script = HERE.parent / "tests" / "run_code.py"
+    done = python("-m", "unisono.cli", "launch", *options, str(script), code)
+    assert done.returncode == 1
+    assert "The processes do not agree on replicas: process 0 has 4, and process 1 has 6." in done.stderr
+
+
+def test_a_process_that_is_killed_in_a_step_is_named():
+    spec = json.dumps({"replicas": 4, "loop": "dense", "killed_after": 2})
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, spec)
+    assert done.returncode == 137
+    assert re.search(r"process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr)

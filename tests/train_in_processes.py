@@ -4,6 +4,8 @@ python train_in_processes.py '{"replicas": 8}'        unisono launch --processes
 """
 
 import json
+import os
+import signal
 import sys
 
 import keras
@@ -39,6 +41,8 @@ if spec.get("loop"):
     totals = []
     for batch in strategy.distribute_dataset(rows, batch_size=12):  # the last has seven rows, fewer than replicas
         totals.append(float(loop.one(batch)))
+        if len(totals) == spec.get("killed_after") and strategy.cluster.process == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
     outputs, numbers = strategy.run(
         lambda batch: (loop.model(batch[0]), un.get_replica_context().replica_id_in_sync_group), args=(batch,)
     )

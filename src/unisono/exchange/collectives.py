@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono import tree
+from unisono.cluster.watch.progress import current
 from unisono.exchange.base import Add, Elsewhere
 from unisono.flat import flat, unflat
 from unisono.placement import Placement
@@ -69,7 +70,10 @@ class Meeting:
             self._programs[key] = jax.jit(partial(self._summed, leaves, schedule))
         one_at_a_time = jax.block_until_ready if self._own[0].platform == "cpu" else lambda arrays: arrays
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
-        sums = one_at_a_time(self._programs[key](one_at_a_time(arrays)))
+        with current().busy("computing"):
+            arrays = one_at_a_time(arrays)
+        with current().waiting():
+            sums = one_at_a_time(self._programs[key](arrays))
         by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self._own]
         return [
             self._unpack(device, key, flat, jax.tree.map(lambda s: np.empty((0, *s.shape), s.dtype), shapes))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from unisono.cluster.watch.progress import current
 from unisono.exchange.collectives import piece
 from unisono.placement import Placement
 
@@ -37,7 +38,10 @@ class RowsOfAll:
             for array, rows in zip(arrays, most, strict=True)
         ]
         # As in the sums: on CPU nothing else may be in flight.
-        everywhere = jax.block_until_ready(self._gather([self._global(array) for array in jax.block_until_ready(filled)]))
+        with current().busy("computing"):
+            filled = jax.block_until_ready(filled)
+        with current().waiting():
+            everywhere = jax.block_until_ready(self._gather([self._global(array) for array in filled]))
         found = [piece(array, self._lead) for array in everywhere]
         return [
             jnp.concatenate([array[number * rows : number * rows + count] for number, count in enumerate(of)])

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from unisono import flat
+from unisono.cluster.watch.progress import current
 from unisono.data.division import GlobalBatch, global_batch, places, sent
 from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
@@ -181,6 +182,7 @@ class Step:
             # The total stands in the counter as if it were the sum of one.
             results[home] = self._call(home, [batch], end, given[home], Orders(before=1, present=now.present, finishing=1))
         self._held.finished_on(totals)
+        current().another_step_finished()
         return results[0].logs, results[0].disagree, outputs
 
     def _sums(self, now: Plan, batch: GlobalBatch, given: dict[int, Any], **what: int) -> tuple[dict[int, Any], list[Output]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from unisono import keras_seam
 from unisono.cluster import jax_seam
+from unisono.cluster.watch.progress import current
 from unisono.placement import Processes
 
 WAIT = 300
@@ -44,7 +45,8 @@ class Agreement:
         return self._heard(talk, 0)
 
     def _heard(self, talk: str, number: int) -> Any:
-        return json.loads(jax_seam.client().blocking_key_value_get(f"{talk}/{number}", 1000 * WAIT))
+        with current().waiting():
+            return json.loads(jax_seam.client().blocking_key_value_get(f"{talk}/{number}", 1000 * WAIT))
 
     def any_(self, mine: bool) -> bool:
         """Whether one of them says so."""

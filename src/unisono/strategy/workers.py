@@ -13,6 +13,7 @@ import numpy as np
 
 from unisono import keras_seam
 from unisono.cluster.connect import connect
+from unisono.cluster.watch import started as watch
 from unisono.exchange.rows import rows_of_all
 from unisono.fingerprint import fingerprint
 from unisono.owned import Owned
@@ -56,6 +57,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _meet_others(self) -> None:
         self.cluster = connect(*self._given)
         if self.cluster.processes > 1:
+            watch.start()
             self._agreement = Agreement(self.cluster.process, self.cluster.processes)
             agreement.set_random_state(self._agreement.of_first(agreement.random_state()))
 

@@ -24,6 +24,8 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
+from unisono.cluster.watch.progress import current
+
 
 class Program:
     """`program(device, key, *args)` runs `function(*args)` on `device`; one compilation for each key.
@@ -72,7 +74,7 @@ class Program:
 
 
 def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    with without_cache():
+    with without_cache(), current().busy("compiling"):
         return lowered.compile()
 
 

@@ -11,6 +11,10 @@ STATUS = re.compile(r"([A-Z_]+): ")
 OWN = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
+RAISING = ("jax", "jaxlib", "unisono")
+"""JAX takes its own frames out of what it raises: an error of an exchange then seems to come from us, who asked for it."""
+
+
 def is_of_others(error: BaseException | None) -> bool:
     """Whether an error, or what it came from, may be another process' fault.
 
@@ -20,7 +24,7 @@ def is_of_others(error: BaseException | None) -> bool:
     """
     while error is not None:
         status = STATUS.match(str(error))
-        if status and status[1] not in OWN and innermost_package(error.__traceback__) in ("jax", "jaxlib"):
+        if status and status[1] not in OWN and innermost_package(error.__traceback__) in RAISING:
             return True
         error = error.__cause__ or error.__context__
     return False

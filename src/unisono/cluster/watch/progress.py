@@ -28,6 +28,10 @@ class Progress:
         self.step: int | None = None
         self.phase, self.doing, self.moved = WORKING, "", time.monotonic()
 
+    def another_step_finished(self) -> None:
+        """One more than those before."""
+        self.step_finished(1 if self.step is None else self.step + 1)
+
     def step_finished(self, step: int) -> None:
         """Its results are there, or as good as there: a step that was only begun may never end."""
         self.step, self.moved = step, time.monotonic()
@@ -52,3 +56,17 @@ class Progress:
             yield
         finally:
             (self.phase, self.doing), self.moved = before, time.monotonic()
+
+
+_current = [Progress()]
+"""What the watch of this process reads, once it has begun: one a process, as `jax.distributed`."""
+
+
+def current() -> Progress:
+    """What the main thread reports to; in a single process, what nobody reads."""
+    return _current[0]
+
+
+def report_to(progress: Progress) -> None:
+    """From now on."""
+    _current[0] = progress

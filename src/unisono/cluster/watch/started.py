@@ -13,7 +13,7 @@ from unisono.cluster.connect import bound_of
 from unisono.cluster.watch import abort
 from unisono.cluster.watch.blame import is_of_others
 from unisono.cluster.watch.ends import answer, in_a_moment, wait
-from unisono.cluster.watch.progress import Progress
+from unisono.cluster.watch.progress import Progress, report_to
 from unisono.cluster.watch.record import ENDED, FAILING, RAISED, RUNNING
 from unisono.cluster.watch.watch import Watch
 
@@ -50,6 +50,7 @@ def watched(processes: int, process: int, bound: float) -> Watch:
     tell_of_the_end(watch)
     abort.delay()
     watch.start(answer)
+    report_to(watch)
     return watch
 
 
