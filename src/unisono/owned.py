@@ -31,6 +31,10 @@ class Owned:
         return None if self._strategy is None else self._strategy()
 
     @property
+    def layers(self) -> list[Any]:
+        return self._of(keras.Layer)
+
+    @property
     def optimizers(self) -> list[Any]:
         """Those of compiled models among them."""
         of_models = [getattr(model, "optimizer", None) for model in self._of(keras.Model)]

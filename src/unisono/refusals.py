@@ -147,6 +147,10 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
             f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
         )
     check_precision(variables, "Replica code uses")
+    used = {id(v) for v in variables}
+    for layer in strategy.owned.layers if strategy.num_replicas_in_sync > 1 else ():
+        if any(id(v) in used for v in layer.variables):
+            check_layer(layer, strategy.num_replicas_in_sync)
 
 
 def check_assigned(variables: list[Any], strategy: Any) -> None:

@@ -239,7 +239,9 @@ def is_summed(output: Any) -> bool:
 
 
 def summable(output: Any) -> Any:
-    return output.astype(jnp.float32) if jnp.issubdtype(output.dtype, jnp.floating) else output
+    """Half precision is summed in float32."""
+    half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
+    return output.astype(jnp.float32) if half else output
 
 
 def has_rows(arrays: Any, rows: int) -> bool:
