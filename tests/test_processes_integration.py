@@ -65,3 +65,23 @@ def test_a_process_that_is_killed_in_a_step_is_named():
     done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, spec)
     assert done.returncode == 137
     assert re.search(r"process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr)
+
+
+def test_rows_that_differ_between_processes_are_found():
+    done = python(
+        "-m", "unisono.cli", "launch", "--processes", "2", "--cpu", SCRIPT, json.dumps({"replicas": 2, "shuffled": True})
+    )
+    assert done.returncode == 1
+    assert re.search(r"Batch 0 of pass 0 has other rows in process 1 than in process 0 \(digests \w{8} and \w{8}\)", done.stderr)
+
+
+def test_one_process_writes_and_shows_and_all_stop_at_one_epoch(tmp_path):
+    spec = json.dumps({"replicas": 4, "files": str(tmp_path)})
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", SCRIPT, spec)
+    assert done.returncode == 0, done.stderr[-3000:]
+    epochs = [json.loads(line[4:])["epochs"] for line in done.stdout.splitlines() if re.match(r"\[\d\] \{", line)]
+    assert epochs == [epochs[0]] * 2
+    assert 1 < epochs[0] < 5
+    assert (tmp_path / "log.csv").read_text().count("\n") == 1 + epochs[0]
+    assert len(list(tmp_path.glob("*.weights.h5"))) == epochs[0]
+    assert {line[:3] for line in done.stdout.splitlines() if "Epoch" in line} == {"[0]"}

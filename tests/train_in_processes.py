@@ -57,4 +57,28 @@ if spec.get("loop"):
         "mean": float(strategy.reduce("MEAN", numbers)),
         "numbers": [int(one) for one in strategy.local_results(numbers)],
     }
+if "files" in spec:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, compile_, rows = families.FAMILIES["conv"]()
+    model.compile(**compile_)
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(os.path.join(spec["files"], "{epoch}.weights.h5"), save_weights_only=True),
+        keras.callbacks.CSVLogger(os.path.join(spec["files"], "log.csv"), append=True),
+        keras.callbacks.EarlyStopping("loss", mode="max", patience=1),
+    ]
+    history = model.fit(**rows, batch_size=families.BATCH, epochs=5, verbose=2, callbacks=callbacks)
+    found["epochs"] = len(history.epoch)
+
+if spec.get("shuffled"):
+
+    def batches():
+        rng = np.random.default_rng(strategy.cluster.process)  # not the same in all
+        for _ in range(3):
+            yield rng.standard_normal((12, 6)).astype("float32"), np.zeros(12, "int32")
+
+    loop = Loop(strategy)
+    for batch in strategy.distribute_dataset(batches()):
+        loop.one(batch)
+
 print(json.dumps(found))

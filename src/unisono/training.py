@@ -85,6 +85,8 @@ class Bond:
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
         args, kwargs = keras_seam.with_last(self.model, args, kwargs)
+        if not self.strategy.writes:
+            args, kwargs = keras_seam.without_writing("fit", args, kwargs)
         self.callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
         self._begins = True
         try:
@@ -98,6 +100,8 @@ class Bond:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
+        if not self.strategy.writes:
+            args, kwargs = keras_seam.without_writing("evaluate", args, kwargs)
         with self._grouping("evaluate", "test", args, kwargs):
             return self._restoring("evaluate", *args, **kwargs)
 
@@ -115,6 +119,8 @@ class Bond:
         refusals.check_source(source, steps)
         if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
             source = GlobalBatches(source, self.order)
+        if not self.strategy.writes:
+            verbose, callbacks = 0, keras_seam.that_do_not_write(callbacks)
         return self._restoring("predict", source, batch_size, verbose, steps, callbacks, **more)
 
     def _read_by_keras(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -45,6 +45,8 @@ class TensorBoard(keras.callbacks.Callback):
         >>> callback = TensorBoard("logs", histogram_freq=1, update_freq=100, profile_batch=(10, 20))
     """
 
+    writes_for_all = True
+
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",

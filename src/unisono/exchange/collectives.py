@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono import tree
 from unisono.cluster.watch.progress import current
-from unisono.exchange.base import Add, Elsewhere
+from unisono.exchange.base import Add, Elsewhere, WithinProcess
 from unisono.flat import flat, unflat
 from unisono.placement import Placement
 from unisono.xla.programs import Program
@@ -27,7 +27,7 @@ Schedule = tuple[tuple[tuple[int, int, bool], ...], ...]
 """For each device, its nodes: (first replica, last replica + 1, whether there were rows)."""
 
 
-class Collectives:
+class Collectives(WithinProcess):
     """All devices are homes: each has the whole total."""
 
     def __init__(self, placement: Placement) -> None:
@@ -39,7 +39,7 @@ class Collectives:
         schedule = tuple(tuple((s.start, s.stop, value is not None) for s, value in of.items()) for of in nodes)
         example = next(value for of in nodes for value in of.values() if value is not None)
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), example)
-        return self._meeting.total([list(of.values()) for of in nodes], schedule, leaves, shapes)
+        return self._meeting.total([list(of.values()) for of in nodes], schedule, leaves, shapes)[0]
 
 
 class Meeting:
@@ -53,19 +53,29 @@ class Meeting:
         self._unpack = Program(unpacked)
         self._programs: dict[Any, Any] = {}
 
-    def total(self, nodes: Sequence[Sequence[Any]], schedule: Schedule, leaves: int, shapes: Any) -> list[Any]:
-        """The total on each of our own devices.
+    def total(
+        self, nodes: Sequence[Sequence[Any]], schedule: Schedule, leaves: int, shapes: Any, words: tuple[int, ...] = ()
+    ) -> tuple[list[Any], np.ndarray]:
+        """(The total on each of our own devices, the words of all.)
 
         Args:
             nodes: What each of them has, in the order of the schedule; None for replicas without rows.
             schedule: Of all devices.
             leaves: Of the tree over which is summed.
             shapes: Of what is added.
+            words: What each of our devices tells the others.
         """
-        key = (leaves, schedule, jax.tree.structure(shapes), tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)))
+        key = (
+            leaves,
+            schedule,
+            jax.tree.structure(shapes),
+            tuple((a.shape, a.dtype) for a in jax.tree.leaves(shapes)),
+            len(words),
+        )
         slots = max(map(len, schedule))
         packed = [self._packed_on(device, key, slots, of, shapes) for device, of in zip(self._own, nodes, strict=True)]
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
+        told = self._global([jax.device_put(np.array([words], np.int32), device) for device in self._own]) if words else None
         if key not in self._programs:
             self._programs[key] = jax.jit(partial(self._summed, leaves, schedule))
         one_at_a_time = jax.block_until_ready if self._own[0].platform == "cpu" else lambda arrays: arrays
@@ -73,12 +83,13 @@ class Meeting:
         with current().busy("computing"):
             arrays = one_at_a_time(arrays)
         with current().waiting():
-            sums = one_at_a_time(self._programs[key](arrays))
+            sums, heard = one_at_a_time(self._programs[key](arrays, told))
         by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self._own]
-        return [
+        totals = [
             self._unpack(device, key, flat, jax.tree.map(lambda s: np.empty((0, *s.shape), s.dtype), shapes))
             for device, flat in zip(self._own, by_device, strict=True)
         ]
+        return totals, np.asarray(piece(heard, self._own[0])) if words else np.zeros((0, 0), np.int32)
 
     def _packed_on(self, device: jax.Device, key: Any, slots: int, nodes: Sequence[Any], shapes: Any) -> Any:
         zeros = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
@@ -96,16 +107,17 @@ class Meeting:
         sharding = NamedSharding(self._mesh, PartitionSpec("devices"))
         return jax.make_array_from_single_device_arrays((len(self._devices), *parts[0].shape[1:]), sharding, parts)
 
-    def _summed(self, leaves: int, schedule: Schedule, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def _summed(
+        self, leaves: int, schedule: Schedule, arrays: dict[str, jax.Array], told: Any
+    ) -> tuple[dict[str, jax.Array], Any]:
         here, nowhere = PartitionSpec("devices"), PartitionSpec()
-        run = jax.shard_map(
-            partial(jax.tree.map, partial(self._sum_of, leaves, schedule)),
-            mesh=self._mesh,
-            in_specs=here,
-            out_specs=nowhere,
-            check_vma=False,
-        )
-        return run(arrays)
+
+        def on_device(arrays: dict[str, jax.Array], told: Any) -> tuple[dict[str, jax.Array], Any]:
+            heard = jax.tree.map(lambda words: lax.all_gather(words[0], "devices"), told)
+            return jax.tree.map(partial(self._sum_of, leaves, schedule), arrays), heard
+
+        run = jax.shard_map(on_device, mesh=self._mesh, in_specs=here, out_specs=nowhere, check_vma=False)
+        return run(arrays, told)
 
     def _sum_of(self, leaves: int, schedule: Schedule, mine: jax.Array) -> jax.Array:
         devices = len(self._devices)

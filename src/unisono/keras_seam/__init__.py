@@ -22,8 +22,10 @@ from unisono.keras_seam.callbacks import fit_is_over as fit_is_over
 from unisono.keras_seam.callbacks import forget_first_epoch as forget_first_epoch
 from unisono.keras_seam.callbacks import has_keeper as has_keeper
 from unisono.keras_seam.callbacks import listed as listed
+from unisono.keras_seam.callbacks import that_do_not_write as that_do_not_write
 from unisono.keras_seam.callbacks import wants_batches as wants_batches
 from unisono.keras_seam.callbacks import with_last as with_last
+from unisono.keras_seam.callbacks import without_writing as without_writing
 from unisono.keras_seam.calls import replaced as replaced
 from unisono.keras_seam.data import ArrayDataAdapter as ArrayDataAdapter
 from unisono.keras_seam.data import DataAdapter as DataAdapter

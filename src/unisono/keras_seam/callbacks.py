@@ -39,6 +39,19 @@ WITHOUT_STATE = (
 )
 """Callbacks of Keras that decide nothing by what they have seen."""
 
+WRITING = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""Callbacks of Keras that write or send something, and change no training: of several processes one has them."""
+
+WRITER = "writes_for_all"
+"""What such a callback of ours has."""
+
 OF_EVERY_CALLBACK = set(vars(keras.callbacks.Callback()))
 
 
@@ -102,6 +115,18 @@ def with_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     bound = inspect.signature(keras.Model.fit).bind(model, *args, **kwargs)
     bound.arguments["callbacks"] = in_order
     return bound.args[1:], bound.kwargs
+
+
+def without_writing(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of fit or evaluate, for a process that neither writes files nor shows progress."""
+    bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
+    bound.arguments["verbose"] = 0
+    bound.arguments["callbacks"] = that_do_not_write(bound.arguments.get("callbacks"))
+    return bound.args[1:], bound.kwargs
+
+
+def that_do_not_write(callbacks: Any) -> list[Any]:
+    return [of for of in listed(callbacks) if not isinstance(of, WRITING) and not hasattr(of, WRITER)]
 
 
 def begin_with_epoch(model: Any, epoch: int) -> None:

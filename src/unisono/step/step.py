@@ -203,9 +203,10 @@ class Step:
                 outputs.append(Output(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
         kind = tuple(what)
-        elsewhere = Elsewhere(now.of_processes, self._like("counting" in what))
+        elsewhere = Elsewhere(now.of_processes, self._like("counting" in what), self._exchange.words(batch))
         add = lambda device, left, right: self._add(device, kind, left, right)  # noqa: E731
         totals = self._exchange.total(nodes, add, now.leaves, elsewhere)
+        self._exchange.check(batch)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:

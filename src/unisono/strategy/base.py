@@ -172,6 +172,9 @@ class Strategy(running.Runner):
     def agree(self, variables: list[Any]) -> None:
         """Called when it is known which variables will be used, before they are: several processes must start from the same."""
 
+    writes = True
+    """Whether this process, of those that train together, writes files and shows progress."""
+
     def check_use(self, model: Any) -> None:
         """Before training: the scope around this line, if there is one, must be the model's."""
         scopes.model_used(model)

@@ -95,6 +95,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             ],
         }
 
+    @property
+    def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.cluster.process == 0
+
     def agree(self, variables: list[Any]) -> None:
         """Variables of one structure everywhere, and the values of process 0."""
         new = list({id(v): v for v in variables if v not in self._agreed}.values())
