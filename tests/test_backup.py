@@ -20,6 +20,7 @@ from keras import layers
 import unisono as un
 from processes import FULL
 from sources import SOURCES, Batches, generated
+from threads import in_thread
 from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
@@ -426,13 +427,9 @@ def test_signals_in_another_thread_are_warned_about():
         with pytest.warns(UserWarning, match=r"SIGTERM, SIGINT will not be heard: .*in the thread 'worker'.*write signals=\(\)"):
             signals.listening(signals.SIGNALS).__enter__()
         with signals.listening(()):
-            done.append(True)
+            return True
 
-    done = []
-    thread = threading.Thread(target=training, name="worker")
-    thread.start()
-    thread.join()
-    assert done
+    assert in_thread("worker", training)
 
 
 def test_a_second_signal_ends_at_once(tmp_path):

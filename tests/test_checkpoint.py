@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import warnings
 
 import keras
@@ -18,6 +17,7 @@ import unisono as un
 from loops import Loop, crossentropy, normalized
 from processes import FULL
 from sources import Batches
+from threads import in_thread
 from trainings import on, rows
 from unisono import keras_seam
 from unisono.checkpoint.store import DamagedError
@@ -253,13 +253,9 @@ def test_saving_in_another_thread_is_warned_about(tmp_path):
     def elsewhere():
         with pytest.warns(UserWarning, match=r"save was called in the thread 'saver'.*Save in the loop, between two steps"):
             checkpoint.save(tmp_path / "ckpt")
-        done.append(True)
+        return True
 
-    done = []
-    thread = threading.Thread(target=elsewhere, name="saver")
-    thread.start()
-    thread.join()
-    assert done
+    assert in_thread("saver", elsewhere)
 
 
 def test_a_signal_needs_the_data(tmp_path):

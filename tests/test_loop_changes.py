@@ -10,7 +10,7 @@ from keras import layers, ops
 import unisono as un
 from loops import CLASSES, Loop, data
 from trainings import on
-from unisono.loop import closure
+from unisono.loop import surroundings
 
 X, Y = data("dense", 24)
 
@@ -100,12 +100,12 @@ def test_what_is_put_into_a_list_or_a_dict(whole):
 
 
 def test_little_is_looked_through_at_every_step():
-    assert isinstance(closure.kept({"a": [1, 2], "b": 3}, frozenset()), closure.Kept)
+    assert isinstance(surroundings.kept({"a": [1, 2], "b": 3}, frozenset()), surroundings.Kept)
     many = [[0] * 20 for _ in range(20)]
-    assert closure.kept(many, frozenset()) is many
+    assert surroundings.kept(many, frozenset()) is many
     around = [1]
     around.append(around)
-    assert closure.is_same(around, closure.kept(around, frozenset()))
+    assert surroundings.is_same(around, surroundings.kept(around, frozenset()))
 
 
 @pytest.mark.filterwarnings("ignore:strategy.run has compiled")

@@ -13,6 +13,7 @@ from keras import layers, ops
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
 from trainings import on
+from unisono.loop.run import identity
 
 X, Y = data("dense", 24)
 
@@ -731,6 +732,20 @@ def test_a_partial_that_is_made_anew_is_compiled_once(loop):
     assert total(2.0, 0) == one
     assert len(calls) == traced
     np.testing.assert_allclose(total(2.0, 1), one + loop.strategy.num_replicas_in_sync, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (functools.partial(max, (1, 2)), functools.partial(max, 1, 2)),
+        (functools.partial(max, 1), functools.partial(max, True)),
+        (functools.partial(max, 0.0), functools.partial(max, -0.0)),
+        (functools.partial(max, 1), functools.partial(max, default=1)),
+    ],
+)
+def test_arguments_that_are_not_the_same_are_no_one_function(one, other):
+    assert identity(one) != identity(other)
+    assert identity(one) == identity(functools.partial(one.func, *one.args, **one.keywords))
 
 
 def test_a_compiled_function_that_is_made_anew_is_named():

@@ -48,14 +48,14 @@ def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_t
         assert found == alone(json.dumps(spec))
 
 
-def test_processes_that_do_not_agree_stop_with_both_values():
-    options = ["--processes", "2", "--cpu"]
-    code = (
-        "import os; from unisono.strategy.workers import MultiWorkerMirroredStrategy as S; "
-        "S(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))"
+def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        "from unisono.strategy.workers import MultiWorkerMirroredStrategy\n"
+        "MultiWorkerMirroredStrategy(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))\n"
     )
-    script = HERE.parent / "tests" / "run_code.py"
-    done = python("-m", "unisono.cli", "launch", *options, str(script), code)
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", str(script))
     assert done.returncode == 1
     assert "The processes do not agree on replicas: process 0 has 4, and process 1 has 6." in done.stderr
 

@@ -28,7 +28,7 @@ from unisono.loop.function import function as function
 from unisono.loop.gradients import value_and_grad as value_and_grad
 from unisono.loop.losses import compute_average_loss as compute_average_loss
 from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
-from unisono.loop.values import ReduceOp as ReduceOp
+from unisono.loop.reduction import ReduceOp as ReduceOp
 from unisono.strategy.base import Strategy as Strategy
 from unisono.strategy.kinds import MirroredStrategy as MirroredStrategy
 from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy

@@ -174,15 +174,6 @@ def check_replicas(replicas: int, strategy: Any) -> None:
         )
 
 
-def check_not_dealt_out(sizes: tuple[int, ...] | None) -> None:
-    """Of a distributed batch that is given to train_on_batch and the like."""
-    if sizes is not None:
-        raise ValueError(
-            f"This batch comes from one pipeline a replica, of {sizes} rows, and train_on_batch would deal its rows out anew. Give it to "
-            f"strategy.run, or the dataset to fit."
-        )
-
-
 def check_scope_of_run(scope: Any, strategy: Any) -> None:
     """At strategy.run."""
     if scope is not strategy:

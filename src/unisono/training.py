@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-
 from unisono import keras_seam, refusals
 from unisono.course import Course, position_of
 from unisono.data.adapter import GlobalBatches
@@ -20,7 +18,7 @@ from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
 from unisono.loop.datasets import DistributedDataset
-from unisono.loop.values import Shards
+from unisono.loop.values import arrays_of
 from unisono.pace import Group, Pace
 from unisono.placement import split_evenly
 from unisono.replica.program import ReplicaFunctions
@@ -135,13 +133,13 @@ class Bond:
         return tuple(map(read, args)), {name: read(value) for name, value in kwargs.items()}
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("train_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
+        return self._restoring("train_on_batch", *map(arrays_of, args), **{name: arrays_of(of) for name, of in kwargs.items()})
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("test_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
+        return self._restoring("test_on_batch", *map(arrays_of, args), **{name: arrays_of(of) for name, of in kwargs.items()})
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        return self._restoring("predict_on_batch", *map(whole, args), **{name: whole(of) for name, of in kwargs.items()})
+        return self._restoring("predict_on_batch", *map(arrays_of, args), **{name: arrays_of(of) for name, of in kwargs.items()})
 
     def build_by(self, iterator: Any = None, data_batch: Any = None) -> None:
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
@@ -158,7 +156,7 @@ class Bond:
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
         with explained(self.model, data_batch), keras_seam.fresh_masks():
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
-        self.strategy.agree(variables_of(self.model))
+        self.strategy.agree(keras_seam.all_variables(self.model))
 
     def _in_groups(self, epochs: keras_seam.Epochs, course: Course | None) -> None:
         pace = Pace()
@@ -219,7 +217,7 @@ class Bond:
 
     def _predict_step(self) -> PredictStep:
         refusals.check_model(self.model, self.strategy)
-        self.strategy.agree(variables_of(self.model))
+        self.strategy.agree(keras_seam.all_variables(self.model))
         return PredictStep(self.model, self.strategy.placement, self.strategy.exchange)
 
     def _several(
@@ -272,22 +270,6 @@ class Bond:
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()
-
-
-def variables_of(model: Any) -> list[Any]:
-    return [variable for group in keras_seam.variables_of(model).values() for variable in group]
-
-
-def whole(value: Any) -> Any:
-    """The arrays of a distributed dataset's batch, which Keras takes as a global one."""
-
-    def bare(leaf: Any) -> Any:
-        if not isinstance(leaf, Shards):
-            return leaf
-        refusals.check_not_dealt_out(leaf.sizes)
-        return leaf.array
-
-    return jax.tree.map(bare, value, is_leaf=lambda leaf: isinstance(leaf, Shards))
 
 
 def some(iterator: Iterator[Any], count: int) -> Iterator[Any]:

@@ -7,24 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jaxlib.version
-import keras
-import numpy as np
 
-from unisono import version
+from unisono.version import versions
 from unisono.xla import runtime
 
 
 def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
     """In JSON. `strategy` is None outside of every scope, and R where nothing says it."""
     return {
-        "versions": {
-            "unisono": version.VERSION,
-            "keras": keras.__version__,
-            "jax": jax.__version__,
-            "jaxlib": jaxlib.version.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "replicas": replicas,
         "deterministic": None if strategy is None else strategy.deterministic,
         "device": jax.local_devices()[0].device_kind,

@@ -124,7 +124,7 @@ class KerasState:
 
 def all_variables(thing: Any) -> list[Any]:
     if isinstance(thing, keras.Model):
-        return [variable for group in keras_seam.variables_of(thing).values() for variable in group]
+        return keras_seam.all_variables(thing)
     return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from unisono.data.division import GlobalBatch
 from unisono.placement import Placement
 
 Add = Callable[[jax.Device, Any, Any], Any]
@@ -20,8 +21,8 @@ class Elsewhere(NamedTuple):
     """For each process, the spans of replicas whose sums it hands on, and whether some of them have rows."""
     like: Any
     """What is added, in shapes: a process may have no replica with rows."""
-    words: tuple[int, ...] = ()
-    """Whole numbers of 32 bits that this process tells the others on the way."""
+    batch: GlobalBatch | None = None
+    """Of which it is a sum, if the processes are to compare what they have read."""
 
 
 class Exchange(Protocol):
@@ -43,35 +44,3 @@ class Exchange(Protocol):
         `elsewhere` is needed where several processes take part.
         """
         ...
-
-    def words(self, batch: Told) -> tuple[int, ...]:
-        """What this process tells the others with a sum over a batch."""
-        ...
-
-    def check(self, batch: Told) -> None:
-        """Raises where the others have told what they must not, with the last sum."""
-        ...
-
-
-class Told(Protocol):
-    """What the processes tell each other of a global batch."""
-
-    @property
-    def digest(self) -> int:
-        """Of its rows, in 31 bits."""
-        ...
-
-    @property
-    def position(self) -> tuple[int, int] | None:
-        """(pass, batch in it)"""
-        ...
-
-
-class WithinProcess:
-    """Nobody else is there to be told anything."""
-
-    def words(self, batch: Told) -> tuple[int, ...]:
-        return ()
-
-    def check(self, batch: Told) -> None:
-        pass

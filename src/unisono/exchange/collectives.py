@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono import tree
 from unisono.cluster.watch.progress import current
-from unisono.exchange.base import Add, Elsewhere, WithinProcess
+from unisono.exchange.base import Add, Elsewhere
 from unisono.flat import flat, unflat
 from unisono.placement import Placement
 from unisono.xla.programs import Program
@@ -27,7 +27,7 @@ Schedule = tuple[tuple[tuple[int, int, bool], ...], ...]
 """For each device, its nodes: (first replica, last replica + 1, whether there were rows)."""
 
 
-class Collectives(WithinProcess):
+class Collectives:
     """All devices are homes: each has the whole total."""
 
     def __init__(self, placement: Placement) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from unisono.exchange.base import Add, Elsewhere, Told
+from unisono.data.division import GlobalBatch
+from unisono.exchange.base import Add, Elsewhere
 from unisono.exchange.collectives import Meeting
 from unisono.exchange.transfers import Transfers
 from unisono.placement import Placement
@@ -27,28 +28,26 @@ class AcrossProcesses:
         self._number = placement.processes.number
         self._inside = Transfers(placement)
         self._between = Meeting(placement.processes.leads, [placement.lead])
-        self._heard = np.zeros((0, 1), np.int32)
-        """What each process has told with the last one."""
 
     def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
         assert elsewhere is not None
         here = self._inside.on_lead(nodes)
         mine = [self._inside.sum_of(span, here, add) for span, _ in elsewhere.spans[self._number]]
         schedule = tuple(tuple((span.start, span.stop, there) for span, there in of) for of in elsewhere.spans)
-        totals, self._heard = self._between.total([mine], schedule, leaves, elsewhere.like, elsewhere.words)
+        words = () if elsewhere.batch is None else (elsewhere.batch.digest,)
+        totals, heard = self._between.total([mine], schedule, leaves, elsewhere.like, words)
+        if elsewhere.batch is not None:
+            check_rows(elsewhere.batch, heard[:, 0])
         return totals
 
-    def words(self, batch: Told) -> tuple[int, ...]:
-        return (batch.digest,)
 
-    def check(self, batch: Told) -> None:
-        """All must have read the same rows: each reads for itself."""
-        digests = self._heard[:, 0]
-        other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
-        if other is not None:
-            where = "A batch" if batch.position is None else f"Batch {batch.position[1]} of pass {batch.position[0]}"
-            raise ValueError(
-                f"{where} has other rows in process {other} than in process 0 (digests {digests[other]:08x} and {digests[0]:08x}). Every process "
-                f"reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "
-                f"shard by process."
-            )
+def check_rows(batch: GlobalBatch, digests: np.ndarray) -> None:
+    """Of the processes, which each read for themselves: all must have the same."""
+    other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        where = "A batch" if batch.position is None else f"Batch {batch.position[1]} of pass {batch.position[0]}"
+        raise ValueError(
+            f"{where} has other rows in process {other} than in process 0 (digests {digests[other]:08x} and {digests[0]:08x}). Every process "
+            f"reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "
+            f"shard by process."
+        )

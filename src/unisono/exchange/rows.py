@@ -48,6 +48,11 @@ class RowsOfAll:
             for array, rows, of in zip(found, most, counts, strict=True)
         ]
 
+    def of_first(self, array: jax.Array) -> jax.Array:
+        """The array of process 0, of as many rows everywhere."""
+        rows = array.shape[0]
+        return self([array], [[rows] + [0] * (self._mesh.size - 1)])[0]
+
     def _global(self, array: jax.Array) -> jax.Array:
         shape = len(self._mesh.devices) * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, PartitionSpec("processes")), [array])

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 
 from unisono import tree
-from unisono.exchange.base import Add, Elsewhere, WithinProcess
+from unisono.exchange.base import Add, Elsewhere
 from unisono.placement import Placement
 
 
-class Transfers(WithinProcess):
+class Transfers:
     """Every device's nodes are copied to the lead and added there, in the order of the tree."""
 
     homes = (0,)

@@ -88,6 +88,7 @@ from unisono.keras_seam.state import STATE_NAMES as STATE_NAMES
 from unisono.keras_seam.state import WITHOUT_OPTIMIZER as WITHOUT_OPTIMIZER
 from unisono.keras_seam.state import ReadingScope as ReadingScope
 from unisono.keras_seam.state import RecordingScope as RecordingScope
+from unisono.keras_seam.state import all_variables as all_variables
 from unisono.keras_seam.state import current_values as current_values
 from unisono.keras_seam.state import hold_state as hold_state
 from unisono.keras_seam.state import holds_value as holds_value

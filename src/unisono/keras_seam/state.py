@@ -75,6 +75,11 @@ def stateless_scope() -> Any:
     return backend.get_stateless_scope() if backend.in_stateless_scope() else None
 
 
+def all_variables(model: Any) -> list[Any]:
+    """Its own, its optimizer's and its metrics'."""
+    return [variable for group in variables_of(model).values() for variable in group]
+
+
 def raw_value(variable: Any) -> Any:
     """The variable's array, in the variable's dtype."""
     return variable._value

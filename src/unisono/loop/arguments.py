@@ -149,6 +149,15 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
     return Arguments(Template(structure, tuple(map(kept, leaves))), **lists)
 
 
+def check_arguments(name: str, before: Any, after: Any) -> None:
+    """Structures of a function's arguments: what it puts into a list or a dict among them would be lost."""
+    if before != after:
+        raise ValueError(
+            f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
+            f"function is compiled. Return it instead."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Constant:
     """One array of a `Replicated` tree."""

@@ -1,31 +1,24 @@
-"""What a function finds around it, by its names: arrays that reach replica code without being arguments, and what may change."""
+"""What a function finds around it, by its names."""
 
 from __future__ import annotations
 
 import collections
-import dis
 import functools
-import io
-import itertools
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import keras
-from jax.core import Tracer
 
 from unisono.loop.arguments import Replicated, is_array
+from unisono.loop.bytecode import asked_for_size, globals_of, names_of
 
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
-NUMBERS = (bool, int, float, str, bytes)
 KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
-SIZES = ("shape", "ndim", "size", "dtype")
 COLLECTIONS = (list, tuple, dict, collections.deque)
-MOST_ITEMS_IN_LISTS = 1024
 MOST_ITEMS = 64
 """Of a list or a dict, to look at one by one."""
 
@@ -59,23 +52,6 @@ def places(function: Callable[..., Any]) -> list[Place]:
     return list(_of_function(function, set()))
 
 
-class Surroundings:
-    """What stood in these places when a function was traced: what is put there later would not be seen."""
-
-    def __init__(self, function: Callable[..., Any], before: Surroundings | None = None) -> None:
-        """`before` is how it was before the trace: lists and dicts into which the code itself puts something, as code that counts its
-        traces does, are not looked into."""
-        self._own: list[Any] = []
-        if before is not None:
-            changed = [then.thing for _, then in before._then if isinstance(then, Kept) and not is_same(then.thing, then)]
-            self._own = [*before._own, *changed]
-        self._then = [(place, kept(place.value, frozenset(map(id, self._own)))) for place in places(function)]
-
-    @property
-    def unchanged(self) -> bool:
-        return all(is_same(place.value, then) for place, then in self._then)
-
-
 def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[type, ...]) -> bool:
     """Whether the function, or one that it calls, finds a distributed dataset by a name, or a strategy and the name of `run`."""
     found = [place.value for place in places(function)]
@@ -83,113 +59,6 @@ def runs_replicas(function: Callable[..., Any], strategy: type, datasets: tuple[
         return True
     calls = {name for each in (function, *found) for name in names_of(getattr(each, "__func__", each))}
     return any(isinstance(value, strategy) for value in found) and bool(calls & {"run", "experimental_run_v2"})
-
-
-class Kept(NamedTuple):
-    """A list or a dict, and what was in it: code may put something else into it."""
-
-    thing: Any
-    items: Mapping[Any, Any]
-
-    @property
-    def size(self) -> int:
-        return sum(of.size if isinstance(of, Kept) else 1 for of in self.items.values())
-
-
-def kept(value: Any, around: frozenset[int]) -> Any:
-    """`around` are the ids of those that are not looked into."""
-    if not isinstance(value, COLLECTIONS) or len(value) > MOST_ITEMS or id(value) in around:
-        return value
-    found = Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
-    return found if found.size <= MOST_ITEMS else value  # it is looked through at every step
-
-
-def items_of(thing: Any) -> Mapping[Any, Any]:
-    return thing if isinstance(thing, dict) else dict(enumerate(thing))
-
-
-def is_same(now: Any, then: Any) -> bool:
-    if isinstance(then, Kept):
-        items = items_of(now) if now is then.thing else {}
-        return (
-            now is then.thing
-            and items.keys() == then.items.keys()
-            and all(is_same(items[key], of) for key, of in then.items.items())
-        )
-    return now is then or (type(now) is type(then) and isinstance(now, NUMBERS) and now == then)
-
-
-def arrays_around(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """(how the code calls it, an array) for each array that the function, or one that it calls, may find by a name, traced numbers
-    among them."""
-    return [
-        (place.path, array) for place in places(function) if place.holds_data for array in arrays_in(place.value) if counts(array)
-    ]
-
-
-def replicated_around(function: Callable[..., Any]) -> list[Any]:
-    """The arrays of what is found there and is meant to be the same for all."""
-    found = [leaf for place in places(function) for leaf in leaves_in(place.value) if isinstance(leaf, Replicated)]
-    return [array for replicated in found for array in jax.tree.leaves(replicated)]
-
-
-def arrays_in(value: Any) -> Iterator[Any]:
-    return (leaf for leaf in leaves_in(value) if is_array(leaf) and not isinstance(leaf, Replicated))
-
-
-def leaves_in(value: Any) -> Iterator[Any]:
-    """A value, or what is in it, however deep; of long lists some."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list | tuple | collections.deque | set):
-        yield value
-        return
-    for item in itertools.islice(value, MOST_ITEMS_IN_LISTS):
-        yield from leaves_in(item)
-
-
-def may_hold_arrays(function: Callable[..., Any]) -> bool:
-    """Whether the function finds arrays around, or something that may give it some."""
-    return bool(arrays_around(function)) or any(place.holds_data and gives_items(place.value) for place in places(function))
-
-
-def gives_items(value: Any) -> bool:
-    """Iterators, and objects of the user's classes that have items."""
-    kind = type(value)
-    return isinstance(value, Iterator | keras.utils.PyDataset) or (hasattr(kind, "__getitem__") and is_of_user(kind.__module__))
-
-
-def counts(array: Any) -> bool:
-    return bool(len(array.shape)) or isinstance(array, Tracer)
-
-
-def check_nothing_left(function: Callable[..., Any]) -> None:
-    """After a trace: a value that stands for what will be computed must not have been kept anywhere."""
-    for place in places(function):
-        if any(isinstance(array, Tracer) for array in arrays_in(place.value)):
-            raise ValueError(
-                f"The function keeps a traced value in {place.path!r}, where Python would find no number in it, and the compiled function would "
-                f"never put another. Return the value from the function, and keep what it returned."
-            )
-
-
-def check_iterators(function: Callable[..., Any]) -> None:
-    """What a compiled function takes from an iterator it takes once, and has for good."""
-    for place in places(function):
-        if isinstance(place.value, Iterator) and not isinstance(place.value, io.IOBase):
-            raise ValueError(
-                f"The function finds the iterator {place.path!r} by its name. Compiled, it would take from it once, when it is traced, and "
-                f"have the same in every call. Take from it outside, and pass what it gives as an argument: next({place.path})."
-            )
-
-
-def check_arguments(name: str, before: Any, after: Any) -> None:
-    """Structures of a function's arguments: what it puts into a list or a dict among them would be lost."""
-    if before != after:
-        raise ValueError(
-            f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
-            f"function is compiled. Return it instead."
-        )
 
 
 def _of_function(function: Any, seen: set[int]) -> Iterator[Place]:
@@ -312,51 +181,3 @@ def is_of_user(module: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or not any(file.startswith(path) for path in INSTALLED)
-
-
-@functools.lru_cache(maxsize=4096)
-def globals_of(code: types.CodeType) -> frozenset[str]:
-    """The global names that code uses, and the functions inside it."""
-    found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return frozenset(found).union(*(globals_of(inner) for inner in codes_in(code)))
-
-
-@functools.lru_cache(maxsize=4096)
-def asked_for_size(code: types.CodeType) -> frozenset[str]:
-    """The names outside of code of which it reads nothing but a size: `len(rows)`, `rows.shape`."""
-    sized, read = set(), set()
-    for of in (code, *codes_within(code)):
-        found = [i for i in dis.get_instructions(of) if i.opname not in PADDING]
-        for before, now, after in zip([None, *found], found, [*found[1:], None], strict=False):
-            if now.opname not in LOADS:
-                continue
-            by_attribute = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in SIZES
-            by_len = before is not None and before.argval == "len" and after is not None and after.opname.startswith("CALL")
-            (sized if by_attribute or by_len else read).add(now.argval)
-    return frozenset(sized - read)
-
-
-LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
-PADDING = ("CACHE", "PRECALL", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL")
-
-
-def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
-    for inner in codes_in(code):
-        yield inner
-        yield from codes_within(inner)
-
-
-@functools.lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """All names that code uses, and the functions inside it; texts too, where it sets attributes by them."""
-    texts = (constant for constant in code.co_consts if isinstance(constant, str)) if "setattr" in code.co_names else ()
-    return frozenset(code.co_names).union(texts, *(names_in(inner) for inner in codes_in(code)))
-
-
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-
-
-def names_of(function: Any) -> frozenset[str]:
-    code = getattr(function, "__code__", None)
-    return frozenset() if code is None else names_in(code)

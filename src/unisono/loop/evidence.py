@@ -11,7 +11,7 @@ from jax.extend import core
 SAME = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
 """What leaves a number what it is, or turns its sign."""
 SUMS = ("add", "add_any", "sub")
-LAID_OUT = ("broadcast_in_dim", "concatenate", "expand_dims", "stack")
+LAID_OUT = ("broadcast_in_dim", "concatenate", "stack")
 """What leaves numbers what they are, in another shape."""
 CLOSE = 1e-4
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
@@ -65,6 +65,9 @@ class Path(NamedTuple):
 
     def multiplied(self, number: float) -> Path:
         return self._replace(factors=(*self.factors, 1 / number))
+
+
+UNTOUCHED = Path()
 
 
 class Sources:
@@ -128,11 +131,11 @@ class Sources:
 
     def means(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Mean]:
         """The sums over rows that a number is made of, apart from these shares of means over the global batch."""
-        return (part for part in self._parts(variable, frozenset(shares), Path()) if isinstance(part, Mean))
+        return (part for part in self._parts(variable, frozenset(shares), UNTOUCHED) if isinstance(part, Mean))
 
     def wholes(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Whole]:
         """What is added to them in every replica alike."""
-        return (part for part in self._parts(variable, frozenset(shares), Path()) if isinstance(part, Whole))
+        return (part for part in self._parts(variable, frozenset(shares), UNTOUCHED) if isinstance(part, Whole))
 
     def _parts(self, variable: Any, shares: frozenset[Any], path: Path) -> Iterator[Mean | Whole]:
         equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
@@ -169,7 +172,7 @@ class Sources:
             return path.divided(self._arguments[divisor])
         return path._replace(of_replica=path.of_replica or (divisor in self._of_rows and not divisor.aval.shape))
 
-    def scaling(self, array: Any, path: Path = Path()) -> Path:  # noqa: B008
+    def scaling(self, array: Any, path: Path = UNTOUCHED) -> Path:
         """The constants that the elements of an array are divided by and multiplied by."""
         equation = None if isinstance(array, core.Literal) else self._of.get(array)
         if equation is None or not equation.inputs:

@@ -20,10 +20,13 @@ import numpy as np
 from unisono import keras_seam
 from unisono.errors import explained_function
 from unisono.loop import running
-from unisono.loop.closure import Surroundings, check_arguments, check_iterators, check_nothing_left, runs_replicas
+from unisono.loop.arguments import check_arguments
+from unisono.loop.around import check_iterators, check_nothing_left
+from unisono.loop.closure import runs_replicas
 from unisono.loop.datasets import DistributedDataset, DistributedIterator
 from unisono.loop.names import code_of, name_of
 from unisono.loop.same import Same
+from unisono.loop.surroundings import Surroundings
 from unisono.loop.values import is_value
 from unisono.replica.code import current
 

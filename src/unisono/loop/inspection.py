@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unisono import keras_seam
-from unisono.loop.closure import arrays_around, check_iterators, check_nothing_left, replicated_around
+from unisono.loop.around import arrays_around, check_iterators, check_nothing_left, replicated_around
 from unisono.loop.divisions import is_close, products
 from unisono.loop.evidence import Argument, Mean, Sources
 from unisono.loop.traces import check_collectives, constants_of, constants_outside, is_among, may_come_from

@@ -73,10 +73,8 @@ def identity(function: Callable[..., Any]) -> Hashable:
     if isinstance(function, types.MethodType):
         return identity(function.__func__), Same(function.__self__)
     if isinstance(function, functools.partial):
-        given = [*function.args, *sorted(function.keywords.items())]
-        return identity(function.func), tuple(
-            known_by(part) for pair in given for part in (pair if isinstance(pair, tuple) else (pair,))
-        )
+        named = tuple((name, known_by(value)) for name, value in sorted(function.keywords.items()))
+        return identity(function.func), tuple(map(known_by, function.args)), named
     if not isinstance(function, types.FunctionType) or function.__dict__:
         return Same(function)
     found = [contents(cell) for cell in function.__closure__ or ()]
@@ -86,7 +84,9 @@ def identity(function: Callable[..., Any]) -> Hashable:
 
 def known_by(thing: Any) -> Hashable:
     """Numbers and texts by what they are, functions as above, and all else by identity."""
-    if isinstance(thing, bool | int | float | str | bytes | None):
+    if isinstance(thing, float):
+        return type(thing), thing.hex()  # 0.0 and -0.0 are equal, and two values
+    if isinstance(thing, bool | int | str | bytes | None):
         return type(thing), thing
     return identity(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else Same(thing)
 

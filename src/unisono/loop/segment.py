@@ -15,11 +15,12 @@ import numpy as np
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop
-from unisono.loop.arguments import Arguments, Template
-from unisono.loop.closure import Surroundings, check_arguments, may_hold_arrays
+from unisono.loop.arguments import Arguments, Template, check_arguments
+from unisono.loop.around import may_hold_arrays
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
 from unisono.loop.inspection import Received, inspect, naming, shares_among_returned
+from unisono.loop.surroundings import Surroundings
 from unisono.loop.traces import has_float16
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement
@@ -174,7 +175,7 @@ def scaled(of: Trace) -> Scaled:
     """What the code makes by itself of the losses of a replica's rows."""
     sources, noted = Sources(of.program, of.arrays), of.noted
     losses = [loss for _, loss in noted.get("loss", [])]
-    shares = [share for of, share in noted.get("share", []) if of is None]
+    shares = [share for kind, share in noted.get("share", []) if kind is None]
     return Scaled(
         [mean for loss in losses for mean in sources.means(loss, shares)],
         [whole for loss in losses for whole in sources.wholes(loss, shares)],

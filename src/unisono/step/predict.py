@@ -39,6 +39,7 @@ class PredictStep:
         self._sum = Sum(placement, exchange)
         self._merge = Program(self._merged)
         self._rows_of_all = rows_of_all(placement) if placement.processes else None
+        self._device_of = placement.device_of
         self._like: dict[Any, Any] = {}
         self._state: State = ()
 
@@ -57,7 +58,7 @@ class PredictStep:
 
     def _one(self, state: State, batch: GlobalBatch) -> tuple[Any, State]:
         shards = [rows for rows in split_evenly(batch.rows, self._placement.replicas) if rows]
-        here = [replica for replica in range(len(shards)) if replica in self._placement.device_of]
+        here = [replica for replica in range(len(shards)) if replica in self._device_of]
         results = {replica: self._run(state, batch, replica, shards[replica]) for replica in here}
         like = self._shapes(state, batch) if self._rows_of_all else (None, None)
         lead = self._placement.lead
@@ -83,7 +84,7 @@ class PredictStep:
         return jax.tree.unflatten(structure, self._rows_of_all(leaves, counts))
 
     def _run(self, state: State, batch: GlobalBatch, replica: int, rows: range) -> tuple[Any, Assigned]:
-        index = self._placement.device_of[replica]
+        index = self._device_of[replica]
         device = self._placement.devices[index]
         number = self._numbers.on(device, np.int32, replica)
         mine = sent([batch], rows, (len(rows),), device)

@@ -80,6 +80,7 @@ class Step:
         self._looked = False
         self._received = False
         self._idle: dict[Any, Any] = {}
+        self._output_shapes: dict[Any, list[jax.ShapeDtypeStruct]] = {}
         self._carried: Sequence[Carried] = ()
 
     def __call__(self, state: State, batches: Sequence[Any], constants: Sequence[Any] = ()) -> tuple[dict[str, Any], State]:
@@ -118,10 +119,12 @@ class Step:
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Of what a replica with so many rows gives back."""
-        held, share = self._held, np.float32(1)
-        terms = np.zeros(len(self._divisors_of(batch, rows)), np.float32)
-        given = self._shapes(batch, rows), np.int32(0), share, terms, held.constants()
-        return jax.eval_shape(self._contribution, held[0].state, *given)[1]
+        key = rows, batch.signature, self._shapes_carried(rows)
+        if key not in self._output_shapes:
+            terms = np.zeros(len(self._divisors_of(batch, rows)), np.float32)
+            given = self._shapes(batch, rows), np.int32(0), np.float32(1), terms, self._held.constants()
+            self._output_shapes[key] = jax.eval_shape(self._contribution, self._held[0].state, *given)[1]
+        return self._output_shapes[key]
 
     @property
     def says_more(self) -> bool:
@@ -203,10 +206,10 @@ class Step:
                 outputs.append(Output(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._sum_of(part, "counting" in what) if part.runs else None
         kind = tuple(what)
-        elsewhere = Elsewhere(now.of_processes, self._like("counting" in what), self._exchange.words(batch))
+        is_alone = len(now.of_processes) == 1
+        elsewhere = None if is_alone else Elsewhere(now.of_processes, self._like("counting" in what), batch)
         add = lambda device, left, right: self._add(device, kind, left, right)  # noqa: E731
         totals = self._exchange.total(nodes, add, now.leaves, elsewhere)
-        self._exchange.check(batch)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:
@@ -229,8 +232,7 @@ class Step:
         """One call of the program for replicas of this size."""
         device, batch = self._placement.devices[index], group[0]
         counted = self._is_counted(batch)
-        carried = tuple((of.shape, str(of.dtype)) for of in (value.shapes(run.size) for value in self._carried))
-        key = run.size, batch.signature, carried, counted
+        key = run.size, batch.signature, self._shapes_carried(run.size), counted
         args = (
             self._held.on(index),
             self._numbers.on(device, np.int32, tuple(orders)),
@@ -261,6 +263,9 @@ class Step:
         """How many steps one call may take: a function of the run's shapes, for the program has room for so many."""
         bytes_of_step = run.size * self._placement.replicas * batch.row_bytes
         return max(1, min(self._most_steps, ROOM // max(1, bytes_of_step)))
+
+    def _shapes_carried(self, rows: int) -> tuple[Any, ...]:
+        return tuple((of.shape, str(of.dtype)) for of in (value.shapes(rows) for value in self._carried))
 
     def _shapes(self, batch: GlobalBatch, rows: int) -> Any:
         """What a replica of so many rows gets, in shapes."""

@@ -14,7 +14,6 @@ import numpy as np
 from unisono import keras_seam
 from unisono.cluster import jax_seam
 from unisono.cluster.watch.progress import current
-from unisono.placement import Processes
 
 WAIT = 300
 """Seconds for the slowest process."""
@@ -85,11 +84,6 @@ def set_random_state(state: Any) -> None:
 def structure_of(variables: Sequence[Any]) -> list[str]:
     """What must be the same in every process, in order: never names, which Keras numbers as it goes."""
     return [f"{tuple(v.shape)} {v.dtype} {'trainable' if v.trainable else 'not trainable'}" for v in variables]
-
-
-def first_of(processes: Processes, count: int) -> list[int]:
-    """For arrays of so many rows on process 0: how many come from each process."""
-    return [count if number == 0 else 0 for number in range(len(processes.leads))]
 
 
 def devices_of(ids: Sequence[int]) -> tuple[jax.Device, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -46,13 +46,13 @@ def check(name: str, devices: Devices, replicas: int | None, accumulate: int | N
         )
 
 
-def found(name: str, devices: Devices, of: Callable[[], list[jax.Device]] = jax.devices) -> list[jax.Device]:
-    """The devices that a strategy of this name shall run on, of those that there are. JAX starts here, unless it has."""
+def found(name: str, devices: Devices) -> list[jax.Device]:
+    """The devices that a strategy of this name shall run on, of those of this process. JAX starts here, unless it has."""
     if devices is None:
-        return of()
+        return jax.local_devices()
     if not isinstance(devices, int):
         return listed(devices)
-    available = of()
+    available = jax.local_devices()
     if devices <= len(available):
         return available[:devices]
     kind = available[0].platform

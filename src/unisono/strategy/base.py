@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from unisono import exchange, keras_seam, refusals
-from unisono.loop import older, running, values
+from unisono.loop import older, reduction, running, values
 from unisono.loop.datasets import DistributedDataset, undistributed
+from unisono.loop.pipelines import InputContext, pipelines
 from unisono.loop.run import Runs
-from unisono.loop.sources import InputContext, pipelines, source_of
+from unisono.loop.sources import source_of
 from unisono.owned import Owned
 from unisono.placement import Placement
 from unisono.strategy import arguments, scopes
@@ -144,19 +145,19 @@ class Strategy(running.Runner):
         """
         refusals.check_outside("reduce")
         values.check(value, self.placement, "reduce")
-        return values.reduced(reduce_op, value, axis, self.placement)
+        return reduction.reduced(reduce_op, value, axis, self.placement)
 
     def gather(self, value: Any, axis: int) -> Any:
         """What replicas returned, one behind the other along an axis."""
         refusals.check_outside("gather")
         values.check(value, self.placement, "gather")
-        return values.gathered(value, axis, self.placement)
+        return reduction.gathered(value, axis, self.placement)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """What each replica returned, in order; of a replica without rows, no rows or zero."""
         refusals.check_outside("local_results")
         values.check(value, self.placement, "local_results")
-        return values.local_results(value, self.num_replicas_in_sync)
+        return reduction.local_results(value, self.num_replicas_in_sync)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run

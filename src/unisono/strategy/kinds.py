@@ -79,7 +79,7 @@ class DefaultStrategy(Strategy):
 
     @functools.cached_property
     def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return Placement(1, tuple(jax.devices()[:1]))
+        return Placement(1, tuple(jax.local_devices()[:1]))
 
     @property
     def num_replicas_in_sync(self) -> int:

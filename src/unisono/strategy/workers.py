@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from importlib.metadata import version
 from typing import Any
 
 import jax
-import keras
-import numpy as np
 
 from unisono import keras_seam
 from unisono.cluster.connect import connect
@@ -22,6 +19,7 @@ from unisono.strategy import agreement
 from unisono.strategy.agreement import Agreement
 from unisono.strategy.arguments import Devices, found
 from unisono.strategy.base import Strategy
+from unisono.version import versions
 from unisono.xla import runtime
 
 
@@ -64,7 +62,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _find(self, devices: Devices) -> list[jax.Device]:
         if self._agreement is None:
             return super()._find(devices)
-        return [d for d in found(type(self).__name__, devices, jax.local_devices) if d.process_index == jax.process_index()]
+        return [d for d in found(type(self).__name__, devices) if d.process_index == jax.process_index()]
 
     def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
         if self._agreement is None:
@@ -86,14 +84,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             "the seed of keras.utils.set_random_seed": keras_seam.get_random_seed(),
             "the kind of devices": jax.default_backend(),
             "whether JAX has a single CPU thread": runtime.threads() < runtime.FEWEST_THREADS,
-            "Python's version": ".".join(map(str, sys.version_info[:2])),
-            "the versions of jax, jaxlib, keras and NumPy": [
-                jax.__version__,
-                version("jaxlib"),
-                keras.__version__,
-                np.__version__,
-            ],
-        }
+            "the version of Python": ".".join(map(str, sys.version_info[:2])),
+        } | {f"the version of {name}": number for name, number in versions().items()}
 
     @property
     def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -120,8 +112,7 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"process sets a seed of its own, or reads weights of its own, let all do the same.",
                 stacklevel=4,
             )
-        gather = rows_of_all(self.placement)
+        of_first = rows_of_all(self.placement).of_first
         for variable in variables:
             mine = jax.device_put(jax.numpy.ravel(keras_seam.raw_value(variable)), self.placement.lead)
-            (value,) = gather([mine], [agreement.first_of(processes, mine.size)])
-            variable.assign(value.reshape(variable.shape))
+            variable.assign(of_first(mine).reshape(variable.shape))

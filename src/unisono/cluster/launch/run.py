@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import selectors
 import signal
 import socket
 import time
+from collections.abc import Iterator
 
 from unisono.cluster.launch.outcome import End, Outcome
 from unisono.cluster.launch.output import Screen, last_traceback
@@ -98,15 +100,11 @@ class Course:
         return End(worker.number, worker.code, worker.signal, forced, tuple(last_traceback(list(worker.error.last))))
 
 
-class free_port:  # noqa: N801  # used like a function
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
     """A free port on loopback, held for the block so that nobody else is given it: the coordinator, which allows sharing as every
     gRPC server does, may listen there beside this socket, which does not."""
-
-    def __enter__(self) -> int:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._socket.bind((LOOPBACK, 0))
-        return self._socket.getsockname()[1]
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.close()
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((LOOPBACK, 0))
+        yield held.getsockname()[1]

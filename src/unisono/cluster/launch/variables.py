@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 
 from unisono.cluster import names
+from unisono.placement import split_evenly
 
 LOOPBACK = "127.0.0.1"
 GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
@@ -51,9 +52,8 @@ class Devices:
                 f"{processes} processes cannot share {len(self.gpus)} GPUs: {','.join(self.gpus)}. Write --processes {len(self.gpus)} or "
                 f"fewer, or --cpu."
             )
-        least, more = divmod(len(self.gpus), processes)
-        begin = process * least + min(process, more)
-        return self.gpus[begin : begin + least + (process < more)]
+        share = split_evenly(len(self.gpus), processes)[process]
+        return self.gpus[share.start : share.stop]
 
 
 def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -13,14 +13,12 @@ from unisono.cluster.connect import bound_of
 from unisono.cluster.watch import abort
 from unisono.cluster.watch.blame import is_of_others
 from unisono.cluster.watch.ends import answer, in_a_moment, wait
-from unisono.cluster.watch.progress import Progress, report_to
+from unisono.cluster.watch.progress import Progress, current, report_to
 from unisono.cluster.watch.record import ENDED, FAILING, RAISED, RUNNING
 from unisono.cluster.watch.watch import Watch
 
 POLL = 0.05
 """Seconds between two looks at the others, when the program is over."""
-
-_watch: Watch | None = None  # one a process, as `jax.distributed`, whose store it uses
 
 
 def start(bound: float | None = None) -> Progress:
@@ -35,14 +33,10 @@ def start(bound: float | None = None) -> Progress:
     Example:
         >>> start().step_finished(1)
     """
-    global _watch
-    if _watch is not None:
-        return _watch
     processes, process = jax_seam.place()
-    if processes == 1:
-        return Progress()
-    _watch = watched(processes, process, bound_of(bound))
-    return _watch
+    if processes == 1 or isinstance(current(), Watch):
+        return current()
+    return watched(processes, process, bound_of(bound))
 
 
 def watched(processes: int, process: int, bound: float) -> Watch:

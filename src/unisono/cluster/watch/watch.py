@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -69,15 +70,9 @@ class Watch(Progress):
         seconds = time.monotonic() - self.moved
         place = stack.of_main_thread() if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
         words = self.error or self.doing
-        changes = {
-            "step": self.step,
-            "state": self.state,
-            "phase": self.phase,
-            "seconds": seconds,
-            "words": words,
-            "stack": place,
-        }
-        return Record(**{**vars(self._me), **changes})
+        return dataclasses.replace(
+            self._me, step=self.step, state=self.state, phase=self.phase, seconds=seconds, words=words, stack=place
+        )
 
     def others_are_done(self) -> bool:
         """Whether nobody is left who waits for this process."""
@@ -115,7 +110,7 @@ class Watch(Progress):
         while not self._over.is_set():
             self._news.clear()
             try:
-                self._me = Record(**{**vars(self._me), "beat": self._me.beat + 1})
+                self._me = dataclasses.replace(self._me, beat=self._me.beat + 1)
                 self.board.publish(self.record())
                 self._hear(self.board.records(), self.board.verdict())
             except Exception as error:  # whatever JAX raises here: process 0 did not answer

@@ -1,5 +1,0 @@
-"""Runs the Python that it is given: launchers start scripts."""
-
-import sys
-
-exec(sys.argv[1])
