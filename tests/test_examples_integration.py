@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 import statistics
 
 import pytest
@@ -117,6 +118,37 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     assert all(one == other for one, other in bits)
     assert len({one for one, _ in bits}) == 3
     assert is_picture(picture)
+
+
+def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
+    script = str(EXAMPLES / "multi_worker_fit.py")
+    alone = python(script, "--backup", str(tmp_path / "alone"))
+    launch = ["-m", "unisono.cli", "launch", "--cpu", "--processes", "2", "--restarts", "1"]
+    killed = python(*launch, script, "--backup", str(tmp_path / "launched"), "--kill-at", "15")
+    bits = []
+    for finished in (alone, killed):
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        bits += re.findall(r"process \d of \d: 8 replicas, test accuracy ([\d.]+)%, fingerprint ([0-9a-f]{32})", finished.stdout)
+    assert len(bits) == 3
+    assert len(set(bits)) == 1
+    assert float(bits[0][0]) > 90
+    assert "process 1 was killed by SIGKILL.\nunisono launch: restart 1 of 1, with 2 processes." in killed.stderr
+    assert "Warning" not in killed.stderr
+
+
+def test_a_loop_goes_on_in_several_processes(tmp_path):
+    script, directory = str(EXAMPLES / "multi_worker_loop.py"), str(tmp_path / "ckpts")
+    alone = python(script, "--checkpoints", directory)
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    accuracies = [float(percent) for percent in re.findall(r"epoch \d: loss [\d.]+, accuracy ([\d.]+)%", alone.stdout)]
+    assert accuracies == sorted(accuracies)
+    assert accuracies[-1] > 75
+    shutil.rmtree(f"{directory}/ckpt_5")
+    goes_on = python("-m", "unisono.cli", "launch", "--cpu", "--processes", "2", script, "--checkpoints", directory)
+    assert goes_on.returncode == 0, goes_on.stderr[-3000:]
+    (fingerprint,) = re.findall(r"fingerprint ([0-9a-f]{32})", alone.stdout)
+    assert re.findall(r"fingerprint ([0-9a-f]{32})", goes_on.stdout) == [fingerprint] * 2
+    assert re.findall(r"epoch (\d)", goes_on.stdout) == ["5"]
 
 
 def test_two_networks_train_each_other(tmp_path):

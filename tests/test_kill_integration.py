@@ -24,7 +24,7 @@ PLACEMENTS = [0, 1, 2, 3, 4, 8]
 
 
 def started(directory: Path, devices: int, how: str) -> subprocess.Popen[str]:
-    command = [sys.executable, SCRIPT, str(directory), str(devices), how]
+    command = [sys.executable, SCRIPT, json.dumps({"directory": str(directory), "devices": devices, "how": how})]
     return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

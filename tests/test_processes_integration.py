@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 
 import pytest
@@ -41,6 +42,12 @@ def test_fit_and_loop_have_the_bits_of_one_process(processes, devices):
         assert found == alone(spec)
 
 
+def test_processes_on_different_numbers_of_cores():
+    spec = {"replicas": 8, "loop": "normalized"}
+    for found in launched(2, 2, json.dumps(spec | {"cores": [1, min(2, len(os.sched_getaffinity(0)))]})):
+        assert found == alone(json.dumps(spec))
+
+
 def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_the_first():
     """Five replicas on two processes; each draws weights of its own."""
     spec = {"replicas": 5, "loop": "dense"}
@@ -51,9 +58,7 @@ def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_t
 def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        "import os\n"
-        "from unisono.strategy.workers import MultiWorkerMirroredStrategy\n"
-        "MultiWorkerMirroredStrategy(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))\n"
+        "import os\nimport unisono as un\nun.MultiWorkerMirroredStrategy(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))\n"
     )
     done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", str(script))
     assert done.returncode == 1

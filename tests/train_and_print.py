@@ -9,10 +9,9 @@ import sys
 import keras
 
 import unisono as un
-from unisono.strategy.workers import MultiWorkerMirroredStrategy
 
 spec = json.loads(sys.argv[1])
-kind = MultiWorkerMirroredStrategy if spec.get("workers") else un.MirroredStrategy
+kind = un.MultiWorkerMirroredStrategy if spec.get("workers") else un.MirroredStrategy
 strategy = kind(devices=spec["devices"], replicas=spec["replicas"])  # before anything starts JAX
 
 import families

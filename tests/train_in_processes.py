@@ -12,10 +12,11 @@ import keras
 import numpy as np
 
 import unisono as un
-from unisono.strategy.workers import MultiWorkerMirroredStrategy
 
 spec = json.loads(sys.argv[1])
-strategy = MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"])  # before anything starts JAX
+if "cores" in spec:  # of each process; it counts them when JAX starts
+    os.sched_setaffinity(0, range(spec["cores"][int(os.environ["UNISONO_PROCESS"])]))
+strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"])  # before anything starts JAX
 
 import families
 from loops import MODELS, Loop, data

@@ -35,6 +35,7 @@ from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
 from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
 from unisono.strategy.kinds import TPUStrategy as TPUStrategy
 from unisono.strategy.kinds import get_strategy as get_strategy
+from unisono.strategy.workers import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from unisono.version import VERSION as _VERSION
 
 __version__ = _VERSION

@@ -19,6 +19,7 @@ from unisono.checkpoint.saved import Saved
 from unisono.checkpoint.signals import SIGNALS, Stop, listening
 from unisono.checkpoint.store import Keep, Loaded, Store
 from unisono.checkpoint.writer import wait_for_all
+from unisono.cluster.agreement import current
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -94,7 +95,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._interval.passed(batch + 1 - self._step)
         self._step = batch + 1
-        if self._stop.asked_by is not None:
+        if self._stop.is_due:
             self._save_and_leave()
         at_end = self._bond.course.epochs.steps == self._step or self._bond.model.stop_training
         if self._interval.is_due and not at_end:  # there it is saved when validation and the other callbacks are through
@@ -107,19 +108,20 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._metrics = {name: np.array(values[name]) for name in names}
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._stop.asked_by is not None and self._metrics is not None:
+        if self._metrics is not None and self._stop.is_due:
             self._save_and_leave()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._metrics, self._step, self._epochs_done = None, 0, epoch + 1
-        if self._interval.after_epochs or self._interval.is_due or self._stop.asked_by is not None:
+        is_asked = self._stop.is_asked_anywhere()
+        if self._interval.after_epochs or self._interval.is_due or is_asked:
             self._save(epoch + 1, 0)
-        if self._stop.asked_by is not None:
+        if is_asked:
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._store.wait()
-        if self._stop.asked_by is not None:
+        if self._stop.is_asked_anywhere():
             self._save_end_and_leave()
         self._open.close()  # from here on a signal does what it does without us: nothing is left to be saved
         if self.delete_checkpoint:
@@ -134,8 +136,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._store.join()
 
     def steps_until_due(self, step: int) -> int:
-        """How many steps may come at once before one that is saved."""
-        return self._interval.until_due()
+        """How many steps may come at once before one that is saved, or behind which several processes may stop."""
+        return self._interval.until_due() if current().is_alone else 1
 
     # Saving.
 
@@ -181,9 +183,10 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _go_on(self, loaded: Loaded) -> None:
         restored = self._saved.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
         training, step = restored["training"], restored["training"]["step"]
-        self._warn_of_others(loaded, restored["callbacks"])
+        if current().is_first:  # which has all callbacks
+            self._warn_of_others(loaded, restored["callbacks"])
+            self._warn_of_unknown(training)
         states.set_states(self._others, restored["callbacks"])
-        self._warn_of_unknown(training)
 
         def again() -> None:
             """What callbacks did at the beginning of the epoch was done before, and must not count twice."""

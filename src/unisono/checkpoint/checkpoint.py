@@ -15,6 +15,7 @@ from unisono.checkpoint.signals import SIGNALS, listening
 from unisono.checkpoint.state import KINDS
 from unisono.checkpoint.store import DamagedError, Keep, Store, load, newest_beside
 from unisono.checkpoint.writer import wait_for_all
+from unisono.cluster.agreement import current
 
 
 class Checkpoint:
@@ -108,20 +109,24 @@ class Checkpoint:
             )
         with listening(signals) as stop:
 
-            def save_if_asked() -> None:
-                if stop.asked_by is not None:
-                    saved = self.save(path, keep)
-                    self.wait()
-                    stop.leave(saved)
+            def save_and_leave() -> None:
+                saved = self.save(path, keep)
+                self.wait()
+                stop.leave(saved)
+
+            def between_batches() -> None:
+                if stop.is_due:
+                    save_and_leave()
 
             for dataset in datasets:
-                dataset.listeners.append(save_if_asked)
+                dataset.listeners.append(between_batches)
             try:
                 yield
-                save_if_asked()
+                if stop.is_asked_anywhere():
+                    save_and_leave()
             finally:
                 for dataset in datasets:
-                    dataset.listeners.remove(save_if_asked)
+                    dataset.listeners.remove(between_batches)
 
     def restore(self, path: str | os.PathLike[str] | None, allow_other_replicas: bool = False, partial: bool = False) -> bool:
         """Puts back what was saved; a training that goes on from it has the bits of one that was never interrupted.
@@ -136,7 +141,7 @@ class Checkpoint:
         """
         if path is None:
             return False
-        wait_for_all()
+        current().of_first(f"the checkpoint {path}, which it restores", wait_for_all)
         try:
             loaded = load(path)
         except DamagedError as error:

@@ -14,6 +14,7 @@ import h5py
 from unisono.checkpoint.folders import METADATA, found_in
 from unisono.checkpoint.store import DamagedError, load
 from unisono.checkpoint.writer import wait_for_all
+from unisono.cluster.agreement import current
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
@@ -23,8 +24,12 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
         directory: Where `un.Checkpoint` has saved, as a directory or as the prefix that `save` was given, or where
             keras.callbacks.ModelCheckpoint has written `.weights.h5` or `.keras` files.
 
-    Checkpoints that were damaged are left where they are, and named in a warning.
+    Checkpoints that were damaged are left where they are, and named in a warning. Of several processes the first one looks.
     """
+    return current().of_first(f"the newest checkpoint in {directory}", lambda: newest_in(directory))
+
+
+def newest_in(directory: str | os.PathLike[str]) -> str | None:
     wait_for_all()
     place = Path(directory).absolute()
     damaged = []
@@ -35,7 +40,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
             damaged.append(str(error) if isinstance(error, DamagedError) else f"The file {path} is damaged: {error}.")
             continue
         if damaged:
-            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is the newest good one.", stacklevel=2)
+            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is the newest good one.", stacklevel=5)
         return str(path)
     if damaged:
         raise DamagedError(f"{' '.join(damaged)} No good checkpoint is left in {place}.")

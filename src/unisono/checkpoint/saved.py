@@ -44,6 +44,8 @@ class Saved:
 
         `values` stand in place of what the variables of these names hold.
         """
+        if not store.writes:
+            return store.path(number)
         held = self.keras.values() | dict(values or {})
         plain, arrays = separated(dict(states))
         on_device = [name for name, value in held.items() if not isinstance(value, np.ndarray)]

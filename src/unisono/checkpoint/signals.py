@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from unisono.cluster.agreement import current
+
 INTERRUPTED = 75
 """The exit code of a training that was asked to stop and saved itself: the system's word for "try again"."""
 
@@ -19,20 +21,32 @@ SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class Stop:
-    """Whether somebody has asked."""
+    """Whether somebody has asked: this process, or another one of those that train together."""
 
     def __init__(self) -> None:
+        current().begin_anew()
         self.asked_by: str | None = None
         self.is_answered = False
 
     def leave(self, path: Any) -> None:
         """Ends the program, by an exit that `finally` and `with` see."""
         self.is_answered = True
-        print(
-            f"{self.asked_by}: saved {path}; leaving with exit code {INTERRUPTED}. The same command goes on from there.",
-            file=sys.stderr,
-        )
+        if current().is_first:
+            asked_by = self.asked_by or "Another process was asked to stop"
+            print(
+                f"{asked_by}: saved {path}; leaving with exit code {INTERRUPTED}. The same command goes on from there.",
+                file=sys.stderr,
+            )
         raise SystemExit(INTERRUPTED)
+
+    @property
+    def is_due(self) -> bool:
+        """Between two steps: whether all processes stop here."""
+        return current().stops(self.asked_by is not None)
+
+    def is_asked_anywhere(self) -> bool:
+        """Where no more steps come, with which the others would be told."""
+        return current().any_("whether it was asked to stop", self.asked_by is not None)
 
 
 @contextlib.contextmanager

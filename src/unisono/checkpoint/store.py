@@ -7,10 +7,13 @@ What happens to it afterwards shows in its digests: of each array, and of the re
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
 import hashlib
+import itertools
 import json
 import logging
+import operator
 import os
 import re
 import shutil
@@ -23,12 +26,19 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 
 from unisono.checkpoint.arrays import digest
-from unisono.checkpoint.folders import ARRAYS, Counted, found_in
+from unisono.checkpoint.folders import ARRAYS, METADATA, found_in
+from unisono.checkpoint.orbax_seam import alone
 from unisono.checkpoint.writer import Writer, wait_for_all
+from unisono.cluster.agreement import current
+
+policies = ocp.training.preservation_policies
 
 FORMAT = 2
 NOTHING = "nothing"
 """The name of an array that stands for none: Orbax writes no empty checkpoints."""
+
+TEMPORARY = ".orbax-checkpoint-tmp"
+"""The end of the name under which Orbax writes."""
 
 Keep = int | Any
 """So many newest checkpoints, or a policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
@@ -36,6 +46,14 @@ Keep = int | Any
 
 class DamagedError(ValueError):
     """A checkpoint is not what was written, or is of a format that nobody reads any more."""
+
+
+class Counted(NamedTuple):
+    """A checkpoint, as policies see it."""
+
+    step: int
+    time: datetime.datetime
+    metrics: dict[str, Any] | None = None
 
 
 class Loaded(NamedTuple):
@@ -63,6 +81,8 @@ class Store:
         `arrays()` gives them on the host, and `record(arrays)` what else is to be known; both are called in the background.
         """
         path = self.path(number)
+        if not self.writes:
+            return path
 
         def write() -> None:
             found = dict(arrays())
@@ -80,6 +100,11 @@ class Store:
         self._writer.join()
 
     @property
+    def writes(self) -> bool:
+        """Whether this process does, for all that train together."""
+        return current().is_first
+
+    @property
     def is_busy(self) -> bool:
         """Whether a checkpoint is being written."""
         return self._writer.is_busy
@@ -93,35 +118,39 @@ class Store:
         return sorted(number for name, number, _ in found_in(self.directory, self.name) if name == self.name)
 
     def next_number(self) -> int:
-        wait_for_all()
-        taken = [int(match[1]) for match in self._names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
-        return max(taken, default=0) + 1
+        return current().of_first(f"the next number of {self.name}", self._next_number)
 
     def newest(self) -> Loaded | None:
         """The newest good checkpoint, None where there is none at all."""
-        paths = {self.path(number): number for number in reversed(self.numbers)}
-        loaded = newest_of(list(paths))
-        if loaded is not None:
-            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
-        return loaded
+        found: list[Loaded] = []
+
+        def find() -> str | None:
+            found.extend(filter(None, [self._newest()]))
+            return str(found[0].path) if found else None
+
+        path = current().of_first(f"the newest checkpoint of {self.name}", find)
+        return None if path is None else found[0] if found else load_as_first(Path(path))
 
     def delete(self) -> None:
         """All of them, and the directory where nothing else is in it."""
         self.wait()
+        if not self.writes:
+            return
         for number in self.numbers:
-            path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
-            shutil.rmtree(path.rename(temporary(path)))
+            self._remove(number)
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         try:
             self._check_writable(number)
-            with self._checkpointer() as checkpointer:
-                filled = {name: array for name, array in arrays.items() if array.size}  # Orbax takes no empty arrays
-                filled = filled or {NOTHING: np.zeros(1)}
-                checkpointer.save(number, filled, checkpointable_name=ARRAYS, force=True, custom_metadata=record)
+            filled = {name: array for name, array in arrays.items() if array.size} or {
+                NOTHING: np.zeros(1)
+            }  # Orbax takes no empty ones
+            with alone():
+                ocp.save(str(self.path(number)), filled, checkpointable_name=ARRAYS, custom_metadata=record)
             self._known[number] = True
+            self._drop_others()
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
@@ -130,19 +159,28 @@ class Store:
 
     def _check_writable(self, number: int) -> None:
         """Raises what keeps Orbax from making its folder, for which some of its threads would wait for minutes."""
+        for leftover in self._names(rf"{re.escape(self.name)}_\d+{re.escape(TEMPORARY)}"):  # of interrupted writes
+            shutil.rmtree(self.directory / leftover[0])
         folder = temporary(self.path(number))
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # it is the one of an interrupted write, which Orbax clears away
-            folder.rmdir()
+        folder.mkdir(parents=True)
+        folder.rmdir()
 
-    def _checkpointer(self) -> ocp.training.Checkpointer:
-        keep: Any = ocp.training.preservation_policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
-        return ocp.training.Checkpointer(
-            str(self.directory),
-            step_name_format=Counted(self.name, lambda number: keep is None or self._is_good(number)),
-            preservation_policy=keep,
-            cleanup_tmp_directories=True,
-        )
+    def _drop_others(self) -> None:
+        """Those that need not be kept. What is damaged does not count, and stays where it is."""
+        if self.keep is None:
+            return
+        policy: Any = policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
+        good = [Counted(number, self._written(number)) for number in self.numbers if self._is_good(number)]
+        stay = policy.should_preserve(good, context=policies.PreservationContext())
+        for one in itertools.compress(good, map(operator.not_, stay)):
+            self._remove(one.step)
+
+    def _remove(self, number: int) -> None:
+        path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
+        shutil.rmtree(path.rename(temporary(path)))
+
+    def _written(self, number: int) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp((self.path(number) / METADATA).stat().st_mtime, tz=datetime.UTC)
 
     def _is_good(self, number: int) -> bool:
         """Asked before others are dropped, of which enough must be left. What this process has not written is read once."""
@@ -154,6 +192,18 @@ class Store:
                 self._known[number] = False
         return self._known[number]
 
+    def _next_number(self) -> int:
+        wait_for_all()
+        taken = [int(match[1]) for match in self._names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
+        return max(taken, default=0) + 1
+
+    def _newest(self) -> Loaded | None:
+        paths = {self.path(number): number for number in reversed(self.numbers)}
+        loaded = newest_of(list(paths))
+        if loaded is not None:
+            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
+        return loaded
+
     def _names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
@@ -161,7 +211,7 @@ class Store:
 
 def temporary(path: Path) -> Path:
     """As which Orbax writes a checkpoint, and clears away what is left of it."""
-    return path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+    return path.with_name(f"{path.name}{TEMPORARY}")
 
 
 def newest_of(paths: list[Path]) -> Loaded | None:
@@ -192,11 +242,21 @@ def newest_beside(path: Path) -> Path | None:
     return None
 
 
+def load_as_first(path: Path) -> Loaded:
+    """What process 0 goes on from, in another one."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Process 0 goes on from the checkpoint {path}, which process {current().number} does not find. Name a directory that all "
+            f"processes share."
+        )
+    return load(path)
+
+
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Reads a checkpoint and checks every bit of it."""
     path = Path(path).absolute()
     try:
-        with quiet():
+        with quiet(), alone():
             return checked(path)
     except DamagedError:
         raise

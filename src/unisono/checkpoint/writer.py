@@ -8,6 +8,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from unisono.cluster.watch.progress import current
+
 
 class Writer:
     """Runs functions one after another in the background.
@@ -36,7 +38,8 @@ class Writer:
     def join(self) -> None:
         """Waits, and leaves a failure to who started the writing."""
         if self._thread is not None:
-            self._thread.join()
+            with current().busy("writing a checkpoint"):
+                self._thread.join()
             self._thread = None
 
     @property

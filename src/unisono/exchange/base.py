@@ -21,8 +21,8 @@ class Elsewhere(NamedTuple):
     """For each process, the spans of replicas whose sums it hands on, and whether some of them have rows."""
     like: Any
     """What is added, in shapes: a process may have no replica with rows."""
-    batch: GlobalBatch | None = None
-    """Of which it is a sum, if the processes are to compare what they have read."""
+    batch: GlobalBatch
+    """Of which it is a sum: the processes compare what they have read."""
 
 
 class Exchange(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.cluster import agreement
 from unisono.data.division import GlobalBatch
 from unisono.exchange.base import Add, Elsewhere
 from unisono.exchange.collectives import Meeting
@@ -34,20 +35,44 @@ class AcrossProcesses:
         here = self._inside.on_lead(nodes)
         mine = [self._inside.sum_of(span, here, add) for span, _ in elsewhere.spans[self._number]]
         schedule = tuple(tuple((span.start, span.stop, there) for span, there in of) for of in elsewhere.spans)
-        words = () if elsewhere.batch is None else (elsewhere.batch.digest,)
-        totals, heard = self._between.total([mine], schedule, leaves, elsewhere.like, words)
-        if elsewhere.batch is not None:
-            check_rows(elsewhere.batch, heard[:, 0])
+        wish = agreement.current().wishes
+        totals, heard = self._between.total([mine], schedule, leaves, elsewhere.like, (*words_of(elsewhere.batch), wish))
+        agreement.current().heard = bool(heard[:, -1].any())
+        check_rows(heard[:, :-1])
         return totals
 
 
-def check_rows(batch: GlobalBatch, digests: np.ndarray) -> None:
-    """Of the processes, which each read for themselves: all must have the same."""
-    other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
-    if other is not None:
-        where = "A batch" if batch.position is None else f"Batch {batch.position[1]} of pass {batch.position[0]}"
+NOWHERE = (-1, -1)
+"""The position of a batch that has none."""
+
+
+def words_of(batch: GlobalBatch) -> tuple[int, int, int]:
+    """By which processes know whether they have read the same, each for itself."""
+    pass_, number = batch.position or NOWHERE
+    return pass_, number, batch.digest
+
+
+def check_rows(words: np.ndarray) -> None:
+    """Those of each process."""
+    places, digests = [tuple(of) for of in words[:, :2].tolist()], words[:, 2].tolist()
+    other = next((number for number, of in enumerate(words.tolist()) if of != words[0].tolist()), None)
+    if other is None:
+        return
+    if places[other] != places[0]:
         raise ValueError(
-            f"{where} has other rows in process {other} than in process 0 (digests {digests[other]:08x} and {digests[0]:08x}). Every process "
-            f"reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "
-            f"shard by process."
+            f"Process 0 is at {named(places[0])}, and process {other} at {named(places[other])}: their data have other lengths. {WHOLE_DATA}"
         )
+    raise ValueError(
+        f"{named(places[0]).capitalize()} has other rows in process {other} than in process 0 (digests {digests[other]:08x} and "
+        f"{digests[0]:08x}). {WHOLE_DATA}"
+    )
+
+
+WHOLE_DATA = (
+    "Every process reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "
+    "shard by process."
+)
+
+
+def named(place: tuple[int, int]) -> str:
+    return "a batch" if place == NOWHERE else f"batch {place[1]} of pass {place[0]}"

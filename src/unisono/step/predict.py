@@ -100,7 +100,7 @@ class PredictStep:
         """Most models assign nothing when they predict."""
         if not self._functions.assigned:
             return others
-        totals = self._sum(assigned, present, like)
+        totals = self._sum(assigned, present, like, batch)
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]

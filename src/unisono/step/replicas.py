@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from unisono import tree
+from unisono.data.division import GlobalBatch
 from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.contribution import add
@@ -24,13 +25,14 @@ class Sum:
         self._exchange = exchange
         self._add = Program(add)
 
-    def __call__(self, contributions: Mapping[int, Any], present: int, like: Any) -> dict[int, Any]:
+    def __call__(self, contributions: Mapping[int, Any], present: int, like: Any, batch: GlobalBatch) -> dict[int, Any]:
         """The total for each home.
 
         Args:
             contributions: Of those replicas of this process that have rows.
             present: How many replicas have rows, wherever they run: the first ones.
             like: A contribution, in shapes.
+            batch: Of which it is the total.
         """
         everyone = range(self._placement.replicas)
         nodes = []
@@ -42,7 +44,7 @@ class Sum:
         spans = tuple(
             tuple((span, span.start < present) for span in tree.cover(block, everyone)) for block in self._placement.of_processes
         )
-        totals = self._exchange.total(nodes, self._add_on, len(everyone), Elsewhere(spans, like))
+        totals = self._exchange.total(nodes, self._add_on, len(everyone), Elsewhere(spans, like, batch))
         return dict(zip(self._exchange.homes, totals, strict=True))
 
     def _add_on(self, device: Any, left: Any, right: Any) -> Any:

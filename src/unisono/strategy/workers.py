@@ -9,14 +9,15 @@ from typing import Any
 import jax
 
 from unisono import keras_seam
+from unisono.cluster import agreement
+from unisono.cluster.agreement import Agreement
 from unisono.cluster.connect import connect
 from unisono.cluster.watch import started as watch
 from unisono.exchange.rows import rows_of_all
 from unisono.fingerprint import fingerprint
 from unisono.owned import Owned
 from unisono.placement import Placement, Processes, split_evenly
-from unisono.strategy import agreement
-from unisono.strategy.agreement import Agreement
+from unisono.strategy import beginning
 from unisono.strategy.arguments import Devices, found
 from unisono.strategy.base import Strategy
 from unisono.version import versions
@@ -56,8 +57,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.cluster = connect(*self._given)
         if self.cluster.processes > 1:
             watch.start()
-            self._agreement = Agreement(self.cluster.process, self.cluster.processes)
-            agreement.set_random_state(self._agreement.of_first(agreement.random_state()))
+            self._agreement = agreement.begin(self.cluster.process, self.cluster.processes)
+            beginning.set_random_state(self._agreement.of_first("the state of its generators", beginning.random_state))
 
     def _find(self, devices: Devices) -> list[jax.Device]:
         if self._agreement is None:
@@ -69,10 +70,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             return super()._place(found, all_of_them, replicas, accumulate)
         if replicas is not None and all_of_them:
             found = found[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
-        all_ = self._agreement.told([[device.id for device in found], replicas, accumulate])
-        counts = tuple(len(ids) for ids, *_ in all_)
+        all_ = self._agreement.told("its devices", [device.id for device in found])
+        counts = tuple(map(len, all_))
         self._agreement.check(self._identity(replicas, accumulate))
-        leads = agreement.devices_of([ids[0] for ids, *_ in all_])
+        leads = beginning.devices_of([ids[0] for ids in all_])
         together = Processes(self.cluster.process, leads, counts)
         return Placement(replicas or sum(counts) * (accumulate or 1), tuple(found), together)
 
@@ -94,10 +95,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     def agree(self, variables: list[Any]) -> None:
         """Variables of one structure everywhere, and the values of process 0."""
         new = list({id(v): v for v in variables if v not in self._agreed}.values())
-        if self._agreement is None or not self._agreement.any_(bool(new)):
+        if self._agreement is None or not self._agreement.any_("new variables", bool(new)):
             return
-        self._agreement.check({"the variables of the model": agreement.structure_of(new)})
-        prints = self._agreement.told(fingerprint(new))
+        self._agreement.check({"the variables of the model": beginning.structure_of(new)})
+        prints = self._agreement.told("the fingerprint of new variables", fingerprint(new))
         if len(set(prints)) > 1:
             self._take_from_first(new)
         for variable in new:

@@ -1,0 +1,115 @@
+"""What processes that train together tell each other beside their sums, through the key-value store of `jax.distributed`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from unisono.cluster import jax_seam
+from unisono.cluster.watch.progress import current as progress
+
+WAIT = 300
+"""Seconds for the slowest process."""
+
+
+class AgreementError(ValueError):
+    """Processes that are to train together are about to do different things."""
+
+
+class Agreement:
+    """Every process calls the same methods in the same order. One that is alone agrees with itself.
+
+    Example:
+        >>> Agreement().of_first("the answer", lambda: 42)
+        42
+    """
+
+    def __init__(self, number: int = 0, processes: int = 1) -> None:
+        self.number = number
+        self.is_alone = processes == 1
+        self.wishes = False
+        """Whether this process wishes to stop, which the others learn with the next sum."""
+        self.heard = False
+        """Whether one of them has wished to, with the last sum: at the same step in all of them."""
+        self._processes = processes
+        self._talks = itertools.count()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes and shows for all."""
+        return self.number == 0
+
+    def told(self, about: str, what: Any) -> list[Any]:
+        """What each process says, in JSON."""
+        talk = next(self._talks)
+        if self.is_alone:
+            return [what]
+        self._say(talk, about, what)
+        return [self._heard(talk, about, number) for number in range(self._processes)]
+
+    def of_first(self, about: str, find: Callable[[], Any]) -> Any:
+        """What process 0 finds, in JSON; the others do not look."""
+        talk = next(self._talks)
+        if not self.is_first:
+            return self._heard(talk, about, 0)
+        found = find()
+        if not self.is_alone:
+            self._say(talk, about, found)
+        return found
+
+    def any_(self, about: str, mine: bool) -> bool:
+        """Whether one of them says so."""
+        return any(self.told(about, mine))
+
+    def check(self, mine: dict[str, Any]) -> None:
+        """All must say the same."""
+        all_ = self.told("what must be the same", mine)
+        for number, other in enumerate(all_):
+            for name, value in other.items():
+                if value != all_[0][name]:
+                    raise AgreementError(
+                        f"The processes do not agree on {name}: process 0 has {all_[0][name]}, and process {number} has {value}. Start the "
+                        f"same program, with the same arguments, in every process."
+                    )
+
+    def stops(self, wish: bool) -> bool:
+        """Between two steps: whether all stop here, because this process wishes to, or one of the others did with the last sum."""
+        if self.is_alone:
+            return wish
+        self.wishes = wish
+        return self.heard
+
+    def begin_anew(self) -> None:
+        """Nobody wishes to stop any more."""
+        self.wishes = self.heard = False
+
+    def _say(self, talk: int, about: str, what: Any) -> None:
+        jax_seam.client().key_value_set(f"unisono/{talk}/{self.number}", json.dumps([about, what]))
+
+    def _heard(self, talk: int, about: str, number: int) -> Any:
+        with progress().waiting():
+            text = jax_seam.client().blocking_key_value_get(f"unisono/{talk}/{number}", 1000 * WAIT)
+        theirs, what = json.loads(text)
+        if theirs != about:
+            raise AgreementError(
+                f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. Call whatever builds, trains, saves "
+                f"or restores in every process, in the same order: only process 0 writes."
+            )
+        return what
+
+
+_current = [Agreement()]
+
+
+def current() -> Agreement:
+    """Of the processes that train together; alone until a strategy has begun one."""
+    return _current[0]
+
+
+def begin(number: int, processes: int) -> Agreement:
+    """From now on these train together. One a process, as `jax.distributed`."""
+    if current().is_alone:
+        _current[0] = Agreement(number, processes)
+    return current()
