@@ -85,15 +85,20 @@ class Course:
                 self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)
 
     def _enforce(self, now: float) -> None:
+        if any(end.is_failure for end in self._ends):  # who is stopped has nothing to say, and does not hear SIGTERM
+            self._kill([worker for worker in self._running if worker.is_stopped])
         if now >= self._kill_at:
-            for worker in self._running:
-                worker.kill()
-                self._ends.append(self._end_of(worker, forced=True))
-            self._running = []
+            self._kill(self._running)
         elif now >= self._terminate_at:
             for worker in self._running:
                 worker.send(signal.SIGTERM)
             self._terminate_at, self._forced = self._kill_at, True
+
+    def _kill(self, workers: list[WorkerProcess]) -> None:
+        for worker in list(workers):
+            worker.kill()
+            self._running.remove(worker)
+            self._ends.append(self._end_of(worker, forced=True))
 
     def _end_of(self, worker: WorkerProcess, forced: bool) -> End:
         worker.finish(self._selector)

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from unisono.cluster.launch.output import Screen, Stream
+from unisono.cluster.watch import machine
 
 CHUNK = 65536
 
@@ -36,6 +37,7 @@ class WorkerProcess:
         }
         for descriptor in self._streams:
             os.set_blocking(descriptor, False)
+        self._born = machine.born(self._process.pid)
 
     def watched_by(self, selector: selectors.BaseSelector) -> None:
         """Has the selector wait for output; its key's data is what is to be done then."""
@@ -44,6 +46,11 @@ class WorkerProcess:
 
     def ended(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP, or at a terminal."""
+        return machine.state(self._process.pid, self._born) == machine.STOPPED
 
     @property
     def code(self) -> int:

@@ -1,0 +1,116 @@
+"""How long it takes from the failure of a process to the next finished step, under `unisono launch --restarts`.
+
+python benchmarks/recovery.py [ROUNDS] [--processes N] [--bound SECONDS]
+
+A small MLP on N processes of this machine (2), saved every 5 steps. Process 1, or process 0, which is the coordinator too, is killed,
+stopped or raises after 12 steps. Prints seconds from there, medians over rounds: until all processes are gone and are started again,
+until the new ones have imported and connected, and until the first step that had not been done before is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+KINDS = ("killed", "raises", "stopped")
+STEPS, SAVED_EVERY, FAILS_AFTER = 20, 5, 12
+MOMENTS = ("started again", "connected", "next step")
+
+
+def note(directory: Path, what: str) -> None:
+    with (directory / "notes").open("a") as file:
+        file.write(f"{time.time()} {what}\n")
+
+
+def train(directory: Path, kind: str, process: int) -> None:
+    """What each process runs."""
+    is_first_start = os.environ["UNISONO_RESTARTS"] == "0"
+    if not is_first_start:
+        note(directory, "started again")
+    import unisono as un
+
+    strategy = un.MultiWorkerMirroredStrategy(replicas=8)
+    if not is_first_start:
+        note(directory, "connected")
+
+    import keras
+    import numpy as np
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if not is_first_start and batch >= FAILS_AFTER and strategy.writes:
+                note(directory, "next step")
+            if is_first_start and batch + 1 == FAILS_AFTER and strategy.cluster.process == process:
+                note(directory, "failure")
+                if kind == "raises":
+                    raise RuntimeError("a failure")
+                os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
+
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng = np.random.default_rng(0)
+    rows = STEPS * 64
+    x, y = rng.random((rows, 64), dtype="float32"), rng.integers(0, 10, rows)
+    backup = un.callbacks.BackupAndRestore(directory / "backup", save_freq=SAVED_EVERY)
+    model.fit(x, y, batch_size=64, verbose=0, callbacks=[backup, Fails()])
+
+
+def measured(kind: str, process: int, processes: int, bound: float) -> dict[str, float]:
+    """Seconds from the failure to each of the moments, the last process counting."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        command = [
+            "-m",
+            "unisono.cli",
+            "launch",
+            "--cpu",
+            "--processes",
+            str(processes),
+            "--restarts",
+            "1",
+            "--bound",
+            str(bound),
+        ]
+        train_it = [str(Path(__file__).resolve()), "--directory", name, "--kind", kind, "--process", str(process)]
+        done = subprocess.run([sys.executable, *command, *train_it], capture_output=True, text=True, check=False, timeout=600)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        notes = [line.split(" ", 1) for line in (directory / "notes").read_text().splitlines()]
+    at: dict[str, list[float]] = {}
+    for when, what in notes:
+        at.setdefault(what, []).append(float(when))
+    return {what: (min(at[what]) if what == "next step" else max(at[what])) - at["failure"][0] for what in MOMENTS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", nargs="?", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--bound", type=float, default=30)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.directory:
+        train(given.directory, given.kind, given.process)
+        return
+    print(f"{given.processes} processes, bound {given.bound:g} s, medians of {given.rounds} rounds, in seconds from the failure")
+    print("| failure | " + " | ".join(MOMENTS) + " |\n| --- | --- | --- | --- |")
+    for kind in KINDS:
+        for process in (1, 0):
+            rounds = [measured(kind, process, given.processes, given.bound) for _ in range(given.rounds)]
+            medians = " | ".join(f"{statistics.median(one[what] for one in rounds):.1f}" for what in MOMENTS)
+            print(f"| process {process} {kind} | {medians} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
