@@ -107,7 +107,7 @@ def failed(*words: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_who_waits_in_vain_says_so(process):
     port = free_port()
     lines = failed(f"'127.0.0.1:{port}'", "2", str(process)).splitlines()

@@ -344,6 +344,7 @@ def test_sums_of_truth_values_count():
     assert int(strategy.reduce("SUM", strategy.run(lambda rows: rows[0] > 2, args=(batch,)))) == 3
 
 
+@pytest.mark.full
 def test_two_networks_with_two_runs():
     """A generator that reads what the discriminator's update left, as the error about it says."""
 

@@ -26,7 +26,7 @@ def full(*case):
         full("conv", 128, "mixed_bfloat16"),
         full("lstm", 128, "float32"),
         full("lstm", 48, "mixed_float16"),
-        ("transformer", 48, "float32"),
+        full("transformer", 48, "float32"),
         full("transformer", 128, "mixed_bfloat16"),
         full("conv", 128, "float32"),
         full("conv", 128, "mixed_float16"),

@@ -30,8 +30,8 @@ def launched(processes, devices, spec):
     return list(found.values())
 
 
-PLACEMENTS = [(2, 2), (3, 1)]
-MORE = [(1, 4), (2, 1), (4, 1)]
+PLACEMENTS = [(2, 2)]
+MORE = [(1, 4), (2, 1), (3, 1), (4, 1)]
 
 
 @pytest.mark.parametrize(("processes", "devices"), [*PLACEMENTS, *(pytest.param(*one, marks=pytest.mark.full) for one in MORE)])

@@ -62,7 +62,7 @@ HOW = {
 }  # fmt: skip
 
 
-COVERING = [(0, "raise"), (0, "SIGKILL"), (0, "stuck"), (1, "exit"), (1, "_exit"), (1, "SIGSTOP")]
+COVERING = [(0, "raise"), (0, "SIGKILL"), (1, "stuck")]
 ALL = [
     pytest.param(victim, how, marks=() if (victim, how) in COVERING else pytest.mark.full, id=f"{how}-of-{victim}")
     for victim in (0, 1)
@@ -90,6 +90,7 @@ def test_a_lost_process_is_named_and_the_others_end(how, victim):
     assert gone(run.pids())
 
 
+@pytest.mark.full
 def test_all_others_name_the_same_one():
     run = Launched(3, 2, "SIGKILL", 10, 1_000_000)
     assert run.code == 137, run.text
@@ -98,7 +99,7 @@ def test_all_others_name_the_same_one():
     assert gone(run.pids())
 
 
-@pytest.mark.parametrize("how", ["nothing", "later", "busy", "leave"])
+@pytest.mark.parametrize("how", [*(pytest.param(of, marks=pytest.mark.full) for of in ("nothing", "later")), "busy", "leave"])
 def test_what_may_take_its_time_does(how):
     """Steps until the end; a process that goes on for longer than the bound when the others have ended; known long work; a
     program that takes leave of the others itself."""
@@ -130,6 +131,7 @@ def test_without_a_launcher():
             process.wait()
 
 
+@pytest.mark.full
 def test_a_restart_goes_on_with_those_that_are_left():
     run = Launched(3, 2, "SIGKILL", 10, 200, options=("--restarts", "1", "--min-processes", "1"))
     assert run.code == 0, run.text
