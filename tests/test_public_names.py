@@ -37,9 +37,9 @@ def test_every_public_name_is_documented(name):
 def test_the_public_names_are_these():
     """Adding one is a decision."""
     assert sorted(PUBLIC) == [
-        "Checkpoint", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "ReduceOp", "Strategy", "TPUStrategy",
-        "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy", "in_cross_replica_context",
-        "latest_checkpoint", "load_exported", "replicate", "scale_regularization_loss", "value_and_grad",
+        "Checkpoint", "MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "ReduceOp",
+        "Strategy", "TPUStrategy", "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy",
+        "in_cross_replica_context", "latest_checkpoint", "load_exported", "replicate", "scale_regularization_loss", "value_and_grad",
     ]  # fmt: skip
 
 

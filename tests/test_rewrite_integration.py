@@ -15,7 +15,7 @@ def digests(threads):
 
 def test_no_product_convolution_or_sum_depends_on_the_pool_of_threads():
     """Plain ones do; where they no longer do, the rules of `contraction`, `kernel` and `reduction` have no use any more."""
-    first, *others = (digests(threads) for threads in (2, 3, 4, 16))
+    first, *others = (digests(threads) for threads in (2, 3, 16))
     assert all(other["rewritten"] == first["rewritten"] for other in others)
     for kind in ("conv", "variance"):
         assert any(other["plain"][name] != first["plain"][name] for other in others for name in first["plain"] if kind in name)
