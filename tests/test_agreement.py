@@ -5,11 +5,14 @@ import inspect
 import queue
 import threading
 
+import jax
+import keras
 import numpy as np
 import pytest
 from orbax.checkpoint import version as orbax_version
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
+from trainings import on
 from unisono.checkpoint import orbax_seam
 from unisono.checkpoint.signals import Stop
 from unisono.checkpoint.store import Store, load_as_first
@@ -112,6 +115,32 @@ def test_a_wish_to_stop_is_answered_when_all_have_heard_it():
     assert own.stops(True)
     own.begin_anew()
     assert not own.stops(False)
+
+
+def test_one_that_does_not_come_is_named(monkeypatch):
+    class Patient:
+        def key_value_set(self, key, value):
+            pass
+
+        def blocking_key_value_get(self, key, milliseconds):
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+
+    monkeypatch.setattr(jax_seam, "client", Patient)
+    with pytest.raises(
+        AgreementError, match=r"^Process 1 has waited 300 seconds to hear from process 0 about R\. Call whatever builds"
+    ):
+        Agreement(1, 2).of_first("R", lambda: 8)
+
+
+def test_what_fit_is_called_with_is_compared(monkeypatch):
+    compared = {}
+    strategy = on(1, 2)
+    monkeypatch.setattr(strategy, "check_alike", compared.update)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.zeros((12, 2)), np.zeros((12, 1)), batch_size=4, epochs=2, verbose=0)
+    assert (compared["epochs= of fit"], compared["batch_size= of fit"], compared["the number of steps of an epoch"]) == (2, 4, 3)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from processes import python
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.latest import latest_checkpoint
 from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
-from unisono.checkpoint.store import DamagedError, Store, load
+from unisono.checkpoint.store import DamagedError, Store, load, policies
 from unisono.checkpoint.writer import Writer
 
 ARRAYS = {
@@ -177,6 +177,32 @@ def test_an_unfinished_write_is_no_checkpoint(tmp_path):
     save(store, store.next_number())
     assert len(store.numbers) == 2
     assert not list((tmp_path / "s").glob("*tmp*"))
+
+
+def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, monkeypatch):
+    store = Store(tmp_path / "s", keep=1)
+    save(store, 1)
+
+    def rmtree(path):
+        raise PermissionError(f"not {path}")
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(
+        OSError, match=r"ckpt_2 was written, and older ones that need not be kept could not be removed: PermissionError: not"
+    ):
+        save(store, 2)
+    monkeypatch.undo()
+    assert store.newest().path == store.path(2)
+    save(store, 3)
+    assert [entry.name for entry in (tmp_path / "s").iterdir()] == ["ckpt_3"]
+
+
+def test_a_policy_keeps_what_it_says_and_the_newest(tmp_path):
+    store, seen = Store(tmp_path / "s", keep=policies.EveryNSteps(2)), []
+    for number in range(1, 6):
+        save(store, number)
+        seen.append(store.numbers)
+    assert seen == [[1], [2], [2, 3], [2, 4], [2, 4, 5]]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

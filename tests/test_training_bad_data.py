@@ -9,6 +9,7 @@ import unisono as un
 from sources import Batches, generated
 from test_training_data import Endless, make
 from trainings import assert_same_bits, fitting, labels, on, rows, run
+from unisono.cluster import agreement
 
 X, Y = rows(43, 5), labels(43, 3)
 
@@ -30,6 +31,20 @@ def test_endless_tf_data_without_steps_is_refused():
     with pytest.raises(ValueError, match="no end"):
         untrained(on(3)).fit(dataset, shuffle=False, verbose=0)
     run(make, fitting(dataset, steps_per_epoch=3), on(3))
+
+
+@pytest.mark.parametrize("how", ["fit", "loop"])
+def test_tf_data_that_is_divided_by_files_is_refused_in_several_processes(monkeypatch, how):
+    tf = pytest.importorskip("tensorflow")
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).with_options(options).batch(10)
+    strategy = on(3)
+    begin = {"fit": lambda: run(make, fitting(dataset), strategy), "loop": lambda: strategy.distribute_dataset(dataset)}[how]
+    begin()  # where this process is alone it means nothing
+    monkeypatch.setattr(agreement, "_current", [agreement.Agreement(0, 2)])
+    with pytest.raises(ValueError, match="AutoShardPolicy.FILE, by which each worker reads files of its own"):
+        begin()
 
 
 def test_endless_validation_data_is_refused():

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from unisono import keras_seam
+from unisono.cluster import agreement
 from unisono.replica import randomness
 from unisono.replica.code import current
 
@@ -92,6 +93,7 @@ def check_source(adapter: Any, steps: int | None) -> None:
     """Before the first batch: data that would never end, or is not there at all."""
     endless = isinstance(adapter, keras_seam.PyDatasetAdapter) and adapter.num_batches is None
     if isinstance(adapter, keras_seam.TFDatasetAdapter):
+        check_sharding(keras_seam.tf_dataset(adapter))
         endless = int(keras_seam.tf_dataset(adapter).cardinality()) == -1
     if endless and not steps:
         raise ValueError(
@@ -100,6 +102,21 @@ def check_source(adapter: Any, steps: int | None) -> None:
         )
     if adapter.num_batches == 0:
         raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
+
+
+def check_sharding(dataset: Any) -> None:
+    """Of several processes: a dataset of tf.data must not be divided by its files."""
+    if agreement.current().is_alone:
+        return
+    options = getattr(dataset, "options", None)
+    distribute = getattr(options(), "experimental_distribute", None) if callable(options) else None
+    policy = getattr(distribute, "auto_shard_policy", None)
+    if getattr(policy, "name", None) == "FILE":
+        raise ValueError(
+            "The dataset has AutoShardPolicy.FILE, by which each worker reads files of its own: which rows make up a global batch would "
+            "then depend on the number of processes, and so would the bits. Every process reads the whole data, and computes the rows of its "
+            "replicas. Leave the policy out, or write AutoShardPolicy.OFF."
+        )
 
 
 def check_static_rows(fixed: int, rows: int, replicas: int, parts: list[int]) -> None:

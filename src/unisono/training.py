@@ -26,6 +26,18 @@ from unisono.step.predict import PredictStep
 from unisono.step.replicas import INPUTS
 from unisono.step.step import Step
 
+ALIKE = (
+    "batch_size",
+    "epochs",
+    "initial_epoch",
+    "steps_per_epoch",
+    "validation_split",
+    "validation_steps",
+    "validation_freq",
+    "shuffle",
+)
+"""Arguments of fit by which processes that train together take the same steps."""
+
 
 def belongs_to(model: Any) -> Any | None:
     """The strategy in whose scope the model was made; None outside."""
@@ -86,6 +98,7 @@ class Bond:
         if not self.strategy.writes:
             args, kwargs = keras_seam.without_writing("fit", args, kwargs)
         self.callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
+        self.strategy.check_alike({f"{name}= of fit": keras_seam.argument("fit", name, args, kwargs) for name in ALIKE})
         self._begins = True
         try:
             with self._grouping("fit", "train", args, kwargs):
@@ -146,6 +159,7 @@ class Bond:
             refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
             keras_seam.replace_adapter(iterator, lambda source: GlobalBatches(source, getattr(source, "order", self.order)))
             epochs = keras_seam.Epochs(iterator)
+            self.strategy.check_alike({"the number of steps of an epoch": epochs.steps})
             if self._begins:
                 self.course, self._begins = Course(epochs, self.callbacks), False
             if self._may_group(iterator):

@@ -35,7 +35,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         double_checkpoint: Keras' argument. Two checkpoints are kept in any case, so that a damaged one costs little; `keep` says
             another number.
         delete_checkpoint: Whether they are deleted when the training has come to its end.
-        keep: How many checkpoints are kept, or a policy of orbax.checkpoint.experimental.v1.training.preservation_policies.
+        keep: How many checkpoints are kept, or a policy of orbax.checkpoint.experimental.v1.training.preservation_policies, beside the
+            newest.
         signals: Names of signals at which the step is finished, the training saved, and the program left with exit code 75.
         allow_other_replicas: Whether a training with another number of replicas may be taken up: it is another run then.
 

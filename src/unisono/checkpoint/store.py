@@ -10,10 +10,8 @@ import contextlib
 import datetime
 import gc
 import hashlib
-import itertools
 import json
 import logging
-import operator
 import os
 import re
 import shutil
@@ -142,19 +140,27 @@ class Store:
             self.directory.rmdir()
 
     def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+        filled = {name: array for name, array in arrays.items() if array.size}
         try:
             self._check_writable(number)
-            filled = {name: array for name, array in arrays.items() if array.size} or {
-                NOTHING: np.zeros(1)
-            }  # Orbax takes no empty ones
             with alone():
-                ocp.save(str(self.path(number)), filled, checkpointable_name=ARRAYS, custom_metadata=record)
-            self._known[number] = True
-            self._drop_others()
+                ocp.save(
+                    str(self.path(number)),
+                    filled or {NOTHING: np.zeros(1)},  # Orbax takes no empty arrays, and no empty checkpoints
+                    checkpointable_name=ARRAYS,
+                    custom_metadata=record,
+                )
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
                 f"{', '.join(str(self.path(n)) for n in self.numbers) or 'there is none'}."
+            ) from error
+        self._known[number] = True
+        try:
+            self._drop_others()
+        except Exception as error:
+            raise OSError(
+                f"The checkpoint {self.path(number)} was written, and older ones that need not be kept could not be removed: {first_line(error)}."
             ) from error
 
     def _check_writable(self, number: int) -> None:
@@ -166,14 +172,16 @@ class Store:
         folder.rmdir()
 
     def _drop_others(self) -> None:
-        """Those that need not be kept. What is damaged does not count, and stays where it is."""
+        """Those that need not be kept; the newest one stays, whatever a policy says, since it is gone on from. What is damaged does not
+        count, and stays where it is."""
         if self.keep is None:
             return
         policy: Any = policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
         good = [Counted(number, self._written(number)) for number in self.numbers if self._is_good(number)]
         stay = policy.should_preserve(good, context=policies.PreservationContext())
-        for one in itertools.compress(good, map(operator.not_, stay)):
-            self._remove(one.step)
+        for one, stays in zip(good[:-1], stay, strict=False):
+            if not stays:
+                self._remove(one.step)
 
     def _remove(self, number: int) -> None:
         path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted

@@ -7,11 +7,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from unisono.cluster import jax_seam
 from unisono.cluster.watch.progress import current as progress
 
 WAIT = 300
 """Seconds for the slowest process."""
+
+
+ALL_CALL = "Call whatever builds, trains, saves or restores in every process, in the same order: only process 0 writes."
 
 
 class AgreementError(ValueError):
@@ -90,12 +95,18 @@ class Agreement:
 
     def _heard(self, talk: int, about: str, number: int) -> Any:
         with progress().waiting():
-            text = jax_seam.client().blocking_key_value_get(f"unisono/{talk}/{number}", 1000 * WAIT)
+            try:
+                text = jax_seam.client().blocking_key_value_get(f"unisono/{talk}/{number}", 1000 * WAIT)
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith("DEADLINE_EXCEEDED"):
+                    raise
+                raise AgreementError(
+                    f"Process {self.number} has waited {WAIT} seconds to hear from process {number} about {about}. {ALL_CALL}"
+                ) from error
         theirs, what = json.loads(text)
         if theirs != about:
             raise AgreementError(
-                f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. Call whatever builds, trains, saves "
-                f"or restores in every process, in the same order: only process 0 writes."
+                f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. {ALL_CALL}"
             )
         return what
 

@@ -106,6 +106,7 @@ class Strategy(running.Runner):
             batch_size: The rows of a global batch, for arrays.
             shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
         """
+        refusals.check_sharding(dataset)
         return DistributedDataset(source_of(undistributed(dataset), batch_size, shuffle), self.placement)
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
@@ -169,6 +170,9 @@ class Strategy(running.Runner):
             self._to_announce = False
             r = self.num_replicas_in_sync
             print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
+
+    def check_alike(self, what: Mapping[str, Any]) -> None:
+        """Called with what must be the same in all processes, by names that messages use."""
 
     def agree(self, variables: list[Any]) -> None:
         """Called when it is known which variables will be used, before they are: several processes must start from the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -91,6 +92,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     @property
     def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.cluster.process == 0
+
+    def check_alike(self, what: Mapping[str, Any]) -> None:
+        if self._agreement is not None:
+            self._agreement.check({name: repr(value) for name, value in what.items()})
 
     def agree(self, variables: list[Any]) -> None:
         """Variables of one structure everywhere, and the values of process 0."""
