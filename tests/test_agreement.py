@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import inspect
+import json
 import queue
+import signal
 import threading
 
 import jax
@@ -12,12 +14,15 @@ import pytest
 from orbax.checkpoint import version as orbax_version
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
+import unisono as un
 from trainings import on
+from unisono import refusals
 from unisono.checkpoint import orbax_seam
-from unisono.checkpoint.signals import Stop
-from unisono.checkpoint.store import Store, load_as_first
+from unisono.checkpoint.signals import Stop, listening
+from unisono.checkpoint.store import DamagedError, Store, load_as_first
 from unisono.cluster import agreement, jax_seam
 from unisono.cluster.agreement import Agreement, AgreementError
+from unisono.data.order import draw_seed
 from unisono.exchange.processes import check_rows
 
 
@@ -42,10 +47,11 @@ class Client:
 @pytest.fixture
 def together(monkeypatch):
     """Runs a function of the agreement in each of some processes, and gives what they return or raise."""
-    client = Client()
-    monkeypatch.setattr(jax_seam, "client", lambda: client)
 
     def run(*works):
+        client = Client()
+        monkeypatch.setattr(jax_seam, "client", lambda: client)
+
         def guarded(number):
             try:
                 return works[number](Agreement(number, len(works)))
@@ -117,19 +123,38 @@ def test_a_wish_to_stop_is_answered_when_all_have_heard_it():
     assert not own.stops(False)
 
 
-def test_one_that_does_not_come_is_named(monkeypatch):
-    class Patient:
-        def key_value_set(self, key, value):
-            pass
+def test_errors_of_the_first_are_told_to_all(together):
+    for error, kind in ((OSError("no disk"), OSError), (DamagedError("is damaged"), AgreementError)):
+
+        def find(error=error):
+            raise error
+
+        first, second = together(lambda own: own.of_first("x", find), lambda own: own.of_first("x", find))
+        assert first is error
+        assert (type(second), str(second)) == (kind, f"Process 0 says: {error}")
+
+
+def test_who_waits_hears_signals_and_does_not_give_up(monkeypatch):
+    """Whether somebody will come is for the watch to say."""
+
+    class Slow(Client):
+        asked = 0
 
         def blocking_key_value_get(self, key, milliseconds):
-            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+            self.asked += 1
+            if self.asked < 3:
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key} timed out after {milliseconds}ms")
+            return json.dumps(["R", 8, None])
 
-    monkeypatch.setattr(jax_seam, "client", Patient)
-    with pytest.raises(
-        AgreementError, match=r"^Process 1 has waited 300 seconds to hear from process 0 about R\. Call whatever builds"
-    ):
-        Agreement(1, 2).of_first("R", lambda: 8)
+    slow = Slow()
+    monkeypatch.setattr(jax_seam, "client", lambda: slow)
+    assert Agreement(1, 2).of_first("R", lambda: 7) == 8
+    assert slow.asked == 3
+
+
+def test_a_seed_of_the_order_is_that_of_the_first(monkeypatch):
+    monkeypatch.setattr(agreement.current(), "of_first", lambda about, find: (about, find()))
+    assert draw_seed() == ("the seed of the order of rows", 0)
 
 
 def test_what_fit_is_called_with_is_compared(monkeypatch):
@@ -165,10 +190,42 @@ def test_a_directory_that_is_not_shared(second, tmp_path):
         load_as_first(tmp_path / "ckpt_1")
 
 
-def test_the_second_process_leaves_without_a_word(second, capsys):
+def test_the_second_process_leaves_when_all_is_saved_and_without_a_word(second, capsys, monkeypatch):
+    met = []
+    monkeypatch.setattr(second, "meet", met.append)
     with pytest.raises(SystemExit):
         Stop().leave("somewhere")
+    assert met == ["that it was asked to stop, and all is saved"]
     assert capsys.readouterr().err == ""
+
+
+def test_who_leaves_for_another_ones_signal_may_get_its_own(second, capsys, monkeypatch):
+    """As where a cluster sends one to every process, a moment apart."""
+    monkeypatch.setattr(second, "meet", lambda about: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit), listening(["SIGTERM"]) as stop:
+            stop.leave("somewhere")
+        signal.raise_signal(signal.SIGTERM)
+        assert capsys.readouterr().err == "SIGTERM: leaving already. Once more ends at once.\n"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_one_trains_alone_is_not_saved_in_silence(second, tmp_path, monkeypatch):
+    strategy = on(1, 2)
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+    checkpoint = un.Checkpoint(of=variable)
+    monkeypatch.setattr(second, "of_first", lambda about, find: 1)
+    with pytest.raises(ValueError, match=r"<OneDeviceStrategy: 2 replicas on 1 cpu device>, which trains in this process alone"):
+        checkpoint.save(tmp_path / "ckpt")
+
+
+def test_keras_own_backup_is_refused(second):
+    with pytest.raises(ValueError, match=r"Write un.callbacks.BackupAndRestore, which has the same arguments"):
+        refusals.check_callbacks([keras.callbacks.BackupAndRestore("somewhere")])
+    refusals.check_callbacks([un.callbacks.BackupAndRestore("somewhere")])
 
 
 @pytest.mark.parametrize(

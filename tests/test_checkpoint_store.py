@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from processes import python
 from unisono.checkpoint.arrays import copied
+from unisono.checkpoint.folders import METADATA
 from unisono.checkpoint.latest import latest_checkpoint
 from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
 from unisono.checkpoint.store import DamagedError, Store, load, policies
@@ -195,6 +196,15 @@ def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, 
     assert store.newest().path == store.path(2)
     save(store, 3)
     assert [entry.name for entry in (tmp_path / "s").iterdir()] == ["ckpt_3"]
+
+
+def test_one_whose_metadata_are_gone_stays_and_keeps_nobody_from_saving(tmp_path):
+    store = Store(tmp_path / "s", keep=2)
+    for number in range(1, 5):
+        save(store, number)
+        if number == 1:
+            (store.path(1) / METADATA).unlink()
+    assert store.numbers == [1, 3, 4]
 
 
 def test_a_policy_keeps_what_it_says_and_the_newest(tmp_path):

@@ -76,8 +76,8 @@ def test_faults_at_random_steps_of_random_processes(tmp_path, how):
     print(f"UNISONO_SEED={seed}")
     draw = random.Random(seed)
     for chain in range(CHAINS):
-        processes = draw.randint(2, 4)
-        least = draw.randint(1, processes)
+        processes = 4 if FULL and not chain else draw.randint(2, 4)
+        least = 3 if FULL and not chain else draw.randint(1, processes)
         faults = [(draw.randrange(4), draw.randint(1, MOST_STEPS), kind) for kind in draw.sample(KINDS, len(KINDS))]
         options = ["--restarts", str(len(faults)), "--min-processes", str(least)]
         done = launched(tmp_path / str(chain), how, processes, faults, *options)

@@ -80,6 +80,18 @@ def test_rows_that_differ_between_processes_are_found():
     assert re.search(r"Batch 0 of pass 0 has other rows in process 1 than in process 0 \(digests \w{8} and \w{8}\)", done.stderr)
 
 
+def test_streams_of_other_lengths_are_found(tmp_path):
+    """One process has come to the end of its epoch, the other has another batch: both wait, and nobody will come."""
+    spec = json.dumps({"replicas": 2, "lengths": str(tmp_path / "backup")})
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, spec)
+    assert done.returncode in (70, 76)
+    assert re.search(
+        r"process 1 \(pid \d+ on .*\) waits for a sum after step 3, and process 0 \(.*\) waits to hear of .* after step 3: nobody will come. "
+        r"Their data have other lengths",
+        done.stderr,
+    )
+
+
 def test_one_process_writes_and_shows_and_all_stop_at_one_epoch(tmp_path):
     spec = json.dumps({"replicas": 4, "files": str(tmp_path)})
     done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", SCRIPT, spec)

@@ -86,6 +86,23 @@ def test_who_is_lost_and_how(known, words):
     assert found is None or found.process == 1
 
 
+FOR_WORDS = record(0, step=5, phase="waiting", seconds=8.0, words="to hear of R")
+FOR_A_SUM = {"phase": "waiting", "seconds": 7.5, "words": "for a sum"}
+
+
+def test_who_waits_for_different_things_waits_in_vain():
+    found = verdict(FOR_WORDS, **FOR_A_SUM)
+    assert (found.process, found.words) == (
+        1,
+        f"{NAME} waits for a sum after step 4, and process 0 (pid 10 on a) waits to hear of R after step 5: nobody will come. Their data have "
+        f"other lengths, or one of them calls what the other does not.",
+    )
+    assert verdict(FOR_WORDS, **FOR_A_SUM | {"words": "to hear of R"}) is None, "a slow one"
+    assert verdict(FOR_WORDS, **FOR_A_SUM | {"seconds": 3.0}) is None, "it has just come"
+    busy = Heard(record(2, phase="busy", seconds=20.0, words="compiling"), 0, "there")
+    assert verdict(FOR_WORDS, third=busy, **FOR_A_SUM) is None, "somebody is still on the way"
+
+
 def test_what_is_surest_comes_first():
     silent = Heard(record(2), 8.0, None)
     assert verdict(third=silent).process == 2
@@ -111,7 +128,7 @@ def test_a_record_survives_the_store():
 def test_progress():
     progress = Progress()
     begun = progress.moved
-    with progress.waiting():
+    with progress.waiting("for a sum"):
         assert progress.phase == "waiting"
         with progress.busy("compiling"):
             assert (progress.phase, progress.doing) == ("busy", "compiling")

@@ -44,7 +44,7 @@ def misbehave():
 
 print("PID", os.getpid(), flush=True)
 for step in range(steps):
-    with watch.waiting():
+    with watch.waiting("for a sum"):
         total = multihost_utils.process_allgather(jax.numpy.ones(3)).sum()
     watch.step_finished(step)
     if cluster.process == victim and step == at and how not in ("nothing", "later", "leave"):

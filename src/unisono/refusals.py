@@ -119,6 +119,15 @@ def check_sharding(dataset: Any) -> None:
         )
 
 
+def check_callbacks(callbacks: list[Any]) -> None:
+    """Of several processes."""
+    if not agreement.current().is_alone and any(isinstance(of, keras.callbacks.BackupAndRestore) for of in callbacks):
+        raise ValueError(
+            "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
+            "un.callbacks.BackupAndRestore, which has the same arguments and takes up all."
+        )
+
+
 def check_static_rows(fixed: int, rows: int, replicas: int, parts: list[int]) -> None:
     """An Input with a batch size of its own, under replicas that cannot have it."""
     if set(parts) != {fixed}:

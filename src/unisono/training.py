@@ -97,9 +97,10 @@ class Bond:
         args, kwargs = keras_seam.with_last(self.model, args, kwargs)
         if not self.strategy.writes:
             args, kwargs = keras_seam.without_writing("fit", args, kwargs)
-        self.callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
+        callbacks = keras_seam.listed(keras_seam.argument("fit", "callbacks", args, kwargs))
+        refusals.check_callbacks(callbacks)
         self.strategy.check_alike({f"{name}= of fit": keras_seam.argument("fit", name, args, kwargs) for name in ALIKE})
-        self._begins = True
+        self.callbacks, self._begins = callbacks, True
         try:
             with self._grouping("fit", "train", args, kwargs):
                 return keras_seam.of_class(self.model, "fit")(*args, **kwargs)

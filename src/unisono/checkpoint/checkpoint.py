@@ -147,6 +147,7 @@ class Checkpoint:
         except DamagedError as error:
             good = newest_beside(Path(path).absolute())
             raise DamagedError(f"{error}{'' if good is None else f' {good} is the newest good one beside it.'}") from error
+        current().meet(f"that it has read {path}")  # before it may be dropped
         states = self._saved.restore(loaded, set(self._others), allow_other_replicas, partial)
         for name, thing in self._others.items():
             thing.set_state(states[name])

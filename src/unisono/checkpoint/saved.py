@@ -13,6 +13,7 @@ from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.leaves import STATES, joined, separated
 from unisono.checkpoint.state import KerasState
 from unisono.checkpoint.store import Loaded, Store
+from unisono.cluster.agreement import current
 from unisono.owned import strategy_of
 
 
@@ -29,6 +30,7 @@ class Saved:
         """What the run is: of the strategy in whose scope something of this was made, and of the data."""
         strategies = [strategy_of(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
+        check_together(strategy)
         return facts.of_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def make_is_known(self) -> None:
@@ -45,6 +47,7 @@ class Saved:
         `values` stand in place of what the variables of these names hold.
         """
         if not store.writes:
+            self._run()
             return store.path(number)
         held = self.keras.values() | dict(values or {})
         plain, arrays = separated(dict(states))
@@ -94,6 +97,15 @@ class Saved:
                     f"{name} was restored from the checkpoint {where}, and {what}. Please report this with the model that shows it; do not "
                     f"train on."
                 )
+
+
+def check_together(strategy: Any) -> None:
+    """One process saves for all: what each trains by itself would be lost."""
+    if strategy is not None and not current().is_alone and strategy.placement.processes is None:
+        raise ValueError(
+            f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would save "
+            f"its own and nobody the others'. Make it in the scope of the MultiWorkerMirroredStrategy."
+        )
 
 
 def apart(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

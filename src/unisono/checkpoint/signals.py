@@ -29,8 +29,9 @@ class Stop:
         self.is_answered = False
 
     def leave(self, path: Any) -> None:
-        """Ends the program, by an exit that `finally` and `with` see."""
+        """Ends the program, by an exit that `finally` and `with` see. All leave together: who leaves before it is saved may be missed."""
         self.is_answered = True
+        current().meet("that it was asked to stop, and all is saved")
         if current().is_first:
             asked_by = self.asked_by or "Another process was asked to stop"
             print(
@@ -63,7 +64,8 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
             signal.raise_signal(number)
             return
         stop.asked_by = signal.Signals(number).name
-        print(f"{stop.asked_by}: saving after this step. Once more ends at once.", file=sys.stderr)
+        what = "leaving already" if stop.is_answered else "saving after this step"
+        print(f"{stop.asked_by}: {what}. Once more ends at once.", file=sys.stderr)
 
     def restore() -> None:
         for number, handler in before.items():
@@ -83,7 +85,10 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
             )
         yield stop
     finally:
-        restore()
+        if (
+            stop.asked_by is not None or not stop.is_answered
+        ):  # a process that leaves for another one's signal may get its own now
+            restore()
     if stop.asked_by is not None and not stop.is_answered:
         signal.raise_signal(numbered(stop.asked_by))
 

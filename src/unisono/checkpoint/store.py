@@ -28,6 +28,7 @@ from unisono.checkpoint.folders import ARRAYS, METADATA, found_in
 from unisono.checkpoint.orbax_seam import alone
 from unisono.checkpoint.writer import Writer, wait_for_all
 from unisono.cluster.agreement import current
+from unisono.cluster.watch.progress import current as progress
 
 policies = ocp.training.preservation_policies
 
@@ -127,7 +128,9 @@ class Store:
             return str(found[0].path) if found else None
 
         path = current().of_first(f"the newest checkpoint of {self.name}", find)
-        return None if path is None else found[0] if found else load_as_first(Path(path))
+        loaded = None if path is None else found[0] if found else load_as_first(Path(path))
+        current().meet(f"that it has read the newest checkpoint of {self.name}")  # before it may be dropped
+        return loaded
 
     def delete(self) -> None:
         """All of them, and the directory where nothing else is in it."""
@@ -158,10 +161,12 @@ class Store:
         self._known[number] = True
         try:
             self._drop_others()
-        except Exception as error:
-            raise OSError(
-                f"The checkpoint {self.path(number)} was written, and older ones that need not be kept could not be removed: {first_line(error)}."
-            ) from error
+        except OSError as error:
+            warnings.warn(
+                f"The checkpoint {self.path(number)} was written, and older ones that need not be kept could not be removed: "
+                f"{first_line(error)}. The next save tries again.",
+                stacklevel=2,
+            )
 
     def _check_writable(self, number: int) -> None:
         """Raises what keeps Orbax from making its folder, for which some of its threads would wait for minutes."""
@@ -177,7 +182,8 @@ class Store:
         if self.keep is None:
             return
         policy: Any = policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
-        good = [Counted(number, self._written(number)) for number in self.numbers if self._is_good(number)]
+        there = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
+        good = [Counted(number, self._written(number)) for number in there if self._is_good(number)]
         stay = policy.should_preserve(good, context=policies.PreservationContext())
         for one, stays in zip(good[:-1], stay, strict=False):
             if not stays:
@@ -264,7 +270,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     """Reads a checkpoint and checks every bit of it."""
     path = Path(path).absolute()
     try:
-        with quiet(), alone():
+        with progress().busy("reading a checkpoint"), quiet(), alone():
             return checked(path)
     except DamagedError:
         raise

@@ -12,11 +12,8 @@ import jax
 from unisono.cluster import jax_seam
 from unisono.cluster.watch.progress import current as progress
 
-WAIT = 300
-"""Seconds for the slowest process."""
-
-
-ALL_CALL = "Call whatever builds, trains, saves or restores in every process, in the same order: only process 0 writes."
+SLICE = 2000
+"""Milliseconds."""
 
 
 class AgreementError(ValueError):
@@ -54,12 +51,22 @@ class Agreement:
         self._say(talk, about, what)
         return [self._heard(talk, about, number) for number in range(self._processes)]
 
+    def meet(self, about: str) -> None:
+        """Until all have come here."""
+        self.told(about, None)
+
     def of_first(self, about: str, find: Callable[[], Any]) -> Any:
-        """What process 0 finds, in JSON; the others do not look."""
+        """What process 0 finds, in JSON, or the error that it raises; the others do not look."""
         talk = next(self._talks)
         if not self.is_first:
             return self._heard(talk, about, 0)
-        found = find()
+        try:
+            with progress().busy(about):
+                found = find()
+        except Exception as error:
+            if not self.is_alone:
+                self._say(talk, about, None, error)
+            raise
         if not self.is_alone:
             self._say(talk, about, found)
         return found
@@ -90,25 +97,31 @@ class Agreement:
         """Nobody wishes to stop any more."""
         self.wishes = self.heard = False
 
-    def _say(self, talk: int, about: str, what: Any) -> None:
-        jax_seam.client().key_value_set(f"unisono/{talk}/{self.number}", json.dumps([about, what]))
+    def _say(self, talk: int, about: str, what: Any, error: Exception | None = None) -> None:
+        words = None if error is None else [isinstance(error, OSError), str(error)]
+        jax_seam.client().key_value_set(f"unisono/{talk}/{self.number}", json.dumps([about, what, words]))
 
     def _heard(self, talk: int, about: str, number: int) -> Any:
-        with progress().waiting():
-            try:
-                text = jax_seam.client().blocking_key_value_get(f"unisono/{talk}/{number}", 1000 * WAIT)
-            except jax.errors.JaxRuntimeError as error:
-                if not str(error).startswith("DEADLINE_EXCEEDED"):
-                    raise
-                raise AgreementError(
-                    f"Process {self.number} has waited {WAIT} seconds to hear from process {number} about {about}. {ALL_CALL}"
-                ) from error
-        theirs, what = json.loads(text)
+        theirs, what, error = json.loads(self._text(f"unisono/{talk}/{number}", about))
         if theirs != about:
             raise AgreementError(
-                f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. {ALL_CALL}"
+                f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. Call whatever builds, trains, saves "
+                f"or restores in every process, in the same order: only process 0 writes."
             )
+        if error is not None:
+            is_of_system, text = error
+            raise (OSError if is_of_system else AgreementError)(f"Process {number} says: {text}")
         return what
+
+    def _text(self, key: str, about: str) -> str:
+        """Waits as long as it takes: the watch ends this process where nobody will come. In slices, between which signals are heard."""
+        with progress().waiting(f"to hear of {about}"):
+            while True:
+                try:
+                    return jax_seam.client().blocking_key_value_get(key, SLICE)
+                except jax.errors.JaxRuntimeError as error:
+                    if not str(error).startswith("DEADLINE_EXCEEDED"):
+                        raise
 
 
 _current = [Agreement()]

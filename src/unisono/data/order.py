@@ -14,13 +14,19 @@ import secrets
 import numpy as np
 
 from unisono import keras_seam
+from unisono.cluster.agreement import current
 
 
 def draw_seed() -> int:
     """The seed of a model's data order: from `keras.utils.set_random_seed`, else from NumPy's generator as it stands.
 
-    Nothing is drawn: the layers of the model must start from the numbers that plain Keras gives them.
+    Nothing is drawn: the layers of the model must start from the numbers that plain Keras gives them. Of several processes the first one's
+    is taken.
     """
+    return current().of_first("the seed of the order of rows", own_seed)
+
+
+def own_seed() -> int:
     seed = keras_seam.get_random_seed()
     if seed is not None:
         return seed

@@ -82,7 +82,7 @@ class Meeting:
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
         with current().busy("computing"):
             arrays = one_at_a_time(arrays)
-        with current().waiting():
+        with current().waiting("for a sum"):
             sums, heard = one_at_a_time(self._programs[key](arrays, told))
         by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self._own]
         totals = [

@@ -40,7 +40,7 @@ class RowsOfAll:
         # As in the sums: on CPU nothing else may be in flight.
         with current().busy("computing"):
             filled = jax.block_until_ready(filled)
-        with current().waiting():
+        with current().waiting("for the rows of all"):
             everywhere = jax.block_until_ready(self._gather([self._global(array) for array in filled]))
         found = [piece(array, self._lead) for array in everywhere]
         return [

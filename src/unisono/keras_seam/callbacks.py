@@ -41,7 +41,6 @@ WITHOUT_STATE = (
 
 WRITING = (
     keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ProgbarLogger,
     keras.callbacks.RemoteMonitor,

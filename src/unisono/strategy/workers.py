@@ -69,6 +69,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
         if self._agreement is None:
             return super()._place(found, all_of_them, replicas, accumulate)
+        if replicas is not None and replicas < self.cluster.processes:
+            raise ValueError(
+                f"MultiWorkerMirroredStrategy received replicas={replicas} in {self.cluster.processes} processes, each of which runs at least "
+                f"one replica. Write replicas={self.cluster.processes} or more, or start fewer processes."
+            )
         if replicas is not None and all_of_them:
             found = found[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
         all_ = self._agreement.told("its devices", [device.id for device in found])

@@ -30,7 +30,7 @@ def state(pid: int, started: int) -> str:
     status = status_of(pid)
     if not status or status[0] in "ZX" or int(status[19]) != started:
         return GONE
-    return STOPPED if status[0] in "Tt" else THERE
+    return STOPPED if status[0] == "T" else THERE
 
 
 def status_of(pid: int) -> list[str]:

@@ -37,9 +37,9 @@ class Progress:
         self.step, self.moved = step, time.monotonic()
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around what cannot end before the other processes have come to the same place."""
-        with self._in_phase(WAITING, ""):
+    def waiting(self, words: str) -> Iterator[None]:
+        """Around what cannot end before the other processes have come to the same place, of which all say the same words."""
+        with self._in_phase(WAITING, words):
             yield
 
     @contextlib.contextmanager

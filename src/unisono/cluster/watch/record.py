@@ -31,7 +31,7 @@ class Record:
         state: One of those above.
         phase: What its main thread does.
         seconds: For how long it has done so without finishing a step.
-        words: The error that it raised, or what it is busy with.
+        words: The error that it raised, or what it is busy with or waits for.
         stack: Where its main thread stands, once that has not moved for a while.
     """
 

@@ -56,7 +56,13 @@ def place(record: Record, own: Record) -> str:
 def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: float) -> Verdict | None:
     """None where nobody is lost. What is surest comes first."""
     others = [heard[process] for process in sorted(heard) if process != own.process]
-    return raised(others) or silent(own, others, bound) or missing(own, others, interval) or stuck(own, others, bound)
+    return (
+        raised(others)
+        or silent(own, others, bound)
+        or missing(own, others, interval)
+        or stuck(own, others, bound)
+        or apart(own, others, bound)
+    )
 
 
 def raised(others: list[Heard]) -> Verdict | None:
@@ -114,6 +120,22 @@ def stuck(own: Record, others: list[Heard], bound: float) -> Verdict | None:
         record.process,
         f"{record} is stuck {record.where}: it has not moved for {record.seconds:.1f} seconds while others wait for it. If it is meant to "
         f"take so long, set {names.BOUND} (unisono launch --bound) to more seconds. It stands here:\n{record.stack.rstrip()}",
+    )
+
+
+def apart(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+    """All wait, but not for the same: nobody will come."""
+    everybody = sorted([own, *(other.record for other in others)], key=lambda record: record.process)
+    first = everybody[0]
+    if any(record.state != RUNNING or record.phase != WAITING or record.seconds < bound * PATIENCE for record in everybody):
+        return None
+    other = next((record for record in everybody if record.words != first.words), None)
+    if other is None:
+        return None
+    return Verdict(
+        other.process,
+        f"{other} waits {other.words} {other.where}, and {first} waits {first.words} {first.where}: nobody will come. Their data have other "
+        f"lengths, or one of them calls what the other does not.",
     )
 
 
