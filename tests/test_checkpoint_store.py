@@ -188,8 +188,8 @@ def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, 
         raise PermissionError(f"not {path}")
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    with pytest.raises(
-        OSError, match=r"ckpt_2 was written, and older ones that need not be kept could not be removed: PermissionError: not"
+    with pytest.warns(
+        UserWarning, match=r"ckpt_2 was written, and older ones .* could not be removed: PermissionError: not .* tries again"
     ):
         save(store, 2)
     monkeypatch.undo()
