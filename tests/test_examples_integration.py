@@ -136,6 +136,7 @@ def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     assert "Warning" not in killed.stderr
 
 
+@pytest.mark.full
 def test_a_loop_goes_on_in_several_processes(tmp_path):
     script, directory = str(EXAMPLES / "multi_worker_loop.py"), str(tmp_path / "ckpts")
     alone = python(script, "--checkpoints", directory)

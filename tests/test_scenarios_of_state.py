@@ -219,7 +219,7 @@ def test_clipping_and_averages_inside_a_loss_scale():
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
+@pytest.mark.parametrize("layer", [layers.LSTM, pytest.param(layers.GRU, marks=pytest.mark.full)])
 def test_recurrent_layers_in_half_precision(layer, dtype):
     """Within one percent of plain Keras in the same precision."""
 

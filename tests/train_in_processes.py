@@ -15,7 +15,7 @@ import unisono as un
 
 spec = json.loads(sys.argv[1])
 if "cores" in spec:  # of each process; it counts them when JAX starts
-    os.sched_setaffinity(0, range(spec["cores"][int(os.environ["UNISONO_PROCESS"])]))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec["cores"][int(os.environ["UNISONO_PROCESS"])]])
 strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"])  # before anything starts JAX
 
 import families
