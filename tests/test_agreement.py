@@ -18,8 +18,9 @@ import unisono as un
 from trainings import on
 from unisono import refusals
 from unisono.checkpoint import orbax_seam
+from unisono.checkpoint.reading import DamagedError, load_as_first
 from unisono.checkpoint.signals import Stop, listening
-from unisono.checkpoint.store import DamagedError, Store, load_as_first
+from unisono.checkpoint.store import Store
 from unisono.cluster import agreement, jax_seam
 from unisono.cluster.agreement import Agreement, AgreementError
 from unisono.data.order import draw_seed

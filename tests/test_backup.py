@@ -24,7 +24,8 @@ from threads import in_thread
 from trainings import labels, on, rows
 from unisono import keras_seam
 from unisono.checkpoint import signals
-from unisono.checkpoint.store import Store, load
+from unisono.checkpoint.reading import load
+from unisono.checkpoint.store import Store
 from unisono.checkpoint.writer import wait_for_all
 from unisono.data import in_order
 from unisono.data.order import Order

@@ -20,7 +20,7 @@ from sources import Batches
 from threads import in_thread
 from trainings import on, rows
 from unisono import keras_seam
-from unisono.checkpoint.store import DamagedError
+from unisono.checkpoint.reading import DamagedError
 
 X, Y = rows(43, 6), np.random.default_rng(1).integers(0, 5, 43)
 BATCH, STEPS, EPOCHS = 12, 4, 3

@@ -23,7 +23,8 @@ from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.folders import METADATA
 from unisono.checkpoint.latest import latest_checkpoint
 from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
-from unisono.checkpoint.store import DamagedError, Store, load, policies
+from unisono.checkpoint.reading import DamagedError, load
+from unisono.checkpoint.store import Store, policies
 from unisono.checkpoint.writer import Writer
 
 ARRAYS = {

@@ -19,7 +19,7 @@ from keras import layers, ops
 import layer_groups
 import unisono as un
 from trainings import distance, fitting, labels, on, rows
-from unisono.checkpoint.store import DamagedError, load
+from unisono.checkpoint.reading import DamagedError, load
 from unisono.export import export, extras, load_exported, places, structure
 from unisono.export.loaded import LoadedModel
 from unisono.export.program import ExportError

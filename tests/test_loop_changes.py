@@ -99,6 +99,12 @@ def test_what_is_put_into_a_list_or_a_dict(whole):
     assert float(asked()) == 128
 
 
+def test_numbers_that_compute_differently_are_not_the_same():
+    assert not surroundings.is_same(-0.0, 0.0)
+    assert not surroundings.is_same(True, 1)
+    assert surroundings.is_same(float("nan"), float("nan"))
+
+
 def test_little_is_looked_through_at_every_step():
     assert isinstance(surroundings.kept({"a": [1, 2], "b": 3}, frozenset()), surroundings.Kept)
     many = [[0] * 20 for _ in range(20)]

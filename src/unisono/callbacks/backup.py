@@ -15,9 +15,10 @@ import numpy as np
 from unisono import keras_seam
 from unisono.callbacks import states
 from unisono.callbacks.interval import Interval
+from unisono.checkpoint.reading import Loaded
 from unisono.checkpoint.saved import Saved
 from unisono.checkpoint.signals import SIGNALS, Stop, listening
-from unisono.checkpoint.store import Keep, Loaded, Store
+from unisono.checkpoint.store import Keep, Store
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.checkpoint.reading import DamagedError, load, newest_beside
 from unisono.checkpoint.saved import Saved
 from unisono.checkpoint.signals import SIGNALS, listening
 from unisono.checkpoint.state import KINDS
-from unisono.checkpoint.store import DamagedError, Keep, Store, load, newest_beside
+from unisono.checkpoint.store import Keep, Store
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
 

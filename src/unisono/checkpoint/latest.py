@@ -12,7 +12,7 @@ from pathlib import Path
 import h5py
 
 from unisono.checkpoint.folders import METADATA, found_in
-from unisono.checkpoint.store import DamagedError, load
+from unisono.checkpoint.reading import DamagedError, load
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
 

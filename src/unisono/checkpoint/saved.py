@@ -11,8 +11,9 @@ import numpy as np
 from unisono.checkpoint import facts, matching
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.leaves import STATES, joined, separated
+from unisono.checkpoint.reading import Loaded
 from unisono.checkpoint.state import KerasState
-from unisono.checkpoint.store import Loaded, Store
+from unisono.checkpoint.store import Store
 from unisono.cluster.agreement import current
 from unisono.owned import strategy_of
 
@@ -26,11 +27,15 @@ class Saved:
         self._replicas = replicas
         self._make: dict[str, Any] | None = None
 
-    def _run(self) -> dict[str, Any]:
-        """What the run is: of the strategy in whose scope something of this was made, and of the data."""
+    def _strategy(self) -> Any:
+        """In whose scope something of this was made; None outside of every scope."""
         strategies = [strategy_of(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
         check_together(strategy)
+        return strategy
+
+    def _run(self, strategy: Any) -> dict[str, Any]:
+        """What the run is: of the strategy, and of the data."""
         return facts.of_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def make_is_known(self) -> None:
@@ -46,15 +51,15 @@ class Saved:
 
         `values` stand in place of what the variables of these names hold.
         """
+        strategy = self._strategy()
         if not store.writes:
-            self._run()
             return store.path(number)
         held = self.keras.values() | dict(values or {})
         plain, arrays = separated(dict(states))
         on_device = [name for name, value in held.items() if not isinstance(value, np.ndarray)]
         copies = dict(zip(on_device, copied([held[name] for name in on_device]), strict=True))
         digests = {name: self.keras.fingerprint(name) for name in self.keras.things}
-        record = self._run() | (self._make or self._found_make()) | {"states": plain}
+        record = self._run(strategy) | (self._make or self._found_make()) | {"states": plain}
 
         def on_host() -> Mapping[str, np.ndarray]:
             return {name: np.asarray(value) for name, value in (held | copies | arrays).items()}
@@ -68,7 +73,7 @@ class Saved:
         self, loaded: Loaded, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
     ) -> dict[str, Any]:
         """Puts the variables back, after everything was compared; returns the states of the other things, which have these names."""
-        where, record, ours = str(loaded.path), loaded.record, self._run()
+        where, record, ours = str(loaded.path), loaded.record, self._run(self._strategy())
         held, arrays = apart(loaded.arrays)
         theirs = record["fingerprints"].keys() | record["states"].keys()
         matching.check_names(where, theirs, {*self.keras.things, *names}, partial)

@@ -24,7 +24,6 @@ class Stop:
     """Whether somebody has asked: this process, or another one of those that train together."""
 
     def __init__(self) -> None:
-        current().begin_anew()
         self.asked_by: str | None = None
         self.is_answered = False
 
@@ -57,6 +56,7 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
     So does the first at the end of the block, where nobody has answered it: it may come when the last step is done.
     """
     stop, before = Stop(), {}
+    current().begin_anew()
 
     def note(number: int, frame: Any) -> None:
         if stop.asked_by is not None:

@@ -9,7 +9,8 @@ import jax
 import keras
 import numpy as np
 
-from unisono.checkpoint.store import DamagedError, Store, load
+from unisono.checkpoint.reading import DamagedError, load
+from unisono.checkpoint.store import Store
 from unisono.export import places, variables
 from unisono.export.content import Content
 from unisono.export.loaded import LoadedModel, inputs_of

@@ -12,7 +12,7 @@ from typing import Any
 from unisono.loop.arguments import sorted_out
 from unisono.loop.closure import contents
 from unisono.loop.names import code_of, name_of
-from unisono.loop.same import Same
+from unisono.loop.same import NUMBERS, Same, by_value
 from unisono.loop.segment import Segment
 
 MOST_SEGMENTS = 64
@@ -84,10 +84,8 @@ def identity(function: Callable[..., Any]) -> Hashable:
 
 def known_by(thing: Any) -> Hashable:
     """Numbers and texts by what they are, functions as above, and all else by identity."""
-    if isinstance(thing, float):
-        return type(thing), thing.hex()  # 0.0 and -0.0 are equal, and two values
-    if isinstance(thing, bool | int | str | bytes | None):
-        return type(thing), thing
+    if thing is None or isinstance(thing, NUMBERS):
+        return by_value(thing)
     return identity(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else Same(thing)
 
 

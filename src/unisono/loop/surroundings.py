@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from unisono.loop.closure import COLLECTIONS, MOST_ITEMS, places
-
-NUMBERS = (bool, int, float, str, bytes)
+from unisono.loop.same import NUMBERS, by_value
 
 
 class Surroundings:
@@ -58,4 +57,4 @@ def is_same(now: Any, then: Any) -> bool:
             and items.keys() == then.items.keys()
             and all(is_same(items[key], of) for key, of in then.items.items())
         )
-    return now is then or (type(now) is type(then) and isinstance(now, NUMBERS) and now == then)
+    return now is then or (isinstance(now, NUMBERS) and by_value(now) == by_value(then))
