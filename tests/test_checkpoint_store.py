@@ -23,8 +23,9 @@ from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.folders import METADATA
 from unisono.checkpoint.latest import latest_checkpoint
 from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
+from unisono.checkpoint.orbax_seam import policies
 from unisono.checkpoint.reading import DamagedError, load
-from unisono.checkpoint.store import Store, policies
+from unisono.checkpoint.store import Store
 from unisono.checkpoint.writer import Writer
 
 ARRAYS = {

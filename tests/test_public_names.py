@@ -8,6 +8,8 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
@@ -46,6 +48,17 @@ def test_the_public_names_are_these():
 @pytest.mark.parametrize("name", un.callbacks.__all__)
 def test_every_callback_is_documented(name):
     assert inspect.getdoc(getattr(un.callbacks, name))
+
+
+def test_what_takes_long_to_import_waits_until_it_is_used():
+    code = """
+import sys, unisono as un
+print(*{"orbax", "tensorboardX"} & set(sys.modules))
+un.callbacks.BackupAndRestore("backup")
+print("orbax" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["", "True"]
 
 
 @pytest.mark.parametrize("module", MODULES)

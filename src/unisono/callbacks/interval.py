@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import orbax.checkpoint.experimental.v1 as ocp
-from orbax.checkpoint.options import MultiprocessingOptions
+from typing import TYPE_CHECKING, Any
 
 from unisono.pace import MOST_STEPS
 
-policies = ocp.training.save_decision_policies
-
-
-class Moment(NamedTuple):
-    """What Orbax' policies look at."""
-
-    step: int
-    time: datetime.datetime
-    metrics: dict[str, Any] | None = None
+if TYPE_CHECKING:
+    from unisono.callbacks.save_policy import SavePolicy
 
 
 class Interval:
@@ -28,7 +17,7 @@ class Interval:
     def __init__(self, save_freq: Any, is_saving: Callable[[], bool]) -> None:
         """`is_saving` says whether the checkpoint before is still being written."""
         every = save_freq if isinstance(save_freq, int) and not isinstance(save_freq, bool) else 0
-        self._policy: Any = save_freq if isinstance(save_freq, policies.SaveDecisionPolicy) else None
+        self._policy = None if every or save_freq in ("epoch", False) else policy_of(save_freq)
         if not (every > 0 or save_freq == "epoch" or save_freq is False or self._policy):
             raise ValueError(
                 f"save_freq is 'epoch', a number of steps, False for signals alone, or a policy of "
@@ -40,12 +29,11 @@ class Interval:
         self.steps = 0
         """Since the training began."""
         self._due_since_saved = False
-        self._saved: list[Moment] = []
 
     def until_due(self) -> int:
         """How many steps may come at once before one that is saved."""
-        if self._policy is not None:  # which may wait for a certain step, unless it looks at the clock
-            return MOST_STEPS if isinstance(self._policy, policies.ContinuousCheckpointingPolicy) else 1
+        if self._policy is not None:  # which may wait for a certain step
+            return MOST_STEPS if self._policy.looks_at_the_clock else 1
         return MOST_STEPS if self._every is None else self._every - self.steps % self._every
 
     def passed(self, steps: int) -> None:
@@ -53,7 +41,7 @@ class Interval:
         if self._every is not None:
             self._due_since_saved |= before // self._every < self.steps // self._every
         elif self._policy is not None:
-            self._due_since_saved |= self._policy.should_save(self._now(), self._saved, context=self._context())
+            self._due_since_saved |= self._policy.is_due(self.steps, self._is_saving())
 
     @property
     def is_due(self) -> bool:
@@ -61,12 +49,11 @@ class Interval:
 
     def saved(self) -> None:
         self._due_since_saved = False
-        self._saved = [self._now()]
+        if self._policy is not None:
+            self._policy.saved(self.steps)
 
-    def _now(self) -> Moment:
-        return Moment(self.steps, datetime.datetime.now(tz=datetime.UTC))
 
-    def _context(self) -> Any:
-        return policies.DecisionContext(
-            is_saving_in_progress=self._is_saving(), reached_preemption=False, multiprocessing_options=MultiprocessingOptions()
-        )
+def policy_of(save_freq: Any) -> SavePolicy | None:
+    from unisono.callbacks import save_policy
+
+    return save_policy.SavePolicy(save_freq) if save_policy.is_policy(save_freq) else None

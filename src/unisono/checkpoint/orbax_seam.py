@@ -1,16 +1,45 @@
-"""The only file that touches what is private in Orbax; checked with orbax-checkpoint 0.12.8."""
+"""What is asked of Orbax, and the only file that touches what is private in it; checked with orbax-checkpoint 0.12.8.
+
+It is imported where it is first used: Orbax takes as long to import as all of Unisono.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from orbax.checkpoint.experimental.v1._src.context import context as contexts
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
+from unisono.checkpoint.folders import ARRAYS
 from unisono.cluster import jax_seam
 
+policies = ocp.training.preservation_policies
+
 _check = execution._check_directory_consistency
+
+
+def write(path: str, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> None:
+    with alone():
+        ocp.save(path, dict(arrays), checkpointable_name=ARRAYS, custom_metadata=record)
+
+
+def record_of(path: str) -> Any:
+    with alone():
+        return ocp.checkpointables_metadata(path).custom_metadata
+
+
+def read(path: str, like: Mapping[str, np.ndarray]) -> Any:
+    with alone():
+        return ocp.load(path, dict(like), checkpointable_name=ARRAYS)
+
+
+def stay(keep: Any, checkpoints: Sequence[Any]) -> Sequence[bool]:
+    """Which of them a number of newest ones, or a policy, keeps."""
+    policy = policies.LatestN(keep) if isinstance(keep, int) else keep
+    return policy.should_preserve(checkpoints, context=policies.PreservationContext())
 
 
 def alone() -> ocp.Context:

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orbax.checkpoint.experimental.v1 as ocp
 
 from unisono.checkpoint.arrays import digest
-from unisono.checkpoint.folders import ARRAYS, found_in
-from unisono.checkpoint.orbax_seam import alone
+from unisono.checkpoint.folders import found_in
 from unisono.cluster.agreement import current
 from unisono.cluster.watch.progress import current as progress
 
@@ -79,7 +77,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     """Reads a checkpoint and checks every bit of it."""
     path = Path(path).absolute()
     try:
-        with progress().busy("reading a checkpoint"), quiet(), alone():
+        with progress().busy("reading a checkpoint"), quiet():
             return checked(path)
     except DamagedError:
         raise
@@ -88,7 +86,9 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
 
 def checked(path: Path) -> Loaded:
-    record: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
+    from unisono.checkpoint import orbax_seam
+
+    record = orbax_seam.record_of(str(path))
     if not isinstance(record, dict) or record.get("seal") != seal(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
     if record["format"] != FORMAT:
@@ -98,7 +98,7 @@ def checked(path: Path) -> Loaded:
     described_there = record["arrays"]
     like = {name: np.empty(shape, dtype_named(dtype)) for name, (shape, dtype, _) in described_there.items()}
     filled = {name: array for name, array in like.items() if array.size}
-    read = ocp.load(str(path), filled, checkpointable_name=ARRAYS) if filled else {}
+    read = orbax_seam.read(str(path), filled) if filled else {}
     arrays = {name: np.asarray(read[name]) if array.size else array for name, array in like.items()}
     wrong = [name for name, (_, _, of) in described_there.items() if digest(arrays[name]) != of]
     if wrong:

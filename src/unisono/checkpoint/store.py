@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orbax.checkpoint.experimental.v1 as ocp
 
-from unisono.checkpoint.folders import ARRAYS, METADATA, found_in
-from unisono.checkpoint.orbax_seam import alone
+from unisono.checkpoint.folders import METADATA, found_in
 from unisono.checkpoint.reading import DamagedError, Loaded, first_line, load, load_as_first, newest_of, recorded
 from unisono.checkpoint.writer import Writer, wait_for_all
 from unisono.cluster.agreement import current
-
-policies = ocp.training.preservation_policies
 
 NOTHING = "nothing"
 """The name of an array that stands for none: Orbax writes no empty checkpoints."""
@@ -48,6 +44,8 @@ class Store:
     """The checkpoints of one directory that have one name, as in `name_1`, `name_2`."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep = None) -> None:
+        from unisono.checkpoint import orbax_seam  # noqa: F401  # not in the middle of a training, where it is needed
+
         self.directory = Path(directory).absolute()
         self.name = name
         self.keep = keep
@@ -124,16 +122,12 @@ class Store:
             self.directory.rmdir()
 
     def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+        from unisono.checkpoint import orbax_seam
+
         filled = {name: array for name, array in arrays.items() if array.size}
         try:
             self._check_writable(number)
-            with alone():
-                ocp.save(
-                    str(self.path(number)),
-                    filled or {NOTHING: np.zeros(1)},  # Orbax takes no empty arrays, and no empty checkpoints
-                    checkpointable_name=ARRAYS,
-                    custom_metadata=record,
-                )
+            orbax_seam.write(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)  # it takes nothing that is empty
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
@@ -162,11 +156,11 @@ class Store:
         count, and stays where it is."""
         if self.keep is None:
             return
-        policy: Any = policies.LatestN(self.keep) if isinstance(self.keep, int) else self.keep
+        from unisono.checkpoint import orbax_seam
+
         there = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
         good = [Counted(number, self._written(number)) for number in there if self._is_good(number)]
-        stay = policy.should_preserve(good, context=policies.PreservationContext())
-        for one, stays in zip(good[:-1], stay, strict=False):
+        for one, stays in zip(good[:-1], orbax_seam.stay(self.keep, good), strict=False):
             if not stays:
                 self._remove(one.step)
 
