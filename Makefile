@@ -16,7 +16,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test compat lint format matrix soak clean
+.PHONY: help demo test compat lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -26,6 +26,7 @@ help:
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
+	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (three hours)"
 	@echo "make clean    remove .venv"
 
 demo: $(VENV)/demo.stamp
@@ -37,7 +38,8 @@ test: $(VENV)/dev.stamp
 # What make test has resumed over already is left out.
 compat: $(VENV)-compat/made
 	$(VENV)-compat/bin/python -m pytest -n 2 --dist worksteal tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py \
-		tests/test_training_bad_data.py tests/test_loop_data.py tests/test_export_tf_integration.py tests/test_backup.py \
+		tests/test_training_bad_data.py tests/test_loop_data.py tests/test_export_tf_integration.py tests/test_peers_integration.py \
+		tests/test_backup.py \
 		-k "not random_model and not test_backup or ((over_every_source or other_rows or grain) and not arrays and not PyDataset)" $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
@@ -49,6 +51,10 @@ matrix: $(VENV)-matrix/made
 soak: $(VENV)-matrix/made
 	UNISONO_SOAK=full $(VENV)-matrix/bin/python -m pytest -m soak --timeout 0 $(ARGS)
 
+# Alone on the machine.
+bench: $(VENV)-bench/made
+	$(VENV)-bench/bin/python benchmarks/run.py --out benchmarks $(ARGS)
+
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +65,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-matrix
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-matrix $(VENV)-bench
 
 # A stamp is an extra of pyproject.toml that .venv has.
 $(VENV)/%.stamp: pyproject.toml constraints.txt $(VENV)/made
@@ -73,7 +79,7 @@ $(VENV)/made:
 	@touch $@
 
 $(VENV)-compat/made: WITH := $(OLDEST_KERAS)
-$(VENV)-matrix/made: WITH := $(KERAS)
+$(VENV)-matrix/made $(VENV)-bench/made: WITH := $(KERAS)
 
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-%/made: pyproject.toml constraints.txt

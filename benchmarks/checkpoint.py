@@ -24,6 +24,7 @@ import jax
 import keras
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
+import results
 
 WIDTH, LAYERS, ROWS = 2560, 4, 32  # 4 x 2560 x 2560 float32: 105 MB
 
@@ -54,7 +55,7 @@ def training() -> tuple[Any, Callable[[], Any]]:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 7
     model, step = training()
     done = lambda: jax.block_until_ready([v.value for v in model.variables])  # noqa: E731
     times: dict[str, list[float]] = {}
@@ -84,11 +85,9 @@ def main() -> None:
                     times.setdefault(name, []).append(value)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"a model of {sum(v.value.nbytes for v in model.variables) / 1e6:.0f} MB")
-    for name, value in medians.items():
-        print(f"{name:28}{value:10.1f} ms")
-    for plain in ("Keras' save_weights", "Orbax' save"):
-        print(f"{'until it returns, to ' + plain:44}{medians['ours, until it returns'] / medians[plain]:8.3f}")
-        print(f"{'on two steps, to ' + plain:44}{medians['ours, on two steps'] / medians[plain]:8.3f}")
+    plain = "Keras' save_weights", "Orbax' save"
+    rows = [{"": name, "ms": value} | {f"to {of}": value / medians[of] for of in plain} for name, value in medians.items()]
+    results.report("checkpoint", rows)
 
 
 if __name__ == "__main__":

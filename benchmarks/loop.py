@@ -2,7 +2,7 @@
 
 python benchmarks/loop.py [ROUNDS]
 
-Prints, for each net and placement, milliseconds a step of both (medians over rounds) and their ratio. fit reads the batches from a
+Prints, for each workload and placement, milliseconds a step of both (medians over rounds) and their ratio. fit reads the batches from a
 generator, which keeps it from taking several steps in a call.
 """
 
@@ -20,34 +20,32 @@ un.MirroredStrategy(devices=2)  # makes two CPU devices, before anything starts 
 
 # isort: split
 import keras
-import numpy as np
-from against_keras import net
+import results
+from workloads import WORKLOADS, Workload
 
 PLACEMENTS: dict[str, Callable[[], Any]] = {
     "R = 1": lambda: un.OneDeviceStrategy(),
     "R = 8 on 1 device": lambda: un.OneDeviceStrategy(replicas=8),
     "R = 8 on 2 devices": lambda: un.MirroredStrategy(devices=2, replicas=8),
 }
-STEPS = {"mlp": 400, "mnist": 30}
+STEPS = {"W3 MLP, batch 32": 400, "W1 MNIST, two convolutions": 30}
 
 
-def batches(name: str) -> list[tuple[Any, Any]]:
-    _, shape, batch, _ = net(name, keras)
-    rng = np.random.default_rng(0)
-    return [(rng.random((batch, *shape), dtype="float32"), rng.integers(0, 10, batch)) for _ in range(STEPS[name])]
+def batches(workload: Workload, steps: int) -> list[tuple[Any, Any]]:
+    x, y = workload._replace(steps=steps).data()
+    return [(x[first : first + workload.batch], y[first : first + workload.batch]) for first in range(0, len(x), workload.batch)]
 
 
-def fitting(name: str, strategy: Any, data: list[Any]) -> Callable[[], Any]:
+def fitting(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
     with strategy.scope():
-        model, _, _, optimizer = net(name, keras)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model, optimizer = workload.model(keras)
+    model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
     return lambda: model.fit((batch for batch in data), steps_per_epoch=len(data), verbose=0)
 
 
-def looping(name: str, strategy: Any, data: list[Any]) -> Callable[[], Any]:
+def looping(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
     with strategy.scope():
-        model, _, _, _ = net(name, keras)
-        optimizer = keras.optimizers.Adam()
+        model, optimizer = workload.model(keras)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
     loss_fn = keras.losses.SparseCategoricalCrossentropy(reduction=None)
 
@@ -80,12 +78,13 @@ def looping(name: str, strategy: Any, data: list[Any]) -> Callable[[], Any]:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    print(f"{'':27}{'fit':>10}{'loop':>13}{'ratio':>8}")
-    for name in STEPS:
-        data = batches(name)
-        for placement, strategy in PLACEMENTS.items():
-            trainings = {"fit": fitting(name, strategy(), data), "loop": looping(name, strategy(), data)}
+    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    rows = []
+    for name, steps in list(STEPS.items())[: 1 if results.SMALL else None]:
+        workload = WORKLOADS[name]
+        data = batches(workload, steps)
+        for placement, strategy in list(PLACEMENTS.items())[: 1 if results.SMALL else None]:
+            trainings = {"fit": fitting(workload, strategy(), data), "loop": looping(workload, strategy(), data)}
             times: dict[str, list[float]] = {kind: [] for kind in trainings}
             for round_ in range(rounds + 2):
                 for kind, train in trainings.items():
@@ -94,7 +93,10 @@ def main() -> None:
                     if round_ > 1:
                         times[kind].append((time.perf_counter() - start) / len(data))
             fit, loop = (statistics.median(times[kind]) for kind in ("fit", "loop"))
-            print(f"{name:6} {placement:20}{1e3 * fit:8.3f} ms{1e3 * loop:10.3f} ms{loop / fit:8.2f}", flush=True)
+            rows.append(
+                {"workload": name, "placement": placement, "fit, ms": 1e3 * fit, "loop, ms": 1e3 * loop, "loop / fit": loop / fit}
+            )
+    results.report("loop", rows)
 
 
 if __name__ == "__main__":

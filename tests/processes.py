@@ -21,6 +21,11 @@ def environment(**extra: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours} | {"KERAS_BACKEND": "jax"} | extra
 
 
+def kept_in(folder: pathlib.Path) -> dict[str, str]:
+    """For an environment: processes load what earlier ones have compiled. Not for tests of whether code that is compiled again is the same."""
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
 def python(*args: str, timeout: float = LIMIT, **extra: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a fresh process and waits for it."""
     return subprocess.run(

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from processes import python
+from processes import kept_in, python
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -122,9 +122,10 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
 
 def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     script = str(EXAMPLES / "multi_worker_fit.py")
+    programs = kept_in(tmp_path / "programs")
     alone = python(script, "--backup", str(tmp_path / "alone"))
     launch = ["-m", "unisono.cli", "launch", "--cpu", "--processes", "2", "--restarts", "1"]
-    killed = python(*launch, script, "--backup", str(tmp_path / "launched"), "--kill-at", "15")
+    killed = python(*launch, script, "--backup", str(tmp_path / "launched"), "--kill-at", "15", **programs)
     bits = []
     for finished in (alone, killed):
         assert finished.returncode == 0, finished.stderr[-3000:]

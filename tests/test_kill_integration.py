@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from processes import HERE, LIMIT, environment
+from processes import HERE, LIMIT, environment, kept_in
 
 KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else 5
 SCRIPT = str(HERE / "train_and_be_killed.py")
@@ -24,8 +24,10 @@ PLACEMENTS = [0, 1, 2, 3, 4, 8]
 
 
 def started(directory: Path, devices: int, how: str) -> subprocess.Popen[str]:
+    """Those that are started again load what the first has compiled, so that more of the moments lie in steps and saves."""
     command = [sys.executable, SCRIPT, json.dumps({"directory": str(directory), "devices": devices, "how": how})]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    kept = kept_in(directory.parent / "programs")
+    return subprocess.Popen(command, env=environment(**kept), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def killed(process: subprocess.Popen[str], directory: Path, moment: random.Random, in_save: bool) -> bool:
@@ -36,7 +38,7 @@ def killed(process: subprocess.Popen[str], directory: Path, moment: random.Rando
         while process.poll() is None and not list(directory.glob("*tmp*")):
             time.sleep(0.0005)
     else:
-        time.sleep(moment.uniform(0.5, 5.0))
+        time.sleep(moment.uniform(0.2, 2.5))
     alive = process.poll() is None
     process.kill()
     return alive

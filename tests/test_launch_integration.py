@@ -122,6 +122,14 @@ def test_exit_codes(source, code, message, tmp_path):
     assert [line.removeprefix("unisono launch: ").rstrip(".") for line in err[-1:]] == ([] if message is None else [message])
 
 
+def test_one_that_is_alone_and_stopped_is_ended_and_started_again(tmp_path):
+    source = "if os.environ['UNISONO_RESTARTS'] == '0': os.kill(os.getpid(), signal.SIGSTOP)\nprint('done')"
+    code, out, err = launch(tmp_path, "--processes", "1", "--bound", "1", "--restarts", "1", written(tmp_path, source))
+    assert code == 0, err
+    assert out == ["[0] done"]
+    assert "unisono launch: process 0 was stopped (SIGSTOP), and was ended." in err
+
+
 def test_one_progress_bar_and_both_streams(tmp_path):
     source = r"""
 import keras

@@ -1,7 +1,8 @@
 """A function compiled once and loaded on every device that runs it.
 
 The same source compiled again is not always the same machine code, and compiling for eight devices takes eight times as
-long as for one. So a program is compiled for the first device that asks, and its machine code is loaded on the others.
+long as for one. So a program is compiled for the first device that asks, and its machine code is loaded on the others; and by later
+processes, where the user has named a folder for it (`kept`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import hashlib
 import io
 import pickle
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -25,6 +27,10 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from unisono.cluster.watch.progress import current
+from unisono.xla import kept
+
+NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
+"""What is raised where machine code cannot be written down."""
 
 
 class Program:
@@ -55,7 +61,7 @@ class Program:
             self._portable[key] = portable(self._lowered(device, args), device)
         try:
             return self._portable[key].on(device)
-        except (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError) as error:
+        except NOT_PORTABLE as error:
             if isinstance(error, JaxRuntimeError) and "not serializable" not in str(error):
                 raise
             warnings.warn(
@@ -87,14 +93,33 @@ def portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
     code: one who trains such a model again, or in another placement, does not wait for the compiler again."""
     text = lowered.as_text()
     if "callback" in text:  # it holds the address of a function of this very model
-        return Portable(compiled(lowered), device)
+        return Portable.of(compiled(lowered), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
-        _shared[key] = Portable(compiled(lowered), device)
+        _shared[key] = kept_or_compiled(lowered, text, device)
     _shared.move_to_end(key)
     while len(_shared) > MOST_SHARED:
         _shared.popitem(last=False)
     return _shared[key]
+
+
+def kept_or_compiled(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> Portable:
+    if not kept.is_wanted():
+        return Portable.of(compiled(lowered), device)
+    name = kept.key_of(text, device)
+    code = kept.read(name)
+    if code is not None:
+        try:
+            return Portable.of_code(code, lowered, device)
+        except Exception as error:
+            warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
+            kept.drop(name)
+    start = time.monotonic()
+    made = Portable.of(compiled(lowered), device)
+    seconds = time.monotonic() - start
+    with contextlib.suppress(*NOT_PORTABLE):
+        kept.write(name, made.code, seconds)
+    return made
 
 
 def forget_shared() -> None:
@@ -104,8 +129,7 @@ def forget_shared() -> None:
 
 @contextlib.contextmanager
 def without_cache() -> Iterator[None]:
-    """Machine code that comes out of JAX's compilation cache on disk cannot be loaded on other devices, and may have been made
-    by another machine: programs are compiled here."""
+    """Machine code that comes out of JAX's compilation cache on disk cannot be loaded on other devices."""
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         yield
         return
@@ -122,17 +146,36 @@ def without_cache() -> Iterator[None]:
 class Portable:
     """Machine code that can be loaded on other devices than the one that it was compiled for.
 
-    It stays loaded there as long as a model uses it: a process may have 65 530 pieces of memory of its own on Linux, and machine
-    code takes dozens for each device.
+    It stays loaded there as long as a model uses it, and on the first one as long as this object is there: a process may have 65 530
+    pieces of memory of its own on Linux, and machine code takes dozens for each device.
     """
 
-    def __init__(self, compiled: jax.stages.Compiled, device: jax.Device) -> None:
-        self._compiled = compiled
-        self._loaded = weakref.WeakValueDictionary({device: compiled})
+    def __init__(self, serialize: Callable[[], tuple[bytes, Any, Any]]) -> None:
+        self._serialize = serialize
+        self._loaded: weakref.WeakValueDictionary[jax.Device, jax.stages.Compiled] = weakref.WeakValueDictionary()
+        self._first: jax.stages.Compiled | None = None
+
+    @classmethod
+    def of(cls, compiled: jax.stages.Compiled, device: jax.Device) -> Portable:
+        """What was compiled for a device."""
+        portable = cls(lambda: serialize_executable.serialize(compiled))
+        portable._first = portable._loaded[device] = compiled
+        return portable
+
+    @classmethod
+    def of_code(cls, code: bytes, lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
+        """What an earlier process made of the same program."""
+        portable = cls(lambda: (code, jax.tree.structure(lowered.args_info), lowered.out_tree))
+        portable._first = portable.on(device)
+        return portable
+
+    @property
+    def code(self) -> bytes:
+        return self._serialized[0]
 
     @functools.cached_property
     def _serialized(self) -> tuple[bytes, Any, Any]:
-        return serialize_executable.serialize(self._compiled)
+        return self._serialize()
 
     def on(self, device: jax.Device) -> jax.stages.Compiled:
         loaded = self._loaded.get(device)

@@ -18,6 +18,7 @@ class End:
         signal: The one that killed it.
         forced: Whether the launcher ended it.
         last_words: Its last traceback.
+        was_stopped: Whether it was alone, and stopped (SIGSTOP) for longer than the bound.
     """
 
     process: int
@@ -25,6 +26,7 @@ class End:
     signal: signal.Signals | None
     forced: bool
     last_words: tuple[str, ...] = ()
+    was_stopped: bool = False
 
     @property
     def is_failure(self) -> bool:
@@ -40,6 +42,8 @@ class End:
         return 1 if self.signal == signal.SIGABRT else 0  # what JAX does where its coordinator is gone
 
     def __str__(self) -> str:
+        if self.was_stopped:
+            return f"process {self.process} was stopped (SIGSTOP), and was ended"
         if self.forced:
             return f"process {self.process} did not end by itself, and was ended"
         if self.signal is not None:

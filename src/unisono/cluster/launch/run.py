@@ -56,6 +56,7 @@ class Course:
 
     def __init__(self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: Signals) -> None:
         self._running, self._bound, self._selector, self._signals = list(workers), bound, selector, signals
+        self._is_alone, self._seen_going = len(workers) == 1, time.monotonic()
         self._ends: list[End] = []
         self._terminate_at = self._kill_at = float("inf")
         self._forced = False
@@ -85,6 +86,8 @@ class Course:
                 self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)
 
     def _enforce(self, now: float) -> None:
+        if self._is_alone:
+            self._end_a_stopped_one(now)
         if any(end.is_failure for end in self._ends):  # who is stopped has nothing to say, and does not hear SIGTERM
             self._kill([worker for worker in self._running if worker.is_stopped])
         if now >= self._kill_at:
@@ -94,15 +97,23 @@ class Course:
                 worker.send(signal.SIGTERM)
             self._terminate_at, self._forced = self._kill_at, True
 
-    def _kill(self, workers: list[WorkerProcess]) -> None:
+    def _end_a_stopped_one(self, now: float) -> None:
+        """Of several, the others name it; here nobody else is there to do so."""
+        if not all(worker.is_stopped for worker in self._running):
+            self._seen_going = now
+        elif now - self._seen_going > self._bound:
+            self._kill(self._running, was_stopped=True)
+
+    def _kill(self, workers: list[WorkerProcess], was_stopped: bool = False) -> None:
         for worker in list(workers):
             worker.kill()
             self._running.remove(worker)
-            self._ends.append(self._end_of(worker, forced=True))
+            self._ends.append(self._end_of(worker, forced=True, was_stopped=was_stopped))
 
-    def _end_of(self, worker: WorkerProcess, forced: bool) -> End:
+    def _end_of(self, worker: WorkerProcess, forced: bool, was_stopped: bool = False) -> End:
         worker.finish(self._selector)
-        return End(worker.number, worker.code, worker.signal, forced, tuple(last_traceback(list(worker.error.last))))
+        words = tuple(last_traceback(list(worker.error.last)))
+        return End(worker.number, worker.code, worker.signal, forced, words, was_stopped)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,295 @@
+"""The limit: a step of each model written by hand in JAX, without a framework, as one jitted function over donated buffers.
+
+python by_jax.py WORKLOAD SETTINGS-AS-JSON
+
+What the engine rewrites is written by hand here: a pool that does not overlap is a maximum over a reshaped array, whose gradient goes to
+the first largest value; batch statistics are taken in one pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from timing import report
+from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+
+Parameters = dict[str, Any]
+
+
+def glorot(key: jax.Array, *shape: int) -> jax.Array:
+    fan = int(np.prod(shape[:-2])) * (shape[-2] + shape[-1])
+    return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * (6 / fan) ** 0.5
+
+
+def keys() -> Callable[[], jax.Array]:
+    state = [jax.random.key(0)]
+
+    def one() -> jax.Array:
+        state[0], key = jax.random.split(state[0])
+        return key
+
+    return one
+
+
+def dense(key: Callable[[], jax.Array], inputs: int, outputs: int) -> Parameters:
+    return {"kernel": glorot(key(), inputs, outputs), "bias": jnp.zeros(outputs)}
+
+
+def apply_dense(of: Parameters, x: jax.Array) -> jax.Array:
+    return x @ of["kernel"] + of["bias"]
+
+
+def convolution(of: Parameters, x: jax.Array, padding: str) -> jax.Array:
+    return lax.conv_general_dilated(x, of["kernel"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")) + of["bias"]
+
+
+@jax.custom_vjp
+def max_pool(x: jax.Array) -> jax.Array:
+    return windows(x).max(-2)
+
+
+def windows(x: jax.Array) -> jax.Array:
+    """(rows, height / 2, width / 2, the four of a window, channels)"""
+    rows, height, width, channels = x.shape
+    x = x[:, : height // 2 * 2, : width // 2 * 2]
+    x = x.reshape(rows, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    return x.reshape(rows, height // 2, width // 2, 4, channels)
+
+
+def pool_forward(x: jax.Array) -> tuple[jax.Array, Any]:
+    return max_pool(x), x
+
+
+def pool_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    inside = windows(x)
+    first = jax.nn.one_hot(inside.argmax(-2), 4, axis=-2, dtype=x.dtype)
+    rows, height, width, channels = x.shape
+    spread = (first * gradient[..., None, :]).reshape(rows, height // 2, width // 2, 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    spread = spread.reshape(rows, height // 2 * 2, width // 2 * 2, channels)
+    return (jnp.pad(spread, ((0, 0), (0, height % 2), (0, width % 2), (0, 0))),)
+
+
+max_pool.defvjp(pool_forward, pool_backward)
+
+
+def batch_norm(of: Parameters, x: jax.Array, moving: Parameters) -> tuple[jax.Array, Parameters]:
+    mean = x.mean((0, 1, 2))
+    variance = (x * x).mean((0, 1, 2)) - mean * mean
+    moving = {"mean": 0.99 * moving["mean"] + 0.01 * mean, "variance": 0.99 * moving["variance"] + 0.01 * variance}
+    scale = of["gamma"] * lax.rsqrt(variance + 1e-3)
+    return x * scale + (of["beta"] - mean * scale), moving
+
+
+Model = tuple[Parameters, Any, Callable[[Parameters, Any, jax.Array], tuple[jax.Array, Any]]]
+"""(parameters, other state, what gives the logits and the next other state)"""
+
+
+def mnist(*features: int) -> Model:
+    key, channels, side = keys(), 1, 28
+    parameters: Parameters = {"convolutions": []}
+    for count in features:
+        parameters["convolutions"].append({"kernel": glorot(key(), 3, 3, channels, count), "bias": jnp.zeros(count)})
+        channels, side = count, (side - 2) // 2
+    parameters |= {"hidden": dense(key, channels * side * side, 64), "top": dense(key, 64, CLASSES)}
+
+    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        for one in of["convolutions"]:
+            x = max_pool(jax.nn.relu(convolution(one, x, "VALID")))
+        hidden = jax.nn.relu(apply_dense(of["hidden"], x.reshape(x.shape[0], -1)))
+        return apply_dense(of["top"], hidden), other
+
+    return parameters, (), logits
+
+
+def cifar() -> Model:
+    key, channels = keys(), 3
+    layers, moving = [], []
+    for features in (64, 128, 256):
+        for _ in range(3):
+            kernel = {"kernel": glorot(key(), 3, 3, channels, features), "bias": jnp.zeros(features)}
+            layers.append(kernel | {"gamma": jnp.ones(features), "beta": jnp.zeros(features)})
+            moving.append({"mean": jnp.zeros(features), "variance": jnp.ones(features)})
+            channels = features
+    parameters = {"layers": layers, "top": dense(key, 256, CLASSES)}
+
+    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        after = []
+        for number, (layer, state) in enumerate(zip(of["layers"], other, strict=True)):
+            x, state = batch_norm(layer, convolution(layer, x, "SAME"), state)
+            x = jax.nn.relu(x)
+            after.append(state)
+            if number in (2, 5):
+                rows, height, width, features = x.shape
+                x = x.reshape(rows, height // 2, 2, width // 2, 2, features).mean((2, 4))
+        return apply_dense(of["top"], x.mean((1, 2))), after
+
+    return parameters, moving, logits
+
+
+def mlp() -> Model:
+    key = keys()
+
+    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        hidden = jax.nn.sigmoid(apply_dense(of["hidden"], x.reshape(x.shape[0], -1)))
+        return apply_dense(of["top"], hidden), other
+
+    return {"hidden": dense(key, 784, 128), "top": dense(key, 128, CLASSES)}, (), logits
+
+
+def normalized(of: Parameters, x: jax.Array) -> jax.Array:
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + 1e-3) * of["gamma"] + of["beta"]
+
+
+def transformer() -> Model:
+    key = keys()
+    norm = lambda: {"gamma": jnp.ones(WIDTH), "beta": jnp.zeros(WIDTH)}  # noqa: E731
+    blocks = [
+        {
+            "queries": dense(key, WIDTH, 3 * WIDTH),
+            "out": dense(key, WIDTH, WIDTH),
+            "wide": dense(key, WIDTH, 4 * WIDTH),
+            "narrow": dense(key, 4 * WIDTH, WIDTH),
+            "first": norm(),
+            "second": norm(),
+        }
+        for _ in range(BLOCKS)
+    ]
+    embedded = {
+        name: jax.random.uniform(key(), (n, WIDTH), minval=-0.05, maxval=0.05)
+        for name, n in (("words", VOCABULARY), ("places", TOKENS))
+    }
+    parameters = embedded | {"blocks": blocks, "top": dense(key, WIDTH, CLASSES)}
+
+    def logits(of: Parameters, other: Any, words: jax.Array) -> tuple[jax.Array, Any]:
+        is_word, rows = words != 0, words.shape[0]
+        x = of["words"][words] + of["places"]
+        for block in of["blocks"]:
+            q, k, v = jnp.moveaxis(apply_dense(block["queries"], x).reshape(rows, TOKENS, 3, HEADS, -1), 2, 0)
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (WIDTH // HEADS) ** -0.5
+            weights = jax.nn.softmax(jnp.where(is_word[:, None, None], scores, -1e9))
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, TOKENS, WIDTH)
+            x = normalized(block["first"], x + apply_dense(block["out"], mixed))
+            wide = jax.nn.relu(apply_dense(block["wide"], x))
+            x = normalized(block["second"], x + apply_dense(block["narrow"], wide))
+        weight = is_word[..., None].astype(x.dtype)
+        return apply_dense(of["top"], (x * weight).sum(1) / weight.sum(1)), other
+
+    return parameters, (), logits
+
+
+def lstm() -> Model:
+    key, width = keys(), 128
+    parameters = {
+        "inputs": dense(key, 64, 4 * width),
+        "kernel": glorot(key(), width, 4 * width),
+        "top": dense(key, width, CLASSES),
+    }
+
+    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        given = jnp.moveaxis(apply_dense(of["inputs"], x), 1, 0)
+
+        def step(carry: tuple[jax.Array, jax.Array], now: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            hidden, cell = carry
+            i, f, g, o = jnp.split(now + hidden @ of["kernel"], 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            return (jax.nn.sigmoid(o) * jnp.tanh(cell), cell), None
+
+        zeros = jnp.zeros((x.shape[0], width))
+        (hidden, _), _ = lax.scan(step, (zeros, zeros), given)
+        return apply_dense(of["top"], hidden), other
+
+    return parameters, (), logits
+
+
+def sgd(state: Any, gradients: Any, parameters: Any) -> tuple[Any, Any]:
+    momenta = jax.tree.map(lambda m, g: 0.9 * m - 0.1 * g, state, gradients)
+    return momenta, jax.tree.map(jnp.add, parameters, momenta)
+
+
+def adam(rate: float, state: Any, gradients: Any, parameters: Any) -> tuple[Any, Any]:
+    count, first, second = state
+    count = count + 1
+    first = jax.tree.map(lambda m, g: m + (g - m) * 0.1, first, gradients)
+    second = jax.tree.map(lambda v, g: v + (g * g - v) * 0.001, second, gradients)
+    alpha = rate * jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+    parameters = jax.tree.map(lambda p, m, v: p - alpha * m / (jnp.sqrt(v) + 1e-7), parameters, first, second)
+    return (count, first, second), parameters
+
+
+MADE: dict[str, tuple[Callable[[], Model], Any]] = {
+    "W1 MNIST, two convolutions": (lambda: mnist(32, 64), functools.partial(adam, 1e-3)),
+    "W1 MNIST, one convolution": (lambda: mnist(32), functools.partial(adam, 1e-3)),
+    "W2 CIFAR": (cifar, sgd),
+    "W3 MLP, batch 32": (mlp, functools.partial(adam, 1e-4)),
+    "W3 MLP, batch 6000": (mlp, functools.partial(adam, 1e-4)),
+    "W4 transformer": (transformer, functools.partial(adam, 1e-4)),
+    "W5 LSTM": (lstm, functools.partial(adam, 1e-3)),
+}
+
+
+def training(name: str, at_once: int = 1) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
+    """(a jitted call over so many batches, the first state, what gives the batches of an epoch)"""
+    make, optimize = MADE[name]
+    parameters, other, logits_of = make()
+    zeros = lambda: jax.tree.map(jnp.zeros_like, parameters)  # noqa: E731
+    slots = zeros() if optimize is sgd else (jnp.zeros(()), zeros(), zeros())
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        parameters, other, slots, metrics = state
+        x, y = batch
+
+        def loss(parameters: Parameters) -> tuple[jax.Array, Any]:
+            logits, after = logits_of(parameters, other, x)
+            each = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)
+            return each.mean(), (after, (logits.argmax(-1) == y).sum())
+
+        (value, (after, right)), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
+        slots, parameters = optimize(slots, gradients, parameters)
+        return (parameters, after, slots, (metrics[0] + value, metrics[1] + right)), None
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def call(state: Any, batches: Any) -> Any:
+        if at_once == 1:
+            return step(state, jax.tree.map(lambda of: of[0], batches))[0]
+        return lax.scan(step, state, batches)[0]
+
+    workload = WORKLOADS[name]
+    x, y = workload.data()
+
+    def batches(epoch: int) -> Iterator[Any]:
+        order = np.random.default_rng(epoch).permutation(len(x))
+        for first in range(0, len(x), workload.batch * at_once):
+            mine = order[first : first + workload.batch * at_once].reshape(-1, workload.batch)
+            yield x[mine], y[mine]
+
+    return call, (parameters, other, slots, (jnp.zeros(()), jnp.zeros((), "int32"))), batches
+
+
+def main() -> None:
+    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    at_once = settings.get("steps_per_call", 1)
+    if WORKLOADS[name].steps % at_once:
+        sys.exit(f"{at_once} steps a call do not divide an epoch of {WORKLOADS[name].steps}")
+    call, state, batches = training(name, at_once)
+
+    def epoch(number: int) -> None:
+        nonlocal state
+        for given in batches(number):
+            state = call(state, given)
+        jax.block_until_ready(state)
+
+    report(WORKLOADS[name], epoch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Hand-written torch: the models of `workloads` as modules, a plain loop, alone or with DDP over gloo.
+
+python by_torch.py WORKLOAD SETTINGS-AS-JSON
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+import torch.multiprocessing
+from timing import report
+from torch import nn
+from torch.nn import functional
+from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+
+
+class FromKeras(nn.Module):
+    """Images with their channels last, as the data have them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 3, 1, 2)
+
+
+class Cifar(nn.Sequential):
+    def __init__(self) -> None:
+        parts: list[nn.Module] = [FromKeras()]
+        channels = 3
+        for features in (64, 128, 256):
+            for _ in range(3):
+                parts += [nn.Conv2d(channels, features, 3, padding=1), nn.BatchNorm2d(features), nn.ReLU()]
+                channels = features
+            parts.append(nn.AvgPool2d(2) if features < 256 else nn.AdaptiveAvgPool2d(1))
+        super().__init__(*parts, nn.Flatten(), nn.Linear(256, CLASSES))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.first, self.second = nn.LayerNorm(WIDTH, 1e-3), nn.LayerNorm(WIDTH, 1e-3)
+
+    def forward(self, x: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
+        q, k, v = self.queries(x).view(rows, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=is_word[:, None, None, :])
+        x = self.first(x + self.out(mixed.transpose(1, 2).reshape(rows, TOKENS, WIDTH)))
+        return self.second(x + self.narrow(functional.relu(self.wide(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.blocks, self.top = nn.ModuleList(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        is_word = words != 0
+        x = self.words(words) + self.places.weight
+        for block in self.blocks:
+            x = block(x, is_word)
+        weights = is_word[..., None].to(x.dtype)
+        return self.top((x * weights).sum(1) / weights.sum(1))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.top = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.top(self.lstm(x)[0][:, -1])
+
+
+def mnist(*features: int) -> nn.Module:
+    parts: list[nn.Module] = [FromKeras()]
+    channels, side = 1, 28
+    for count in features:
+        parts += [nn.Conv2d(channels, count, 3), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, side = count, (side - 2) // 2
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def made(name: str) -> tuple[nn.Module, Any]:
+    """(model, what makes its optimizer)"""
+    adam = lambda rate: lambda parameters: torch.optim.Adam(parameters, rate, eps=1e-7)  # noqa: E731
+    return {
+        "W1 MNIST, two convolutions": lambda: (mnist(32, 64), adam(1e-3)),
+        "W1 MNIST, one convolution": lambda: (mnist(32), adam(1e-3)),
+        "W2 CIFAR": lambda: (Cifar(), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)),
+        "W3 MLP, batch 32": lambda: (mlp(), adam(1e-4)),
+        "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
+        "W4 transformer": lambda: (Transformer(), adam(1e-4)),
+        "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
+    }[name]()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.Sigmoid(), nn.Linear(128, CLASSES))
+
+
+def train(process: int, name: str, settings: dict[str, Any], port: int) -> None:
+    processes = settings.get("processes", 1)
+    torch.set_num_threads(settings.get("threads", max(1, (os.cpu_count() or 1) // processes)))
+    if processes > 1:
+        torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=processes, rank=process)
+    torch.manual_seed(0)
+    model, optimizer_of = made(name)
+    if settings.get("channels_last"):
+        model = model.to(memory_format=torch.channels_last)
+    optimizer = optimizer_of(model.parameters())
+    step: Any = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
+    step = torch.compile(step) if settings.get("compile") else step
+    workload = WORKLOADS[name]
+    x, y = (torch.from_numpy(np.ascontiguousarray(of)) for of in workload.data())
+    y, share = y.long(), workload.batch // processes
+
+    def epoch(number: int) -> None:
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))
+        for first in range(0, len(x), workload.batch):
+            mine = order[first + process * share : first + (process + 1) * share]
+            optimizer.zero_grad(set_to_none=True)
+            functional.cross_entropy(step(x[mine]), y[mine]).backward()
+            optimizer.step()
+
+    with contextlib.nullcontext() if process == 0 else contextlib.redirect_stdout(None):
+        report(workload, epoch)
+    if processes > 1:
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    with contextlib.closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    if settings.get("processes", 1) == 1:
+        train(0, name, settings, port)
+    else:
+        torch.multiprocessing.spawn(train, (name, settings, port), settings["processes"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What the fixed order of additions costs: a step over two processes against the same engine with a plain `psum`, in turns.
+
+python benchmarks/contract.py [ROUNDS] [--workloads NAME ...]
+
+One device each over gloo, one replica a device. Prints milliseconds a step, medians over the fits of one pair of processes; "wide MLP"
+has ten million parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import results
+import workloads
+from jax import lax
+
+ROUNDS = 1 if results.SMALL else 9
+WIDE = "wide MLP"
+
+
+def wide(keras: Any) -> tuple[Any, Any]:
+    layers = keras.layers
+    hidden = [layers.Flatten(), *(layers.Dense(2560, "relu") for _ in range(2)), layers.Dense(workloads.CLASSES, "softmax")]
+    return keras.Sequential([layers.Input((28, 28)), *hidden]), keras.optimizers.SGD(1e-3)
+
+
+WORKLOADS = workloads.WORKLOADS | {WIDE: workloads.Workload(64, 10, 1, workloads.floats(28, 28), wide)}
+
+
+def measure(rounds: int, names: list[str]) -> None:
+    """In each of the two processes; the first prints."""
+    import unisono as un
+
+    strategy = un.MultiWorkerMirroredStrategy(devices=1, replicas=2)
+
+    import keras
+
+    from unisono.exchange.collectives import Meeting
+    from unisono.exchange.processes import AcrossProcesses
+
+    class PlainMeeting(Meeting):
+        """As anybody would write it."""
+
+        def _sum_of(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
+            return lax.psum(mine[0].sum(0), "devices")
+
+    plain = AcrossProcesses(strategy.placement)
+    plain._between = PlainMeeting(strategy.placement.processes.leads, [strategy.placement.lead])
+    exchanges: Mapping[str, Any] = {"ours": strategy.exchange, "psum": plain}
+    found = []
+    for name in names:
+        workload, models = WORKLOADS[name], {}
+        x, y = workload.data()
+        for kind, exchange in exchanges.items():
+            strategy.exchange = exchange
+            keras.utils.set_random_seed(0)
+            with strategy.scope():
+                model, optimizer = workload.model(keras)
+            model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
+            models[kind] = model
+            for _ in range(2):
+                model.fit(x, y, batch_size=workload.batch, verbose=0)
+        times: dict[str, list[float]] = {kind: [] for kind in models}
+        for number in range(rounds):
+            for kind in list(models)[:: 1 if number % 2 else -1]:
+                start = time.perf_counter()
+                models[kind].fit(x, y, batch_size=workload.batch, verbose=0)
+                times[kind].append(1e3 * (time.perf_counter() - start) / workload.steps)
+        medians = {kind: statistics.median(of) for kind, of in times.items()}
+        pairs = statistics.median(ours / psum for ours, psum in zip(times["ours"], times["psum"], strict=True))
+        found.append({"workload": name, "ours, ms": medians["ours"], "psum, ms": medians["psum"], "ours / psum": pairs})
+    if strategy.writes:
+        print(json.dumps(found), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rounds", nargs="?", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--workloads", nargs="+", default=["W3 MLP, batch 32"] if results.SMALL else list(WORKLOADS), metavar="NAME"
+    )
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        measure(given.rounds, given.workloads)
+        return
+    launch = [sys.executable, "-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--devices-per-process", "1"]
+    command = [*launch, __file__, "--measure", str(given.rounds), "--workloads", *given.workloads]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[0] ["))
+    results.report("contract", json.loads(line.removeprefix("[0] ")))
+
+
+if __name__ == "__main__":
+    main()

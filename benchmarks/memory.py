@@ -1,0 +1,83 @@
+"""Memory of a step of the CIFAR net, batch 128, on one device: R = 16 against R = 1 and against Keras' gradient_accumulation_steps=16.
+
+python benchmarks/memory.py [ROUNDS]
+
+Prints megabytes: what a process holds between steps, and how much more it holds at most in one, medians over processes. The bound is
+a quarter of what R = 1 needs beside its gradients, and (log2 R + 2) gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import results
+from workloads import WORKLOADS
+
+WORKLOAD = WORKLOADS["W3 MLP, batch 32" if results.SMALL else "W2 CIFAR"]
+REPLICAS = 16
+KINDS = ("R = 1", f"R = {REPLICAS}", f"Keras, {REPLICAS} accumulated steps", "Keras, one batch")
+MB = 1e6
+
+
+def in_status(field: str) -> float:
+    """Of this process, in MB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024 / MB
+
+
+def measure(kind: str) -> tuple[float, float, float]:
+    """(MB between steps, MB more in a step at most, MB of a gradient)"""
+    batch, accumulated = WORKLOAD.batch, {}
+    if kind.startswith("R"):
+        import unisono as un
+
+        scope: Any = un.OneDeviceStrategy(replicas=int(kind.split()[-1])).scope()
+    else:
+        import contextlib
+
+        scope = contextlib.nullcontext()
+        if "accumulated" in kind:
+            batch, accumulated = max(1, batch // REPLICAS), {"gradient_accumulation_steps": REPLICAS}
+    import keras
+
+    with scope:
+        model, _ = WORKLOAD.model(keras)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, **accumulated)
+    model.compile(optimizer, WORKLOAD.loss(keras), metrics=["accuracy"])
+    x, y = WORKLOAD.data()
+    for _ in range(2):
+        model.fit(x, y, batch_size=batch, verbose=0)
+    before = in_status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest is counted anew
+    model.fit(x, y, batch_size=batch, verbose=0)
+    gradient = sum(v.value.nbytes for v in model.trainable_variables) / MB
+    return before, in_status("VmHWM") - before, gradient
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--measure"]:
+        print(*measure(sys.argv[2]))
+        return
+    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    times: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    for _ in range(rounds):
+        for kind, found in times.items():
+            command = [sys.executable, __file__, "--measure", kind]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            found.append([float(word) for word in done.stdout.splitlines()[-1].split()])
+    medians = {kind: [statistics.median(of) for of in zip(*found, strict=True)] for kind, found in times.items()}
+    gradient = medians["R = 1"][2]
+    bound = (medians["R = 1"][1] - gradient) / 4 + (math.log2(REPLICAS) + 2) * gradient
+    rows = [{"": kind, "between steps, MB": held, "in a step, MB more": more} for kind, (held, more, _) in medians.items()]
+    results.report("memory", [*rows, {"": f"bound for R = {REPLICAS}", "between steps, MB": "", "in a step, MB more": bound}])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What a benchmark found: a table on the screen, and rows as JSON in the folder that $UNISONO_BENCHMARKS names, if it does."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SMALL = os.environ.get("UNISONO_BENCHMARKS_SMALL") == "1"
+"""Whether it is only to be seen that everything works."""
+
+Row = dict[str, Any]
+
+
+def keep(name: str, rows: Any) -> None:
+    if folder := os.environ.get("UNISONO_BENCHMARKS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def keep_machine() -> None:
+    """What was measured on, and with."""
+    names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy")
+    versions = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    cpus = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
+    ]
+    machine = {"processor": f"{len(cpus)} x {cpus[0] if cpus else platform.processor()}", "python": platform.python_version()}
+    keep("machine", machine | {"date": datetime.date.today().isoformat()} | versions)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown; the first row's keys are the heads."""
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *([shown(row.get(head, "")) for head in heads] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def shown(value: Any) -> str:
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def report(name: str, rows: Sequence[Row]) -> None:
+    """At the end of a benchmark."""
+    keep(name, list(rows))
+    print(table(rows), flush=True)

@@ -1,0 +1,141 @@
+"""What is trained: models of Keras on any backend, with synthetic data of the right shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CLASSES = 10
+WIDTH, HEADS, BLOCKS, TOKENS, VOCABULARY = 256, 4, 4, 128, 8000
+
+
+class Workload(NamedTuple):
+    """One training.
+
+    Args:
+        batch: Rows of a global batch.
+        steps: In an epoch, which is what is timed.
+        epochs: So many are timed.
+        rows: Inputs of so many rows.
+        model: (model, optimizer) from the modules of Keras.
+        from_logits: Whether the model ends before the softmax.
+    """
+
+    batch: int
+    steps: int
+    epochs: int
+    rows: Callable[[np.random.Generator, int], np.ndarray]
+    model: Callable[[Any], tuple[Any, Any]]
+    from_logits: bool = False
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        rng, count = np.random.default_rng(0), self.batch * self.steps
+        return self.rows(rng, count), rng.integers(0, CLASSES, count).astype("int32")
+
+    def loss(self, keras: Any) -> Any:
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=self.from_logits)
+
+
+def floats(*shape: int) -> Callable[[np.random.Generator, int], np.ndarray]:
+    return lambda rng, count: rng.random((count, *shape), dtype="float32")
+
+
+def sentences(rng: np.random.Generator, count: int) -> np.ndarray:
+    """Numbers of words, 0 behind the end; between a half and all of the places are words."""
+    words = rng.integers(1, VOCABULARY, (count, TOKENS))
+    lengths = rng.integers(TOKENS // 2, TOKENS + 1, count)
+    return np.where(np.arange(TOKENS) < lengths[:, None], words, 0).astype("int32")
+
+
+def image(keras: Any, height: int, width: int, features: int) -> Any:
+    """An input in the format of data that Keras was told to use."""
+    return keras.layers.Input((features, height, width) if channels(keras) == 1 else (height, width, features))
+
+
+def channels(keras: Any) -> int:
+    """Their axis."""
+    return 1 if keras.config.image_data_format() == "channels_first" else -1
+
+
+def mnist_loop(keras: Any) -> tuple[Any, Any]:
+    layers = keras.layers
+    convolutions = [of for features in (32, 64) for of in (layers.Conv2D(features, 3, activation="relu"), layers.MaxPooling2D())]
+    top = [layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(CLASSES, "softmax")]
+    return keras.Sequential([image(keras, 28, 28, 1), *convolutions, *top]), keras.optimizers.Adam()
+
+
+def mnist_fit(keras: Any) -> tuple[Any, Any]:
+    layers = keras.layers
+    first = [layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()]
+    top = [layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(CLASSES)]
+    return keras.Sequential([image(keras, 28, 28, 1), *first, *top]), keras.optimizers.Adam()
+
+
+def cifar(keras: Any, kind: str = "plain") -> tuple[Any, Any]:
+    """`strided` has strides in place of pools, `depthwise` and `separable` have such convolutions in place of all but the first."""
+    layers, axis = keras.layers, channels(keras)
+    x = inputs = image(keras, 32, 32, 3)
+    for features in (64, 128, 256):
+        for place in range(3):
+            is_last = place == 2 and features < 256
+            if kind in ("depthwise", "separable") and (features > 64 or place):
+                x = factored(kind, features, keras)(x)
+            else:
+                x = layers.Conv2D(features, 3, 2 if kind == "strided" and is_last else 1, padding="same")(x)
+            x = layers.ReLU()(layers.BatchNormalization(axis=axis)(x))
+            x = layers.AveragePooling2D(2)(x) if kind != "strided" and is_last else x
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(CLASSES, "softmax")(x)), keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def factored(kind: str, features: int, keras: Any) -> Callable[[Any], Any]:
+    layers, axis = keras.layers, channels(keras)
+    if kind == "separable":
+        return layers.SeparableConv2D(features, 3, padding="same")
+    depthwise, pointwise = layers.DepthwiseConv2D(3, padding="same"), layers.Conv2D(features, 1)
+    return lambda x: pointwise(layers.ReLU()(layers.BatchNormalization(axis=axis)(depthwise(x))))
+
+
+def mlp(keras: Any) -> tuple[Any, Any]:
+    layers = keras.layers
+    hidden = [layers.Flatten(), layers.Dense(128, "sigmoid"), layers.Dense(CLASSES, "softmax")]
+    return keras.Sequential([layers.Input((28, 28)), *hidden]), keras.optimizers.Adam(1e-4)
+
+
+def transformer(keras: Any) -> tuple[Any, Any]:
+    """Padded places are masked in the attention and in the mean over the words."""
+    layers, ops = keras.layers, keras.ops
+    words = layers.Input((TOKENS,), dtype="int32")
+    is_word = ops.not_equal(words, 0)
+    x = layers.Embedding(VOCABULARY, WIDTH)(words) + layers.Embedding(TOKENS, WIDTH)(ops.arange(TOKENS))
+    for _ in range(BLOCKS):
+        mixed = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(x, x, attention_mask=is_word[:, None, :])
+        x = layers.LayerNormalization()(x + mixed)
+        wide = layers.Dense(4 * WIDTH, "relu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(wide))
+    x = layers.GlobalAveragePooling1D()(x, mask=is_word)
+    return keras.Model(words, layers.Dense(CLASSES)(x)), keras.optimizers.Adam(1e-4)
+
+
+def lstm(keras: Any) -> tuple[Any, Any]:
+    layers = keras.layers
+    return keras.Sequential([layers.Input((64, 64)), layers.LSTM(128), layers.Dense(CLASSES)]), keras.optimizers.Adam()
+
+
+WORKLOADS = {
+    "W1 MNIST, two convolutions": Workload(64, 60, 5, floats(28, 28, 1), mnist_loop),
+    "W1 MNIST, one convolution": Workload(64, 100, 5, floats(28, 28, 1), mnist_fit, from_logits=True),
+    "W2 CIFAR": Workload(128, 2, 3, floats(32, 32, 3), cifar),
+    "W3 MLP, batch 32": Workload(32, 1500, 5, floats(28, 28), mlp),
+    "W3 MLP, batch 6000": Workload(6000, 20, 5, floats(28, 28), mlp),
+    "W4 transformer": Workload(32, 6, 3, sentences, transformer, from_logits=True),
+    "W5 LSTM": Workload(64, 60, 5, floats(64, 64), lstm, from_logits=True),
+}
+MORE = {
+    f"W2 {kind}": Workload(128, 2, 3, floats(32, 32, 3), partial(cifar, kind=kind))
+    for kind in ("strided", "depthwise", "separable")
+}
+"""Forms of the CIFAR net, for Keras and Unisono alone."""

@@ -1,0 +1,84 @@
+"""Machine code kept on disk, in the folder of JAX's compilation cache, where the user has named one (JAX_COMPILATION_CACHE_DIR).
+
+JAX's own entries cannot be loaded on other devices than the one that they were compiled for; these can. JAX' settings hold for them: the
+shortest compilation that is kept, and the size of the folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX' own cache keeps its entries in
+
+from unisono.version import versions
+from unisono.xla import runtime
+
+DIGEST = 32
+"""Bytes before the code: a process may have died while it wrote."""
+
+
+def is_wanted() -> bool:
+    return bool(setting("compilation_cache_dir") and setting("enable_compilation_cache"))
+
+
+def key_of(text: str, device: jax.Device) -> str:
+    """Of a program: whatever may make other code of it is in there, the machine too."""
+    made_by = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
+    said = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), platform.machine(), instructions())
+    together = "\0".join((text, *made_by, *said))
+    return f"unisono-{hashlib.sha256(together.encode()).hexdigest()}"
+
+
+def read(key: str) -> bytes | None:
+    """None where it is not there, or not what was written."""
+    if not is_wanted():
+        return None
+    stored = folder().get(key)
+    if stored is None:
+        return None
+    if hashlib.sha256(stored[DIGEST:]).digest() != stored[:DIGEST]:
+        drop(key)
+        return None
+    return zlib.decompress(stored[DIGEST:])
+
+
+def write(key: str, code: bytes, seconds: float) -> None:
+    """Unless it was compiled in less time than is worth it. A disk that is full keeps nobody from training."""
+    if not is_wanted() or seconds < setting("persistent_cache_min_compile_time_secs"):
+        return
+    packed = zlib.compress(code, 1)
+    try:
+        folder().put(key, hashlib.sha256(packed).digest() + packed)
+    except OSError as error:
+        warnings.warn(f"A program was not kept in {setting('compilation_cache_dir')}: {error}.", stacklevel=2)
+
+
+def drop(key: str) -> None:
+    """So that it can be written again: what is there is never overwritten."""
+    (Path(setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
+
+
+def folder() -> LRUCache:
+    return LRUCache(str(setting("compilation_cache_dir")), max_size=setting("compilation_cache_max_size"))
+
+
+def setting(name: str) -> Any:
+    return getattr(jax.config, f"jax_{name}")
+
+
+@functools.cache
+def instructions() -> str:
+    """Those that the processor has: code for others may not run."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

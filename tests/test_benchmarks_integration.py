@@ -1,0 +1,41 @@
+"""The benchmarks work; how fast things are, they say themselves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from processes import HERE, kept_in, python
+
+BENCHMARKS = HERE.parent / "benchmarks"
+PARTS = {
+    "contract": ["contract"],
+    "memory": ["memory"],
+    "start": ["start"],
+    "scaling": ["replicas", "sizes"],
+    "loop": ["loop"],
+    "checkpoint": ["checkpoint"],
+    "recovery": ["recovery"],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_measures_and_its_page_is_written(tmp_path, part):
+    small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
+    done = python(str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--parts", part, **small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (tmp_path / "RESULTS.md").read_text()
+    for name in PARTS[part]:
+        rows = json.loads((tmp_path / "measured" / f"{name}.json").read_text())
+        numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
+        assert numbers
+        assert f"| {' | '.join(rows[0])} |" in page
+
+
+@pytest.mark.full
+def test_the_forms_of_the_cifar_net_are_compared(tmp_path):
+    compare = [str(BENCHMARKS / "peers.py"), "--workloads", "W2 separable", "--contenders", "Keras on JAX", "Unisono, default"]
+    done = python(*compare, UNISONO_BENCHMARKS_SMALL="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "failed" not in done.stdout

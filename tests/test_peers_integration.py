@@ -1,0 +1,27 @@
+"""The comparison with others works where they are installed: `make compat`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from processes import HERE, python
+
+BENCHMARKS = HERE.parent / "benchmarks"
+WORKLOAD = "W3 MLP, batch 32"
+
+
+def test_every_contender_takes_part(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    small = {"UNISONO_BENCHMARKS_SMALL": "1", "UNISONO_BENCHMARKS": str(tmp_path / "measured")}
+    done = python(str(BENCHMARKS / "peers.py"), "--workloads", WORKLOAD, **small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "measured" / "peers.json").read_text())[WORKLOAD]
+    assert len(found) == 11
+    assert {name: one["seconds"] for name, one in found.items() if not isinstance(one["seconds"], float)} == {}
+    pages = python(str(BENCHMARKS / "pages.py"), str(tmp_path))
+    assert pages.returncode == 0, pages.stderr[-3000:]
+    assert (tmp_path / "measured" / "peers.png").stat().st_size > 5_000
+    assert "default to the best peer" in (tmp_path / "RESULTS.md").read_text()
