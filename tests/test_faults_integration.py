@@ -79,7 +79,7 @@ def test_faults_at_random_steps_of_random_processes(tmp_path, how):
     print(f"UNISONO_SEED={seed}")
     draw = random.Random(seed)
     for chain in range(CHAINS):
-        processes = 4 if FULL and not chain else draw.randint(2, 4)
+        processes = 4 if FULL and not chain else draw.randint(2, 4 if FULL else 3)
         least = 3 if FULL and not chain else draw.randint(1 if FULL else 2, processes)
         kinds = [kind for kind in KINDS if kind != "hangs" or least > 1]  # nobody waits for a process that is alone
         faults = [(draw.randrange(4), draw.randint(1, MOST_STEPS), kind) for kind in draw.sample(kinds, len(kinds))]
