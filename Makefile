@@ -40,7 +40,7 @@ compat: $(VENV)-compat/made
 	$(VENV)-compat/bin/python -m pytest -n 2 --dist worksteal tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py \
 		tests/test_training_bad_data.py tests/test_loop_data.py tests/test_export_tf_integration.py tests/test_peers_integration.py \
 		tests/test_backup.py \
-		-k "not random_model and not test_backup or ((over_every_source or other_rows or grain) and not arrays and not PyDataset)" $(ARGS)
+		-m "not full" -k "not random_model and not test_backup or ((over_every_source or other_rows or grain) and not arrays and not PyDataset)" $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-matrix/made

@@ -97,7 +97,7 @@ def main() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
-    line = next(line for line in done.stdout.splitlines() if line.startswith("[0] ["))
+    line = next(line for line in done.stdout.splitlines() if line.startswith("[0] [{"))
     results.report("contract", json.loads(line.removeprefix("[0] ")))
 
 

@@ -82,7 +82,7 @@ def main() -> None:
     rows = []
     for name, steps in list(STEPS.items())[: 1 if results.SMALL else None]:
         workload = WORKLOADS[name]
-        data = batches(workload, steps)
+        data = batches(workload, 2 if results.SMALL else steps)
         for placement, strategy in list(PLACEMENTS.items())[: 1 if results.SMALL else None]:
             trainings = {"fit": fitting(workload, strategy(), data), "loop": looping(workload, strategy(), data)}
             times: dict[str, list[float]] = {kind: [] for kind in trainings}

@@ -18,9 +18,10 @@ PARTS = {
     "checkpoint": ["checkpoint"],
     "recovery": ["recovery"],
 }
+LONG = ("recovery", "scaling")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.full] * (part in LONG)) for part in PARTS])
 def test_a_part_measures_and_its_page_is_written(tmp_path, part):
     small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
     done = python(str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--parts", part, **small)

@@ -10,16 +10,19 @@ from processes import HERE, python
 
 BENCHMARKS = HERE.parent / "benchmarks"
 WORKLOAD = "W3 MLP, batch 32"
+SOME = ("Keras on TensorFlow", "torch DDP", "JAX by hand", "Unisono, default")
 
 
-def test_every_contender_takes_part(tmp_path):
+@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.full)], ids=["some", "all"])
+def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")
     small = {"UNISONO_BENCHMARKS_SMALL": "1", "UNISONO_BENCHMARKS": str(tmp_path / "measured")}
-    done = python(str(BENCHMARKS / "peers.py"), "--workloads", WORKLOAD, **small)
+    chosen = ["--contenders", *names] if names else []
+    done = python(str(BENCHMARKS / "peers.py"), "--workloads", WORKLOAD, *chosen, **small)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "measured" / "peers.json").read_text())[WORKLOAD]
-    assert len(found) == 11
+    assert len(found) == (len(names) or 10) + 1
     assert {name: one["seconds"] for name, one in found.items() if not isinstance(one["seconds"], float)} == {}
     pages = python(str(BENCHMARKS / "pages.py"), str(tmp_path))
     assert pages.returncode == 0, pages.stderr[-3000:]
