@@ -79,5 +79,13 @@ def test_what_is_compiled_in_no_time_is_not_kept(tmp_path, fresh):
     assert not ours(tmp_path)
 
 
+def test_a_folder_that_cannot_be_written_to_keeps_nobody_from_training(tmp_path, fresh):
+    (tmp_path / "file").write_text("")
+    done = python("-c", SCRIPT, "1", PJRT_NPROC="4", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "file" / "programs"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [str(fresh[0]), fresh[1]]
+    assert f"Programs are not kept in {tmp_path}/file/programs: NotADirectoryError" in done.stderr
+
+
 def test_the_file_says_which_jax_it_was_checked_with():
     assert f"checked with jax {jax.__version__}" in pathlib.Path(kept.__file__).read_text()

@@ -6,12 +6,14 @@ shortest compilation that is kept, and the size of the folder.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import platform
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +41,38 @@ def key_of(text: str, device: jax.Device) -> str:
 
 def read(key: str) -> bytes | None:
     """None where it is not there, or not what was written."""
-    if not is_wanted():
-        return None
-    stored = folder().get(key)
-    if stored is None:
-        return None
-    if hashlib.sha256(stored[DIGEST:]).digest() != stored[:DIGEST]:
+    with forgiving():
+        stored = folder().get(key)
+        if stored is not None and hashlib.sha256(stored[DIGEST:]).digest() == stored[:DIGEST]:
+            return zlib.decompress(stored[DIGEST:])
         drop(key)
-        return None
-    return zlib.decompress(stored[DIGEST:])
+    return None
 
 
 def write(key: str, code: bytes, seconds: float) -> None:
-    """Unless it was compiled in less time than is worth it. A disk that is full keeps nobody from training."""
-    if not is_wanted() or seconds < setting("persistent_cache_min_compile_time_secs"):
-        return
-    packed = zlib.compress(code, 1)
-    try:
-        folder().put(key, hashlib.sha256(packed).digest() + packed)
-    except OSError as error:
-        warnings.warn(f"A program was not kept in {setting('compilation_cache_dir')}: {error}.", stacklevel=2)
+    """Unless it was compiled in less time than is worth it."""
+    if seconds >= setting("persistent_cache_min_compile_time_secs"):
+        packed = zlib.compress(code, 1)
+        with forgiving():
+            folder().put(key, hashlib.sha256(packed).digest() + packed)
 
 
 def drop(key: str) -> None:
     """So that it can be written again: what is there is never overwritten."""
     (Path(setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def forgiving() -> Iterator[None]:
+    """A disk that is full, or a folder that nobody may write to, keeps nobody from training."""
+    try:
+        yield
+    except Exception as error:
+        if setting("raise_persistent_cache_errors"):
+            raise
+        warnings.warn(
+            f"Programs are not kept in {setting('compilation_cache_dir')}: {type(error).__name__}: {error}.", stacklevel=4
+        )
 
 
 def folder() -> LRUCache:
