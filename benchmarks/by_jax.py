@@ -3,7 +3,7 @@
 python by_jax.py WORKLOAD SETTINGS-AS-JSON
 
 What the engine rewrites is written by hand here: a pool that does not overlap is a maximum over a reshaped array, whose gradient goes to
-the first largest value; batch statistics are taken in one pass.
+the first largest value; batch statistics are taken in one pass. With {"rewritten": true} the engine's rewrites are applied to it as well.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ MADE: dict[str, tuple[Callable[[], Model], Any]] = {
 }
 
 
-def training(name: str, at_once: int = 1) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
+def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
     """(a jitted call over so many batches, the first state, what gives the batches of an epoch)"""
     make, optimize = MADE[name]
     parameters, other, logits_of = make()
@@ -257,12 +257,16 @@ def training(name: str, at_once: int = 1) -> tuple[Any, Any, Callable[[int], Ite
         slots, parameters = optimize(slots, gradients, parameters)
         return (parameters, after, slots, (metrics[0] + value, metrics[1] + right)), None
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def call(state: Any, batches: Any) -> Any:
+    def steps(state: Any, batches: Any) -> Any:
         if at_once == 1:
             return step(state, jax.tree.map(lambda of: of[0], batches))[0]
         return lax.scan(step, state, batches)[0]
 
+    if is_rewritten:
+        from unisono.xla.rewrite import rewritten
+
+        steps = rewritten(steps, jax.default_backend())
+    call = jax.jit(steps, donate_argnums=0)
     workload = WORKLOADS[name]
     x, y = workload.data()
 
@@ -280,7 +284,7 @@ def main() -> None:
     at_once = settings.get("steps_per_call", 1)
     if WORKLOADS[name].steps % at_once:
         sys.exit(f"{at_once} steps a call do not divide an epoch of {WORKLOADS[name].steps}")
-    call, state, batches = training(name, at_once)
+    call, state, batches = training(name, at_once, settings.get("rewritten", False))
 
     def epoch(number: int) -> None:
         nonlocal state

@@ -54,7 +54,7 @@ def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
         "tf.distribute": Contender(("by_keras.py", "tf-mirrored"), product(devices=(1, 2), **jits), "tensorflow"),
         "torch by hand": Contender(("by_torch.py",), product(threads=threads, compile=(True, False), **layouts)),
         "torch DDP": Contender(("by_torch.py",), product(processes=(2,), compile=(True, False), **layouts)),
-        LIMIT: Contender(("by_jax.py",), product(steps_per_call=(1, 2, 10)), is_peer=False),
+        LIMIT: Contender(("by_jax.py",), product(steps_per_call=(1, 2, 10), rewritten=(False, True)), is_peer=False),
         DEFAULT: Contender(("by_keras.py", "ours"), ({},), is_peer=False),
         BEST: Contender(("by_keras.py", "ours"), placements(devices), is_peer=False),
     }
