@@ -18,7 +18,7 @@ PARTS = {
     "checkpoint": ["checkpoint"],
     "recovery": ["recovery"],
 }
-LONG = ("recovery", "scaling")
+LONG = ("recovery", "scaling", "start")
 
 
 @pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.full] * (part in LONG)) for part in PARTS])

@@ -89,8 +89,12 @@ def whole():
     return lambda data: known.setdefault(data, None) or known.__setitem__(data, Training(on(1, 4), data).run()) or known[data]
 
 
+COMMON = ("arrays", "a stream")
+"""The sources that CI takes; `make matrix` takes all."""
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("data", [pytest.param(data, marks=[pytest.mark.full] * (data not in COMMON)) for data in DATA])
 @settings(max_examples=100 if FULL else 2)
 @example(at=STEPS, then=(2, 4))
 @example(at=2 * STEPS + 1, then=(4, 4))
