@@ -26,7 +26,7 @@ help:
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
-	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (three hours)"
+	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (hours)"
 	@echo "make clean    remove .venv"
 
 demo: $(VENV)/demo.stamp

@@ -9,11 +9,11 @@ has ten million parameters.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +21,7 @@ import jax
 import results
 import workloads
 from jax import lax
+from timing import in_turns
 
 ROUNDS = 1 if results.SMALL else 9
 WIDE = "wide MLP"
@@ -57,7 +58,7 @@ def measure(rounds: int, names: list[str]) -> None:
     exchanges: Mapping[str, Any] = {"ours": strategy.exchange, "psum": plain}
     found = []
     for name in names:
-        workload, models = WORKLOADS[name], {}
+        workload, fits = WORKLOADS[name], {}
         x, y = workload.data()
         for kind, exchange in exchanges.items():
             strategy.exchange = exchange
@@ -65,18 +66,12 @@ def measure(rounds: int, names: list[str]) -> None:
             with strategy.scope():
                 model, optimizer = workload.model(keras)
             model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
-            models[kind] = model
-            for _ in range(2):
-                model.fit(x, y, batch_size=workload.batch, verbose=0)
-        times: dict[str, list[float]] = {kind: [] for kind in models}
-        for number in range(rounds):
-            for kind in list(models)[:: 1 if number % 2 else -1]:
-                start = time.perf_counter()
-                models[kind].fit(x, y, batch_size=workload.batch, verbose=0)
-                times[kind].append(1e3 * (time.perf_counter() - start) / workload.steps)
-        medians = {kind: statistics.median(of) for kind, of in times.items()}
+            fits[kind] = functools.partial(model.fit, x, y, batch_size=workload.batch, verbose=0)
+            fits[kind]()  # while the exchange is set: the step is made with it
+        times = in_turns(fits, rounds)
+        medians = {f"{kind}, ms": 1e3 * statistics.median(of) / workload.steps for kind, of in times.items()}
         pairs = statistics.median(ours / psum for ours, psum in zip(times["ours"], times["psum"], strict=True))
-        found.append({"workload": name, "ours, ms": medians["ours"], "psum, ms": medians["psum"], "ours / psum": pairs})
+        found.append({"workload": name} | medians | {"ours / psum": pairs})
     if strategy.writes:
         print(json.dumps(found), flush=True)
 

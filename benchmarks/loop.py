@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ un.MirroredStrategy(devices=2)  # makes two CPU devices, before anything starts 
 # isort: split
 import keras
 import results
+from timing import in_turns
 from workloads import WORKLOADS, Workload
 
 PLACEMENTS: dict[str, Callable[[], Any]] = {
@@ -85,17 +85,8 @@ def main() -> None:
         data = batches(workload, 2 if results.SMALL else steps)
         for placement, strategy in list(PLACEMENTS.items())[: 1 if results.SMALL else None]:
             trainings = {"fit": fitting(workload, strategy(), data), "loop": looping(workload, strategy(), data)}
-            times: dict[str, list[float]] = {kind: [] for kind in trainings}
-            for round_ in range(rounds + 2):
-                for kind, train in trainings.items():
-                    start = time.perf_counter()
-                    train()
-                    if round_ > 1:
-                        times[kind].append((time.perf_counter() - start) / len(data))
-            fit, loop = (statistics.median(times[kind]) for kind in ("fit", "loop"))
-            rows.append(
-                {"workload": name, "placement": placement, "fit, ms": 1e3 * fit, "loop, ms": 1e3 * loop, "loop / fit": loop / fit}
-            )
+            fit, loop = (1e3 * statistics.median(times) / len(data) for times in in_turns(trainings, rounds).values())
+            rows.append({"workload": name, "placement": placement, "fit, ms": fit, "loop, ms": loop, "loop / fit": loop / fit})
     results.report("loop", rows)
 
 

@@ -16,8 +16,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import peers
 import results
+from grid import BEST, DEFAULT, KERAS, LIMIT
+from peers import FLOOR
+from peers import row as row_of
 
 TITLES = {
     "contract": "The contract against a plain psum",
@@ -44,7 +46,7 @@ def page(folder: Path) -> str:
     if (machine := read(folder, "machine")) is not None:
         parts.append("\n".join(f"- {what}: {value}" for what, value in machine.items()))
     if (found := read(folder, "peers")) is not None:
-        rows = [peers.row(workload, one) for workload, one in found.items()]
+        rows = [row_of(workload, one) for workload, one in found.items()]
         parts += ["## Against others", "![Speed against others](measured/peers.png)", PEERS]
         parts += ["\n".join(turned(rows)), "### The fastest settings", settings(found)]
     for name, title in TITLES.items():
@@ -78,12 +80,12 @@ def settings(found: dict[str, Any]) -> str:
 def draw_peers(folder: Path, found: dict[str, Any]) -> None:
     """How many times as fast as Keras' own fit on JAX."""
     base = {workload: base_of(one) for workload, one in found.items()}
-    names = list(dict.fromkeys(name for one in found.values() for name in one if name != peers.FLOOR))
+    names = list(dict.fromkeys(name for one in found.values() for name in one if name != FLOOR))
     figure, axes = plt.subplots(figsize=(12, 5))
     width = 0.8 / len(names)
     for place, name in enumerate(names):
         speeds = [base[workload] / (found[workload].get(name, {}).get("seconds") or float("inf")) for workload in base]
-        colour = {peers.DEFAULT: "tab:red", peers.BEST: "firebrick", peers.LIMIT: "black"}.get(name)
+        colour = {DEFAULT: "tab:red", BEST: "firebrick", LIMIT: "black"}.get(name)
         axes.bar(
             [i + place * width for i in range(len(base))],
             speeds,
@@ -100,7 +102,7 @@ def draw_peers(folder: Path, found: dict[str, Any]) -> None:
 
 def base_of(one: dict[str, Any]) -> float:
     """Keras on JAX; where it did not take part, ours."""
-    return next(one[name]["seconds"] for name in (peers.KERAS, peers.DEFAULT) if one.get(name, {}).get("seconds"))
+    return next(one[name]["seconds"] for name in (KERAS, DEFAULT) if one.get(name, {}).get("seconds"))
 
 
 def draw_lines(path: Path, rows: Sequence[results.Row], along: str, by: str | None) -> None:

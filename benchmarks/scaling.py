@@ -12,7 +12,6 @@ import gc
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ un.MirroredStrategy(devices=2)  # makes two CPU devices, before anything starts 
 # isort: split
 import keras
 import results
+from timing import in_turns
 from workloads import CLASSES, WORKLOADS, Workload, floats
 
 NETS = ["W1 MNIST, two convolutions", "W4 transformer"]
@@ -53,14 +53,7 @@ def fitting(workload: Workload, strategy: Any) -> Callable[[], Any]:
 
 def compared(workload: Workload, strategies: dict[str, Any], rounds: int) -> dict[str, float]:
     fits = {name: fitting(workload, strategy) for name, strategy in strategies.items()}
-    times: dict[str, list[float]] = {name: [] for name in fits}
-    for number in range(rounds + 2):
-        for name, fit in fits.items():
-            start = time.perf_counter()
-            fit()
-            if number > 1:
-                times[name].append(1e3 * (time.perf_counter() - start) / workload.steps)
-    return {f"{name}, ms": statistics.median(of) for name, of in times.items()}
+    return {f"{name}, ms": 1e3 * statistics.median(times) / workload.steps for name, times in in_turns(fits, rounds).items()}
 
 
 def main() -> None:

@@ -111,14 +111,7 @@ def whole():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(name, marks=[pytest.mark.full] * (name == "grain.IterDataset"))  # in CI the other one of grain
-        for name in SOURCES
-        if name != "generator"
-    ],
-)
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "generator"])
 @settings(max_examples=100 if FULL else 3)
 @example(after=STEPS, freq=1, then=(2, 4))
 @example(after=2 * STEPS - 1, freq=2, then=(4, 4))

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 
@@ -394,3 +395,14 @@ def test_states_that_would_come_back_as_something_else_are_refused(value, said):
     """At once, not where they are written."""
     with pytest.raises(TypeError, match=said):
         separated({"own": {"of": value}})
+
+
+def test_orbax_that_cannot_be_imported_is_no_damage(tmp_path, monkeypatch):
+    """Nobody is to move a good checkpoint away because of it."""
+    store = Store(tmp_path)
+    path = store.save(1, lambda: {"a": np.ones(3)}, lambda _: {})
+    store.wait()
+    monkeypatch.delattr("unisono.checkpoint.orbax_seam")
+    monkeypatch.setitem(sys.modules, "unisono.checkpoint.orbax_seam", None)
+    with pytest.raises(ImportError, match="orbax_seam"):
+        load(path)

@@ -30,8 +30,7 @@ BOUND = 15
 @functools.cache
 def alone(how: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
-        spec = {"directory": directory, "devices": 1, "how": how}
-        done = python(SCRIPT, json.dumps(spec))
+        done = python(SCRIPT, json.dumps({"directory": directory, "devices": 1, "how": how}))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

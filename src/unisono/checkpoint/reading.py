@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     try:
         with progress().busy("reading a checkpoint"), quiet():
             return checked(path)
-    except DamagedError:
+    except (DamagedError, ImportError):  # Orbax, where it cannot be imported, says nothing of the checkpoint
         raise
     except Exception as error:
         raise DamagedError(f"The checkpoint {path} is damaged: {first_line(error)}.") from error

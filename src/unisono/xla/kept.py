@@ -1,6 +1,6 @@
 """Machine code kept on disk, in the folder of JAX's compilation cache, where the user has named one (JAX_COMPILATION_CACHE_DIR).
 
-JAX's own entries cannot be loaded on other devices than the one that they were compiled for; these can. JAX' settings hold for them: the
+JAX's own entries cannot be loaded on other devices than the one that they were compiled for; these can. JAX's settings hold for them: the
 shortest compilation that is kept, and the size of the folder.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX' own cache keeps its entries in
+from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX's own cache keeps its entries in
 
 from unisono.version import versions
 from unisono.xla import runtime
