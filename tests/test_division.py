@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.division import ALIGNED, Rows, global_batch, held, room, sent
+from unisono.data.division import ALIGNED, Rows, chosen, global_batch, held, room, sent
 
 
 @settings(max_examples=40)
@@ -28,6 +28,30 @@ def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     for b, (x, y, _) in enumerate(batches):
         assert np.array_equal(there[0]["x"][b], x["x"][mine.start : mine.stop])
         assert np.array_equal(there[1][b], y[mine.start : mine.stop])
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 30),
+    st.sampled_from(["float32", "float64", "int64", "uint8", "bfloat16", "bool"]),
+    st.sampled_from(["as it is", "every other", "transposed"]),
+    st.data(),
+)
+def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, data):
+    """They are read when they are sent, into the place that a device reads, unless they must be converted on the way."""
+    source = np.arange(60 * 4).reshape(60, 4).astype(jax.numpy.dtype(dtype))
+    source = {"as it is": source, "every other": source[::2], "transposed": np.asfortranarray(source)}[how]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(source) - 1), min_size=count, max_size=count)))
+    batch = global_batch(held((chosen(source, rows), np.zeros(count)), (1, 2), copy=False))
+    assert (batch.rows, batch.position) == (count, (1, 2))
+    start = data.draw(st.integers(0, count - 1))
+    mine = range(start, data.draw(st.integers(start + 1, count)))
+    expected = source[rows].astype(jax.dtypes.canonicalize_dtype(source.dtype))
+    for batches in ([batch], [batch, batch]):
+        there = np.asarray(sent(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
+        for number in range(len(batches)):
+            assert there[number].tobytes() == expected[mine.start : mine.stop].tobytes()
+    assert batch.leaves[0].array.tobytes() == source[rows].tobytes()
 
 
 def test_keras_sees_the_shape_of_the_whole():

@@ -154,11 +154,11 @@ def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
     """One call late, for a call is waited for when the next one has been started; growing by a factor."""
     now, paced, steps = [100.0], pace.Pace(), []
     monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
-    for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0, 1.4, 1.4, 1.6, 1.6):
+    for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0, 0.9, 0.9, 1.4, 1.4, 1.6, 1.6):
         steps.append(paced.steps())
         paced.called(paced.steps(), {})
         now[0] += seconds_a_step * steps[-1]
-    assert steps == [1, 1, 1, 4, 16, 64, 111, 111, 2, 2, 1, 1, 2, 2]
+    assert steps == [1, 1, 1, 4, 16, 64, 111, 111, 3, 3, 1, 1, 3, 3, 2, 2]
 
 
 def test_the_end_of_an_epoch_is_its_last_batch():

@@ -15,6 +15,7 @@ import jax
 
 SECONDS = 0.1
 MOST_SECONDS = 3.0
+SLOW_STEPS = 3
 MOST_STEPS = 256
 GROWTH = 4
 
@@ -52,11 +53,11 @@ class Pace:
 
 
 def fitting(seconds: float) -> int:
-    """How many steps of so many seconds a call may take: as many as are short together, or two that are not too long.
+    """How many steps of so many seconds a call may take: as many as are short together, or a few that are not too long.
 
     A call's memory is new, and on CPU the system clears it page by page.
     """
-    return max(int(SECONDS / seconds), 2 if 2 * seconds <= MOST_SECONDS else 1)
+    return max(int(SECONDS / seconds), min(int(MOST_SECONDS / seconds), SLOW_STEPS), 1)
 
 
 class Group:

@@ -18,6 +18,9 @@ from unisono.placement import split_evenly
 Position = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
+NUMBERS = "biufcV"
+"""Kinds of dtypes that a device can hold."""
+
 ALIGNED = 64
 """Bytes. A CPU device reads a NumPy array that begins at such an address where it lies; others it copies."""
 
@@ -26,20 +29,26 @@ ALIGNED = 64
 class Rows:
     """One array of a global batch; Keras sees its shape and dtype."""
 
-    array: np.ndarray
+    source: np.ndarray
     position: Position | None = None
     sizes: tuple[int, ...] | None = None
     """The rows of each replica, where they were dealt out already; else they are split evenly."""
+    chosen: np.ndarray | None = None
+    """Which rows of the source they are, in order; all where it is None."""
     _sent: dict[Any, jax.Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @functools.cached_property
+    def array(self) -> np.ndarray:
+        return self.source if self.chosen is None else self.source[self.chosen]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return self.source.shape if self.chosen is None else (len(self.chosen), *self.source.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
         """As the devices have it: without 64-bit types, unless JAX was told to keep them."""
-        return jax.dtypes.canonicalize_dtype(self.array.dtype)
+        return jax.dtypes.canonicalize_dtype(self.source.dtype)
 
     def on(self, device: jax.Device, rows: range, shape: tuple[int, ...]) -> jax.Array:
         """Some rows on a device, in an array whose first axes, for the rows, have this shape. They are sent once.
@@ -48,8 +57,15 @@ class Rows:
         """
         key = device, rows, shape
         if key not in self._sent:
-            self._sent[key] = jax.device_put(filled([self.array[rows.start : rows.stop]], shape, self.dtype), device)
+            self._sent[key] = jax.device_put(filled([self], rows, shape), device)
         return self._sent[key]
+
+    def put(self, rows: range, place: np.ndarray) -> None:
+        """Writes some of the rows there, without a copy in between where they are chosen of an array that lies as they will."""
+        if self.chosen is None or self.source.dtype != place.dtype or not self.source.flags.c_contiguous:
+            np.copyto(place, self.array[rows.start : rows.stop], casting="unsafe")
+        else:  # any other mode than "clip", which never comes to clip here, copies once more
+            np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=place, mode="clip")
 
 
 def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any:
@@ -58,11 +74,20 @@ def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any
     Copies unless it is told that nobody writes into the arrays: a generator may put its next batch into the same ones.
     """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
-    if leaves and all(isinstance(leaf, Rows) for leaf in leaves):
-        return jax.tree.unflatten(structure, [dataclasses.replace(leaf, position=position) for leaf in leaves])
-    arrays = [as_array(leaf) for leaf in leaves]
-    rows_of(arrays, position)
-    return jax.tree.unflatten(structure, [Rows(np.array(a) if copy else a, position) for a in arrays])
+    arrays = [leaf if isinstance(leaf, Rows) else as_array(leaf) for leaf in leaves]
+    rows_of([array.shape for array in arrays], position)
+    return jax.tree.unflatten(structure, [as_rows(array, position, copy) for array in arrays])
+
+
+def as_rows(array: Rows | np.ndarray, position: Position | None, copy: bool) -> Rows:
+    if isinstance(array, Rows):
+        return Rows(array.source, position, array.sizes, array.chosen)
+    return Rows(np.array(array) if copy else array, position)
+
+
+def chosen(array: np.ndarray, rows: Any) -> Any:
+    """The rows of an array that a slice or their numbers choose; the second are read where they are sent."""
+    return Rows(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMBERS else array[rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +99,7 @@ class GlobalBatch:
 
     @property
     def rows(self) -> int:
-        return len(self.leaves[0].array)
+        return self.leaves[0].shape[0]
 
     @property
     def position(self) -> Position | None:
@@ -129,10 +154,7 @@ def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], de
     first = batches[0]
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
-    buffers = [
-        filled([leaf.array[rows.start : rows.stop] for leaf in leaves], shape, leaves[0].dtype)
-        for leaves in zip(*(batch.leaves for batch in batches), strict=True)
-    ]
+    buffers = [filled(leaves, rows, shape) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
     return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
 
 
@@ -145,12 +167,12 @@ def places(replicas: int, device: jax.Device) -> int:
     return max(replicas, 2) if device.platform == "cpu" else replicas
 
 
-def filled(parts: Sequence[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The parts, of one number of rows, behind one another; what is behind them was not written."""
-    rows, tail = len(parts[0]), parts[0].shape[1:]
-    buffer = room((math.prod(shape), *tail), dtype)
-    for number, part in enumerate(parts):
-        np.copyto(buffer[number * rows : (number + 1) * rows], part, casting="unsafe")
+def filled(batches: Sequence[Rows], rows: range, shape: tuple[int, ...]) -> np.ndarray:
+    """These rows of each, behind one another; what is behind them was not written."""
+    tail = batches[0].shape[1:]
+    buffer = room((math.prod(shape), *tail), batches[0].dtype)
+    for number, batch in enumerate(batches):
+        batch.put(rows, buffer[number * len(rows) : (number + 1) * len(rows)])
     return buffer.reshape(*shape, *tail)
 
 
@@ -169,7 +191,7 @@ def is_whole(leaf: Any) -> bool:
 
 def as_array(leaf: Any) -> np.ndarray:
     array = np.asarray(leaf.todense() if isinstance(leaf, sparse.JAXSparse) else leaf)
-    if array.dtype.kind not in "biufcV":
+    if array.dtype.kind not in NUMBERS:
         raise ValueError(
             f"A batch holds values of type {type(leaf).__name__} and dtype {array.dtype}, which no device can hold. Turn them "
             f"into numbers first, for example by a keras.layers.StringLookup in the data pipeline."
@@ -177,15 +199,15 @@ def as_array(leaf: Any) -> np.ndarray:
     return array
 
 
-def rows_of(arrays: list[np.ndarray], position: Position | None) -> int:
+def rows_of(shapes: list[tuple[int, ...]], position: Position | None) -> int:
     """The number of rows, on which all arrays of a batch must agree."""
     where = "A batch" if position is None else f"Batch {position[1]}"
-    counts = {array.shape[0] if array.ndim else None for array in arrays}
-    if not arrays or None in counts:
-        raise ValueError(f"{where} holds {'no array' if not arrays else 'a scalar'}; every array needs a first axis of rows.")
+    counts = {shape[0] if shape else None for shape in shapes}
+    if not shapes or None in counts:
+        raise ValueError(f"{where} holds {'a scalar' if shapes else 'no array'}; every array needs a first axis of rows.")
     if len(counts) > 1:
         raise ValueError(
-            f"{where} holds arrays of {' and '.join(str(array.shape[0]) for array in arrays)} rows; x, y and sample weights "
+            f"{where} holds arrays of {' and '.join(str(shape[0]) for shape in shapes)} rows; x, y and sample weights "
             f"need the same number."
         )
     (rows,) = counts

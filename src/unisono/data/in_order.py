@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import keras
 
 from unisono import keras_seam
+from unisono.data.division import chosen
 from unisono.data.order import Order
 from unisono.data.progress import Size
 
@@ -80,7 +81,7 @@ def of_arrays(adapter: Any, order: Order, start: int) -> Iterator[Any]:
             return begin + order.within_batch(pass_, batch, end - begin)
         return slice(begin, end) if whole is None else whole[begin:end]
 
-    return keras_seam.array_batches(adapter, rows_of_batch, start)
+    return keras_seam.array_batches(adapter, rows_of_batch, chosen, start)
 
 
 def of_dataset(adapter: Any, order: Order, start: int) -> Iterator[Any]:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src.models.functional import Functional
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import (
     array_data_adapter,
+    array_slicing,
     data_adapter,
     data_adapter_utils,
     get_data_adapter,
@@ -26,14 +28,26 @@ PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
 unpack = data_adapter_utils.unpack_x_y_sample_weight
 
 
-def array_batches(adapter: Any, rows_of_batch: Callable[[int, int, int], Any], first: int = 0) -> Iterator[Any]:
-    """Keras' batches of arrays from a first one on, with the rows of batch b (start, stop) as `rows_of_batch(b, start, stop)` says."""
+def array_batches(
+    adapter: Any, rows_of_batch: Callable[[int, int, int], Any], chosen: Callable[[np.ndarray, Any], Any], first: int = 0
+) -> Iterator[Any]:
+    """Keras' batches of arrays from a first one on.
+
+    Args:
+        rows_of_batch: (batch, start, stop) to its rows.
+        chosen: (an array of NumPy, rows) to those rows. Others are taken and converted by Keras.
+    """
 
     def iterator(slice_and_convert: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+        def taken(sliceable: Any, rows: Any) -> Any:
+            if type(sliceable) is array_slicing.NumpySliceable:
+                return chosen(sliceable.array, rows)
+            return slice_and_convert(sliceable, indices=rows)
+
         for b in range(first, adapter._size):
             start = b * adapter._batch_size
             rows = rows_of_batch(b, start, min(start + adapter._batch_size, adapter._num_samples))
-            yield keras.tree.map_structure(lambda s, rows=rows: slice_and_convert(s, indices=rows), inputs, none_is_leaf=False)
+            yield keras.tree.map_structure(lambda s, rows=rows: taken(s, rows), inputs, none_is_leaf=False)
 
     with wrapped_method(adapter, "_get_iterator", lambda _: iterator):
         return adapter.get_jax_iterator()

@@ -72,7 +72,7 @@ def joined(parts: list[Any], position: Position) -> Any:
     structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
     if len(structures) > 1:
         raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
-    sizes = tuple(0 if part is None else len(jax.tree.leaves(part, is_leaf=is_whole)[0].array) for part in parts)
+    sizes = tuple(0 if part is None else jax.tree.leaves(part, is_leaf=is_whole)[0].shape[0] for part in parts)
     join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
     return jax.tree.map(join, *present, is_leaf=is_whole)
 

@@ -48,7 +48,7 @@ class Shards(NotOneArray, Rows):
     """To be called when the devices have begun with it: then there is time to see to the next batch."""
 
     def __init__(self, rows: Rows, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
-        super().__init__(rows.array, rows.position, rows.sizes)
+        super().__init__(rows.source, rows.position, rows.sizes, rows.chosen)
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "begun", begun)
 
@@ -63,7 +63,7 @@ class Shards(NotOneArray, Rows):
         """The rows of each replica, in order."""
         if self.sizes is not None:
             return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
-        return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(len(self.array), self.placement.replicas))
+        return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(self.shape[0], self.placement.replicas))
 
     def __repr__(self) -> str:
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"

@@ -1,9 +1,9 @@
 """Convolutions of some rows of the batch after others, so that what is read stays near, or beside others, for two threads.
 
 The gradient by a kernel, as a convolution, has the gradient of the output for its kernel, and the rows of the batch for
-features. XLA's fast kernel takes about twice as long for 128 rows as for sixteen times eight of them. Threads share the features
-of its result and nothing else, so that few features keep one thread busy. And it copies what it pads, to memory that the C
-library gives back to the system where it is large, and asks for again: its pages are new each time.
+features. XLA's fast kernel takes two to three times as long for 128 rows as for thirty-two times four of them. Threads share
+the features of its result and nothing else, so that few features keep one thread busy. And it copies what it pads, to memory
+that the C library gives back to the system where it is large, and asks for again: its pages are new each time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.xla.rewrite.window import Shape, Window, is_larger
 NEAR = 1 << 20
 """Bytes of such a kernel that a core has near enough."""
 
-FEWEST = 8
+FEWEST = 4
 """Rows, which the fast kernel takes together."""
 
 KEPT = 1 << 25
