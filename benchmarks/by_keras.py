@@ -16,8 +16,7 @@ def scope_of(contender: str, settings: dict[str, Any]) -> Any:
     if contender == "ours":
         import unisono as un
 
-        kind = un.OneDeviceStrategy if settings.get("kind") == "one device" else un.MirroredStrategy
-        return kind(**settings.get("strategy", {})).scope()
+        return un.MirroredStrategy(**settings.get("strategy", {})).scope()
     if contender == "keras-jax":
         return contextlib.nullcontext()
     if contender == "keras-jax-data-parallel":

@@ -2,14 +2,16 @@
 
 python benchmarks/peers.py [--rounds N] [--workloads NAME ...] [--contenders NAME ...] [--grid FILE]
 
-First every setting of every grid once, then the fastest of each in turns, N times. What a setting took, or why it failed, is kept with
-the results; `--grid` takes the settings from an earlier run's. The floor is how long the operations of the step written by hand
-take at the rate of a product of large matrices.
+First the settings of each contender, one after another, once; then the fastest of each in turns, N times. What a setting took, or why
+it failed, is kept with the results; `--grid` takes the settings from an earlier run's. The floor is how long the operations of the step
+written by hand take at the rate of a product of large matrices. What is found
+of a workload replaces what was found of it before.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -19,7 +21,7 @@ import sys
 from typing import Any
 
 import results
-from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, contenders
+from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, contenders, fastest, searched
 from workloads import MORE, WORKLOADS
 
 HERE = pathlib.Path(__file__).parent
@@ -51,15 +53,13 @@ def measured(contender: Contender, workload: str, settings: Settings) -> float |
 
 
 def of_grid(workload: str, part: dict[str, Contender]) -> Found:
-    """Of each contender: what every setting took, and the fastest."""
+    """Of each contender: what its settings took, and the fastest."""
     found: Found = {}
     for name, contender in part.items():
-        settings_of = contender.grid[:1] if results.SMALL else contender.grid
-        grid = [[settings, measured(contender, workload, settings)] for settings in settings_of]
-        good = [one for one in grid if isinstance(one[1], float)]
-        best = min(good, key=lambda one: one[1])[0] if good else None
-        found[name] = {"grid": grid, "best": best}
-        print(f"{workload}: {name}: " + "; ".join(f"{settings} {said(took)}" for settings, took in grid), flush=True)
+        choices = {setting: of[:1] if results.SMALL else of for setting, of in contender.grid.items()}
+        tried = searched(choices, functools.partial(measured, contender, workload))
+        found[name] = {"grid": tried, "best": fastest(tried)}
+        print(f"{workload}: {name}: " + "; ".join(f"{settings} {said(took)}" for settings, took in tried), flush=True)
     return found
 
 
@@ -101,19 +101,19 @@ def row(workload: str, found: Found) -> results.Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1 if results.SMALL else 5)
+    parser.add_argument("--rounds", type=int, default=1 if results.SMALL else 3)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS | MORE), metavar="NAME")
     parser.add_argument("--contenders", nargs="+", metavar="NAME")
     parser.add_argument("--grid", type=pathlib.Path)
     given = parser.parse_args()
     known = json.loads(given.grid.read_text()) if given.grid else {}
-    found: dict[str, Found] = {}
+    found: dict[str, Found] = results.kept("peers") or {}
     for workload in given.workloads:
         everybody = contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2")))
         part = {name: everybody[name] for name in given.contenders or everybody}
         found[workload] = compared(workload, part, known.get(workload), given.rounds)
-        results.keep("peers", found)
-    print(results.table([row(workload, one) for workload, one in found.items()]))
+        results.keep("peers", {name: found[name] for name in WORKLOADS | MORE if name in found})
+    print(results.table([row(workload, found[workload]) for workload in given.workloads]))
 
 
 if __name__ == "__main__":

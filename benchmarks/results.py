@@ -24,6 +24,12 @@ def keep(name: str, rows: Any) -> None:
         (Path(folder) / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
+def kept(name: str) -> Any:
+    """What was kept under this name before, if anything was."""
+    path = Path(os.environ.get("UNISONO_BENCHMARKS", ""), f"{name}.json")
+    return json.loads(path.read_text()) if "UNISONO_BENCHMARKS" in os.environ and path.exists() else None
+
+
 def keep_machine() -> None:
     """What was measured on, and with."""
     names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy")

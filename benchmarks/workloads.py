@@ -130,7 +130,7 @@ WORKLOADS = {
     "W1 MNIST, two convolutions": Workload(64, 60, 5, floats(28, 28, 1), mnist_loop),
     "W1 MNIST, one convolution": Workload(64, 100, 5, floats(28, 28, 1), mnist_fit, from_logits=True),
     "W2 CIFAR": Workload(128, 2, 3, floats(32, 32, 3), cifar),
-    "W3 MLP, batch 32": Workload(32, 1500, 5, floats(28, 28), mlp),
+    "W3 MLP, batch 32": Workload(32, 1000, 5, floats(28, 28), mlp),
     "W3 MLP, batch 6000": Workload(6000, 20, 5, floats(28, 28), mlp),
     "W4 transformer": Workload(32, 6, 3, sentences, transformer, from_logits=True),
     "W5 LSTM": Workload(64, 60, 5, floats(64, 64), lstm, from_logits=True),

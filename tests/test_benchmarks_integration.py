@@ -34,6 +34,11 @@ def test_a_part_measures_and_its_page_is_written(tmp_path, part):
         assert f"| {' | '.join(rows[0])} |" in page
 
 
+def test_settings_are_searched_one_after_another():
+    done = python("-m", "doctest", str(BENCHMARKS / "grid.py"))
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 @pytest.mark.full
 def test_the_forms_of_the_cifar_net_are_compared(tmp_path):
     compare = [str(BENCHMARKS / "peers.py"), "--workloads", "W2 separable", "--contenders", "Keras on JAX", "Unisono, default"]
