@@ -39,6 +39,14 @@ def test_settings_are_searched_one_after_another():
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_operations_are_told_with_their_rates():
+    done = python(str(BENCHMARKS / "operations.py"), "W3 MLP, batch 32", UNISONO_BENCHMARKS_SMALL="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (forward,) = [line.split(" | ") for line in done.stdout.splitlines() if "dot [32, 784] x [784, 128]" in line]
+    assert (float(forward[1]), forward[3]) == (1, "product")
+    assert float(forward[2]) > 0
+
+
 @pytest.mark.full
 def test_the_forms_of_the_cifar_net_are_compared(tmp_path):
     compare = [str(BENCHMARKS / "peers.py"), "--workloads", "W2 separable", "--contenders", "Keras on JAX", "Unisono, default"]
