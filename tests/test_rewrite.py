@@ -305,6 +305,14 @@ def test_a_product_and_its_gradients(case, dtype, preferred):
     assert_close(plain, jax.tree.leaves(other), 1e-5 if dtype == "float32" else 0.02)
 
 
+@pytest.mark.parametrize(("left", "right"), [((130, 64), (130, 4)), ((130, 4), (130, 64))])
+def test_the_smaller_operand_of_a_product_is_brought_into_order(left, right):
+    product = functools.partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())))
+    program = jax.make_jaxpr(rewritten(product, "cpu"))(normal(left), normal(right)).jaxpr
+    brought = [eqn.invars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "transpose"]
+    assert brought == [(130, 4)] + [(4, 64)] * (left == (130, 64))
+
+
 def test_a_product_that_no_thread_pool_cuts_stays():
     def dense(x, w):
         return x @ w
@@ -445,6 +453,32 @@ def test_a_pooling_layer(layer, shape, size, stride, padding):
     step = jax.value_and_grad(loss)
     assert_close(*both(step, x), 1e-6)
     assert not SLOW & set(primitives(step, x))
+
+
+@pytest.mark.parametrize(
+    ("between", "is_kept"),
+    [
+        (lambda y: y, False),
+        (lambda y: jax.nn.relu(y + jnp.ones(8)), False),
+        (lambda y: jax.nn.relu((y - y.mean(0)) * 2 + jnp.ones(8)), True),
+        (jnp.tanh, True),
+    ],
+    ids=["nothing", "bias and ReLU", "normalization", "tanh"],
+)
+def test_a_pool_reads_what_is_dear_from_memory(between, is_kept):
+    """What a bias and a ReLU make of a convolution is computed again by the pool and by its gradient, on which all agree."""
+    x, w, p = dense_case((3, 8, 8, 4), (3, 3, 4, 8))
+    pool = functools.partial(max_pool, window=(1, 2, 2, 1), strides=(1, 2, 2, 1), padding="VALID")
+
+    def pooled(x, w):
+        return pool(between(lax.conv_general_dilated(x, w, **p)))
+
+    args = normal((3, 4, 4, 8), 1), normal(x), normal(w)
+    assert_close(*both(value_and_vjp(pooled), *args), 1e-5)
+    # The rows are four where one was added so that XLA keeps what it computed.
+    program = jax.make_jaxpr(rewritten(value_and_vjp(pooled), "cpu"))(*args).jaxpr
+    lengths = {eqn.outvars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "pad"}
+    assert ((4, 8, 8, 8) in lengths) == is_kept
 
 
 def test_what_has_no_rule_stays():

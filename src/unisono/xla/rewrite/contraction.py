@@ -7,13 +7,18 @@ for one thread than for several. So what Eigen would cut is brought to a form th
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from jax import lax
 from jax.extend.core import JaxprEqn
 
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
+from unisono.xla.rewrite.window import Shape
+
+Axes = tuple[int, ...]
 
 SAFE_LENGTH = 64
 """Eigen takes up to so many terms in one block and, unless the result is tiny, does not share them between threads."""
@@ -30,22 +35,46 @@ def is_cut(rows: int, length: int, columns: int) -> bool:
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     """A product whose left operand is contracted over its last dimensions, as YNNPACK takes it.
 
-    The gradients by a Dense layer's kernel are others. The barriers are for all: XLA would fold a transpose of an operand,
-    or of the result, into the product, and so undo it. A product with a vector has code of its own, which nobody cuts.
+    The gradients by a Dense layer's kernel are others. A product with a vector has code of its own, which nobody cuts.
     """
     params, (left, right) = eqn.params, map(shape, eqn.invars)
-    (contracted, right_contracted), (batch, right_batch) = params["dimension_numbers"]
-    free = [axis for axis in range(len(left)) if axis not in (*contracted, *batch)]
-    rows, length = (math.prod(left[axis] for axis in axes) for axes in (free, contracted))
-    columns = math.prod(n for axis, n in enumerate(right) if axis not in (*right_contracted, *right_batch))
+    (of_left, of_right), (batch, right_batch) = params["dimension_numbers"]
+    left_free, right_free = free(left, of_left, batch), free(right, of_right, right_batch)
+    rows, columns, length = (
+        math.prod(a[axis] for axis in axes) for a, axes in ((left, left_free), (right, right_free), (left, of_left))
+    )
     if min(rows, columns) == 1 or not is_cut(rows, length, columns) or params["out_sharding"] is not None:
         return None
-    inner, outer = tuple(range(len(batch))), len(batch) + len(free)
-    numbers = ((tuple(range(outer, len(left))), right_contracted), (inner, right_batch))
+    product = functools.partial(contracted_last, params)
+    is_last = (*batch, *left_free, *of_left) == tuple(range(len(left)))
+    if is_last or math.prod(left) <= math.prod(right) + math.prod(shape(eqn.outvars[0])):
+        return Replacement(lambda left, right: product(left, right, (of_left, of_right), (batch, right_batch)), eqn.invars)
+    # The other way round the smaller one is brought into order, and the result.
+    ahead = len(batch)
+    back = (
+        *range(ahead),
+        *range(ahead + len(right_free), ahead + len(right_free) + len(left_free)),
+        *range(ahead, ahead + len(right_free)),
+    )
 
-    def product(left: Any, right: Any) -> Any:
-        left = lax.optimization_barrier(lax.transpose(left, (*batch, *free, *contracted)))
-        y = lax.dot_general(left, right, numbers, params["precision"], params["preferred_element_type"])
-        return lax.optimization_barrier(y)
+    def swapped(left: Any, right: Any) -> Any:
+        return lax.transpose(product(right, left, (of_right, of_left), (right_batch, batch)), back)
 
-    return Replacement(product, eqn.invars)
+    return Replacement(swapped, eqn.invars)
+
+
+def free(of: Shape, contracted: Axes, batch: Axes) -> Axes:
+    return tuple(axis for axis in range(len(of)) if axis not in (*contracted, *batch))
+
+
+def contracted_last(
+    params: Mapping[str, Any], left: Any, right: Any, contracted: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+) -> Any:
+    """The product of the operands, the left one's contracted dimensions behind all others.
+
+    The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
+    """
+    outside = (*batch[0], *free(left.shape, contracted[0], batch[0]))
+    left = lax.optimization_barrier(lax.transpose(left, (*outside, *contracted[0])))
+    numbers = ((tuple(range(len(outside), left.ndim)), contracted[1]), (tuple(range(len(batch[0]))), batch[1]))
+    return lax.optimization_barrier(lax.dot_general(left, right, numbers, params["precision"], params["preferred_element_type"]))

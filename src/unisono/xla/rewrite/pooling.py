@@ -39,43 +39,64 @@ def rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
             return gradient
     fold, identity = FOLDS[eqn.primitive.name]
 
+    is_cheap = is_biased_convolution(x, made_by)
+
     def pooling(x: Any) -> Any:
-        return functools.reduce(fold, taps(x, results, identity, pool, padding))
+        return functools.reduce(fold, taps(x, results, identity, pool, padding, is_cheap))
 
     return Replacement(pooling, [x])
 
 
-def max_gradient_rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def max_gradient_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     p = eqn.params
     pool = Pool(p["window_dimensions"], p["window_strides"])
     if math.prod(pool.size) > MOST_CHOICES:
         return None
 
+    is_cheap = is_biased_convolution(eqn.invars[1], made_by)
+
     def pooling_gradient(dy: Any, x: Any) -> Any:
-        return max_gradient(dy, x, pool, p["padding"], p["select_prim"])
+        return max_gradient(dy, x, pool, p["padding"], p["select_prim"], is_cheap)
 
     return Replacement(pooling_gradient, eqn.invars)
 
 
 def max_gradient_rule_without_overlap(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
-    p = eqn.params
-    overlap = any(size > stride for size, stride in zip(p["window_dimensions"], p["window_strides"], strict=True))
-    return None if overlap else max_gradient_rule(eqn, made_by)
+    pool = Pool(eqn.params["window_dimensions"], eqn.params["window_strides"])
+    return None if pool.overlaps else max_gradient_rule(eqn, made_by)
 
 
-def taps(x: Any, results: Sequence[int], identity: float, pool: Pool, padding: Sequence[tuple[int, int]]) -> list[Any]:
-    """For each position of a window, its element in all windows."""
-    x = kept(padded(x, identity, [(low, high, 0) for low, high in padding]))
+def taps(
+    x: Any, results: Sequence[int], identity: float, pool: Pool, padding: Sequence[tuple[int, int]], is_cheap: bool
+) -> list[Any]:
+    """For each position of a window, its element in all windows.
+
+    Args:
+        is_cheap: Whether x may as well be computed again by each reader, where none reads an element twice.
+    """
+    if not is_cheap or pool.overlaps or any(map(any, padding)):
+        x = kept(padded(x, identity, [(low, high, 0) for low, high in padding]))
     return [strided(x, tap, results, pool.strides) for tap in itertools.product(*map(range, pool.size))]
 
 
-def max_gradient(dy: Any, x: Any, pool: Pool, padding: Sequence[tuple[int, int]], keeps: Primitive) -> Any:
+def is_biased_convolution(x: Any, made_by: MadeBy) -> bool:
+    """Whether two simple steps lead from a convolution to x at most, as a bias and a ReLU are. Normalization is longer: to compute it
+    again takes longer than to read it again."""
+    for _ in range(2):
+        made = made_by.get(x)
+        if made is None or made.primitive.name not in ("add", "max", "jit", "custom_jvp_call"):
+            break
+        x = next((of for of in made.invars if shape(of) == shape(x)), x)
+    return (made := made_by.get(x)) is not None and made.primitive.name == "conv_general_dilated"
+
+
+def max_gradient(dy: Any, x: Any, pool: Pool, padding: Sequence[tuple[int, int]], keeps: Primitive, is_cheap: bool) -> Any:
     """Each window's dy goes to its first best element: the choice that XLA's select-and-scatter makes, padding included.
 
     `keeps` is >=, or <= for the smallest. It is false beside a NaN, so that the element after a NaN is chosen over it.
     """
     worst = -math.inf if keeps.name == "ge" else math.inf
-    best, *others = taps(x, dy.shape, worst, pool, padding)
+    best, *others = taps(x, dy.shape, worst, pool, padding, is_cheap)
     first, *numbers = [pool.number(tap) for tap in itertools.product(*map(range, pool.size))]
     chosen = lax.full(dy.shape, first, "float32")
     for number, other in zip(numbers, others, strict=True):

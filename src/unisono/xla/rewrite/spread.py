@@ -18,6 +18,11 @@ class Pool(NamedTuple):
     size: tuple[int, ...]
     strides: tuple[int, ...]
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether windows share elements."""
+        return any(size > stride for size, stride in zip(self.size, self.strides, strict=True))
+
     def number(self, tap: Sequence[Any]) -> Any:
         """Distinct for distinct taps, also for those beyond the window's end that `spread_out` asks for."""
         numbers = zip(tap, self.size, self.strides, strict=True)
