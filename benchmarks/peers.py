@@ -4,8 +4,7 @@ python benchmarks/peers.py [--rounds N] [--workloads NAME ...] [--contenders NAM
 
 First the settings of each contender, one after another, once; then the fastest of each in turns, N times. What a setting took, or why
 it failed, is kept with the results; `--grid` takes the settings from an earlier run's. The floor is how long the operations of the step
-written by hand take at the rate of a product of large matrices. What is found
-of a workload replaces what was found of it before.
+written by hand take at the rate of a product of large matrices. What is found of a workload replaces what was found of it before.
 """
 
 from __future__ import annotations
