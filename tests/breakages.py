@@ -12,6 +12,7 @@ import pytest
 
 from unisono import tree
 from unisono.data import adapter, order
+from unisono.data.division import Rows, is_whole
 from unisono.exchange import transfers
 from unisono.replica import assigned, randomness
 from unisono.step import counter
@@ -62,7 +63,8 @@ def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     held = adapter.held
 
     def dealt(batch, *args, **options):
-        return held(jax.tree.map(lambda a: np.concatenate([a[r::8] for r in range(8)]), batch), *args, **options)
+        like_cards = lambda rows: Rows(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)  # noqa: E731
+        return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_whole)
 
     patch.setattr(adapter, "held", dealt)
 
