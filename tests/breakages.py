@@ -63,7 +63,7 @@ def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     held = adapter.held
 
     def dealt(batch, *args, **options):
-        like_cards = lambda rows: Rows(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)  # noqa: E731
+        like_cards = lambda rows: Rows(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
         return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_whole)
 
     patch.setattr(adapter, "held", dealt)
