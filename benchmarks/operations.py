@@ -135,7 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         dump = f"--xla_dump_to={folder / 'programs'} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*train.*"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
+        os.environ |= {"KERAS_BACKEND": "jax", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {dump}"}
         from workloads import MORE, WORKLOADS
 
         workload = (WORKLOADS | MORE)[given.workload]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +40,7 @@ def array_batches(
     """
 
     def iterator(slice_and_convert: Callable[..., Any], inputs: Any) -> Iterator[Any]:
-        def taken(sliceable: Any, rows: Any) -> Any:
+        def taken(rows: Any, sliceable: Any) -> Any:
             if type(sliceable) is array_slicing.NumpySliceable:
                 return chosen(sliceable.array, rows)
             return slice_and_convert(sliceable, indices=rows)
@@ -47,7 +48,7 @@ def array_batches(
         for b in range(first, adapter._size):
             start = b * adapter._batch_size
             rows = rows_of_batch(b, start, min(start + adapter._batch_size, adapter._num_samples))
-            yield keras.tree.map_structure(lambda s, rows=rows: taken(s, rows), inputs, none_is_leaf=False)
+            yield keras.tree.map_structure(functools.partial(taken, rows), inputs, none_is_leaf=False)
 
     with wrapped_method(adapter, "_get_iterator", lambda _: iterator):
         return adapter.get_jax_iterator()

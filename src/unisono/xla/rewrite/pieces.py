@@ -21,7 +21,7 @@ NEAR = 1 << 20
 """Bytes of such a kernel that a core has near enough."""
 
 FEWEST = 4
-"""Rows, which the fast kernel takes together."""
+"""Rows to take at a time, however large a kernel they make."""
 
 KEPT = 1 << 25
 """Bytes, from which on the C library keeps no memory that is freed."""

@@ -38,7 +38,6 @@ def rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
         if gradient:
             return gradient
     fold, identity = FOLDS[eqn.primitive.name]
-
     is_cheap = is_biased_convolution(x, made_by)
 
     def pooling(x: Any) -> Any:
@@ -52,7 +51,6 @@ def max_gradient_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     pool = Pool(p["window_dimensions"], p["window_strides"])
     if math.prod(pool.size) > MOST_CHOICES:
         return None
-
     is_cheap = is_biased_convolution(eqn.invars[1], made_by)
 
     def pooling_gradient(dy: Any, x: Any) -> Any:
