@@ -44,14 +44,14 @@ def measure(rounds: int, names: list[str]) -> None:
 
     import keras
 
-    from unisono.exchange.collectives import Meeting
+    from unisono.exchange.collectives import AXIS, Meeting
     from unisono.exchange.processes import AcrossProcesses
 
     class PlainMeeting(Meeting):
         """As anybody would write it."""
 
         def _sum_of(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
-            return lax.psum(mine[0].sum(0), "devices")
+            return lax.psum(mine[0].sum(0).reshape(-1), AXIS)
 
     plain = AcrossProcesses(strategy.placement)
     plain._between = PlainMeeting(strategy.placement.processes.leads, [strategy.placement.lead])

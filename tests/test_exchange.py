@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import unisono as un
 from families import BATCH, several_outputs
 from unisono import tree
-from unisono.exchange import Collectives, Transfers
+from unisono.exchange import Collectives, Transfers, collectives
 from unisono.placement import Placement
 from unisono.replica.contribution import add
 from unisono.xla.programs import Program
@@ -41,8 +42,8 @@ def contribution(rng):
 
 
 @settings(max_examples=25)
-@given(data=st.data(), kind=st.sampled_from([Transfers, Collectives]))
-def test_an_exchange_has_the_bits_of_the_tree(data, kind):
+@given(data=st.data(), kind=st.sampled_from([Transfers, Collectives]), size=st.sampled_from([16, collectives.BLOCK]))
+def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
     replicas = data.draw(st.integers(1, 12), "replicas")
     devices = data.draw(st.integers(1, min(replicas, 8)), "devices")
     present = data.draw(st.integers(1, replicas), "replicas with rows")
@@ -61,7 +62,8 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind):
             }
         )
     exchange = kind(placement)
-    totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b), exchange.placement.replicas)
+    with mock.patch.object(collectives, "BLOCK", size):
+        totals = exchange.total(nodes, lambda device, a, b: adder()(device, None, a, b), exchange.placement.replicas)
 
     expected = on_one_device(values, replicas)
     assert len(totals) == len(exchange.homes)
