@@ -14,6 +14,7 @@ from unisono import tree
 from unisono.data import adapter, order
 from unisono.data.division import Rows, is_whole
 from unisono.exchange import transfers
+from unisono.flat import flat
 from unisono.replica import assigned, randomness
 from unisono.step import counter
 from unisono.step.step import Step
@@ -29,7 +30,7 @@ def counter_order(patch: pytest.MonkeyPatch) -> None:
 
     def pushed(digits, before, value):
         there = counter.get(digits, 0)
-        return counter.put(digits, 0, {name: jnp.where(before > 0, there[name] + value[name], value[name]) for name in value})
+        return counter.put(digits, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in flat(value).items()})
 
     patch.setattr(counter, "pushed", pushed)
     patch.setattr(counter, "folded", lambda digits, count: digits)

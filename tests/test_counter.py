@@ -26,7 +26,7 @@ def summed():
     @jax.jit
     def run(values, start, first, count):
         def push(i, digits):
-            return counter.pushed(digits, i, {"float32": values[start + i]})
+            return counter.pushed(digits, i, {"float32": [values[start + i]]})
 
         digits = {"float32": jnp.full((counter.digits_for(MOST), values.shape[1]), jnp.nan)}
         digits = lax.fori_loop(0, first, push, digits)

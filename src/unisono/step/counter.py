@@ -9,13 +9,14 @@ Digits are written in one place of a loop and read in another, so that no multip
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono.flat import Flat
+from unisono.flat import Flat, Parts
 
 Counter = Flat
 """(digit, element) of each dtype."""
@@ -42,10 +43,22 @@ def put(counter: Counter, digit: Any, value: Flat) -> Counter:
     return jax.tree.map(lambda of, new: lax.dynamic_update_index_in_dim(of, new, digit, 0), counter, value)
 
 
-def pushed(counter: Counter, before: Any, value: Flat) -> Counter:
+def put_parts(counter: Counter, digit: Any, value: Parts) -> Counter:
+    """Each to its place, with no vector of them all in between."""
+
+    def filled(of: jax.Array, parts: list[jax.Array]) -> jax.Array:
+        starts = itertools.accumulate((part.size for part in parts), initial=0)
+        for start, part in zip(starts, parts, strict=False):
+            of = lax.dynamic_update_slice(of, part[None], (digit, jnp.int32(start)))
+        return of
+
+    return {name: filled(of, value[name]) for name, of in counter.items()}
+
+
+def pushed(counter: Counter, before: Any, value: Parts) -> Counter:
     """One more value behind `before` others."""
     carries = lowest(~before)
-    return lax.fori_loop(0, carries, lambda d, counter: add_to(counter, carries, d), put(counter, carries, value))
+    return lax.fori_loop(0, carries, lambda d, counter: add_to(counter, carries, d), put_parts(counter, carries, value))
 
 
 def folded(counter: Counter, count: Any) -> Counter:
