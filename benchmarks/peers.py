@@ -24,8 +24,8 @@ from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, contenders, f
 from workloads import MORE, WORKLOADS
 
 HERE = pathlib.Path(__file__).parent
-LONGEST = 240.0
-"""Seconds for a process."""
+LONGEST = 150.0
+"""Seconds for a process; Keras' DataParallel hangs now and then on CPU."""
 FLOOR = "floor"
 
 Found = dict[str, Any]
@@ -67,15 +67,20 @@ def compared(workload: str, part: dict[str, Contender], grid: Found | None, roun
     found = {name: one | {"rounds": []} for name, one in (grid or of_grid(workload, part)).items() if name in part}
     for _ in range(rounds):
         for name, one in found.items():
-            if one["best"] is not None:
+            if one["best"] is not None and not failures(one):
                 one["rounds"].append(measured(part[name], workload, one["best"]))
     for name, one in found.items():
         numbers = [took for took in one["rounds"] if isinstance(took, float)]
-        one["seconds"] = statistics.median(numbers) if numbers else None
+        one["seconds"] = statistics.median(numbers) if numbers and not failures(one) else None
         one["is_peer"] = part[name].is_peer
     if workload in WORKLOADS:
         found[FLOOR] = {"seconds": printed(("floor.py",), workload, {}), "is_peer": False}
     return found
+
+
+def failures(one: Found) -> list[str]:
+    """Why it took no part in a round; it is not asked again."""
+    return [took for took in one["rounds"] if isinstance(took, str)]
 
 
 def said(took: float | str) -> str:
