@@ -16,7 +16,7 @@ from unisono.data.division import Rows, is_whole
 from unisono.exchange import transfers
 from unisono.flat import flat
 from unisono.replica import assigned, randomness
-from unisono.step import counter
+from unisono.step import sums
 from unisono.step.step import Step
 
 
@@ -25,16 +25,15 @@ def tree_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree, "halves", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop)))
 
 
-def counter_order(patch: pytest.MonkeyPatch) -> None:
+def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
     """Sums one after another within a device."""
 
-    def pushed(digits, before, value):
-        there = counter.get(digits, 0)
-        return counter.put(digits, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in flat(value).items()})
+    def pushed(held, before, value):
+        there = sums.get(held)
+        return sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in flat(value).items()})
 
-    patch.setattr(counter, "pushed", pushed)
-    patch.setattr(counter, "folded", lambda digits, count: digits)
-    patch.setattr(counter, "digit_of_sum", lambda count: 0)
+    patch.setattr(sums, "pushed", pushed)
+    patch.setattr(sums, "folded", lambda held, count: held)
 
 
 def key_rule(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +70,7 @@ def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    f.__name__: f for f in (tree_order, counter_order, key_rule, row_order, weighting, statistics, rows_of_replicas)
+    f.__name__: f for f in (tree_order, order_within_a_device, key_rule, row_order, weighting, statistics, rows_of_replicas)
 }
 
 

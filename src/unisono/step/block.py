@@ -18,7 +18,7 @@ from jax import lax
 from unisono.flat import parts, unflat
 from unisono.replica.base import Functions, State
 from unisono.replica.contribution import Contribution
-from unisono.step import counter
+from unisono.step import sums
 
 
 class Orders(NamedTuple):
@@ -30,7 +30,7 @@ class Orders(NamedTuple):
     count: Any = 0
     """How many are run."""
     before: Any = 0
-    """How many replicas of the same sum stand in the counter already."""
+    """How many replicas of the same sum were added already."""
     present: Any = 0
     """How many replicas of the global batch have rows."""
     counting: Any = 0
@@ -46,8 +46,8 @@ class Work(NamedTuple):
     """What a call goes on from and leaves behind; its memory is used again."""
 
     state: State
-    contributions: counter.Counter
-    divisors: counter.Counter
+    contributions: sums.Sums
+    divisors: sums.Sums
     """Empty where shapes alone decide the divisors."""
 
 
@@ -78,7 +78,7 @@ class Block:
     def __call__(self, work: Work, orders: Any, numbers: Any, given: Any, constants: Any, batches: Any) -> tuple[Work, Done]:
         """
         Args:
-            work: The state before, and counters.
+            work: The state before, and sums.
             orders: `Orders`, as one array.
             numbers: (a replica's share of the rows, the rows of the global batch).
             given: The divisors of the loss terms, unless they are counted at once.
@@ -120,13 +120,13 @@ class Block:
             replica = orders.first + number
             found = self._functions.divisors(work.state, part(replica), replica, share, constants)
             found = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-            return counter.pushed(divisors, orders.before + number, {"float32": [found]})
+            return sums.pushed(divisors, orders.before + number, {"float32": [found]})
 
         divisors = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
         there = orders.before + orders.count
-        divisors = counter.folded(divisors, jnp.where((orders.counting & orders.summing) == 1, there, 0))
+        divisors = sums.folded(divisors, jnp.where((orders.counting & orders.summing) == 1, there, 0))
         at_once = (orders.counting & orders.running) == 1
-        (found,) = counter.get(divisors, counter.digit_of_sum(there)).values()
+        (found,) = sums.get(divisors).values()
         return work._replace(divisors=divisors), jnp.where(at_once, found, given)
 
     def _run(
@@ -138,19 +138,17 @@ class Block:
             found = self._contribution(work.state, part(replica), replica, share, divisors, constants)
             contribution, output = lax.optimization_barrier(found)  # how it is packed must not change how it is computed
             put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, number, 0)  # noqa: E731
-            return counter.pushed(contributions, orders.before + number, parts(contribution)), jax.tree.map(put, outputs, output)
+            return sums.pushed(contributions, orders.before + number, parts(contribution)), jax.tree.map(put, outputs, output)
 
         contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
         there = orders.before + orders.count
         complete = (orders.running & orders.summing) == 1
-        return work._replace(contributions=counter.folded(contributions, jnp.where(complete, there, 0))), outputs
+        return work._replace(contributions=sums.folded(contributions, jnp.where(complete, there, 0))), outputs
 
     def _finished(self, work: Work, orders: Orders, rows: Any, like: Contribution, extras: Any, disagree: Any) -> Any:
-        there = counter.digit_of_sum(orders.before + orders.count)
-
         def end(_: Any, carry: Any) -> Any:
             state, _extras, disagree = carry
-            total = unflat(counter.get(work.contributions, there), like)
+            total = unflat(sums.get(work.contributions), like)
             new, differ = self._functions.finished(state, total, rows, orders.present)
             return as_before(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
 

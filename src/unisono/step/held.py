@@ -1,4 +1,4 @@
-"""What the devices of a placement hold between the calls of a step: the state, the counters, the constants."""
+"""What the devices of a placement hold between the calls of a step: the state, the sums, the constants."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Held:
     def __setitem__(self, index: int, work: Work) -> None:
         self._work[index] = work
 
-    def receive(self, state: State, counters: Callable[[], Any]) -> None:
+    def receive(self, state: State, sums: Callable[[], Any]) -> None:
         """Takes the state from Keras' loop, which hands back what it was given unless a callback has assigned something.
 
-        `counters` makes empty ones, contributions' and divisors', for the first state.
+        `sums` makes empty ones, contributions' and divisors', for the first state.
         """
         leaves = list(itertools.chain.from_iterable(state))
         if (
@@ -48,7 +48,7 @@ class Held:
         ):
             return
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
-        found = self._work[0][1:] if 0 in self._work else jax.device_put(counters(), self._placement.lead)
+        found = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
         self._work[0] = Work(distinct(state), *found)
         self.current = {0}
 
@@ -62,8 +62,8 @@ class Held:
             sent_groups, scales = jax.device_put((source, scales), device)
             if index not in self._work:
                 idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
-                counters = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
-                self._work[index] = Work(tuple(jax.device_put(idle, device)), *jax.device_put(counters, device))
+                sums = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
+                self._work[index] = Work(tuple(jax.device_put(idle, device)), *jax.device_put(sums, device))
             groups = [new if new is not None else old for new, old in zip(sent_groups, self._work[index].state, strict=True)]
             for (group, position), value in scales.items():
                 groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]

@@ -17,7 +17,7 @@ from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.base import Functions, State
 from unisono.replica.contribution import add
-from unisono.step import counter
+from unisono.step import sums
 from unisono.step.block import Block, Done, Orders
 from unisono.step.copies import Numbers
 from unisono.step.divisors import Divisors, summed
@@ -76,7 +76,7 @@ class Step:
         self._programs = {
             counted: Program(rewritten(block, placement.lead.platform), donate=(0,)) for counted, block in self._blocks.items()
         }
-        self._take, self._put, self._add = Program(counter.get), Program(at_start, donate=(0,)), Program(add)
+        self._take, self._put, self._add = Program(sums.get), Program(at_start, donate=(0,)), Program(add)
         self._looked = False
         self._received = False
         self._idle: dict[Any, Any] = {}
@@ -100,7 +100,7 @@ class Step:
         if not self._looked:
             self._functions.look(state, batches[0].tree(), self._plan(batches[0]).first, self._held.constants())
             self._looked = True
-        self._held.receive(state, lambda: self._counters(state, batches[0]))
+        self._held.receive(state, lambda: self._empty_sums(state, batches[0]))
         self._received = True
         for group in self._groups(batches):
             whole = self._plan(group[0]).whole
@@ -136,16 +136,16 @@ class Step:
         self._held.forget()
         self._idle, self._received = {}, False
 
-    def _counters(self, state: State, batch: GlobalBatch) -> Any:
+    def _empty_sums(self, state: State, batch: GlobalBatch) -> Any:
         """Empty ones, for a contribution's shapes, which are the same for every number of rows."""
         if self._functions.alone:
             return {}, {}
-        rows, digits = self._plan(batch).size_at_end, counter.digits_for(self._placement.replicas)
+        rows, height = self._plan(batch).size_at_end, sums.places_for(self._placement.replicas)
         terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
         given = self._shapes(batch, rows), np.int32(0), np.float32(1), terms, self._held.constants()
         like = jax.eval_shape(self._contribution, state, *given)[0]
-        empty = {name: np.zeros((digits, size), name) for name, size in flat.sizes(like).items()}
-        return empty, {"float32": np.zeros((digits, max(1, like.terms.size)), np.float32)}
+        empty = {name: np.zeros((height, size), name) for name, size in flat.sizes(like).items()}
+        return empty, {"float32": np.zeros((height, max(1, like.terms.size)), np.float32)}
 
     # Steps.
 
@@ -182,8 +182,7 @@ class Step:
             with uninterrupted():
                 contributions = self._put(device, None, work.contributions, total)
                 self._held[home] = work._replace(contributions=contributions)
-            # The total stands in the counter as if it were the sum of one.
-            results[home] = self._call(home, [batch], end, given[home], Orders(before=1, present=now.present, finishing=1))
+            results[home] = self._call(home, [batch], end, given[home], Orders(present=now.present, finishing=1))
         self._held.finished_on(totals)
         current().another_step_finished()
         return results[0].logs, results[0].disagree, outputs
@@ -214,13 +213,12 @@ class Step:
 
     def _sum_of(self, part: Part, divisors: bool) -> Any:
         work, device = self._held[part.device], self._placement.devices[part.device]
-        digit = self._numbers.on(device, np.int32, counter.digit_of_sum(part.present))
-        return self._take(device, divisors, work.divisors if divisors else work.contributions, digit)
+        return self._take(device, divisors, work.divisors if divisors else work.contributions)
 
     def _like(self, divisors: bool) -> Any:
         """A contribution, or divisors, in shapes."""
         of = self._held[0].divisors if divisors else self._held[0].contributions
-        return {name: jax.ShapeDtypeStruct(digits.shape[1:], digits.dtype) for name, digits in of.items()}
+        return {name: jax.ShapeDtypeStruct(held.shape[1:], held.dtype) for name, held in of.items()}
 
     def _everywhere(self, totals: dict[int, Any]) -> dict[int, Any]:
         """One vector, on every device."""
@@ -294,5 +292,5 @@ class Step:
         return self._divisors.of((rows, batch.signature), arguments)
 
 
-def at_start(contributions: counter.Counter, value: Any) -> counter.Counter:
-    return counter.put(contributions, 0, value)
+def at_start(contributions: sums.Sums, value: Any) -> sums.Sums:
+    return sums.put(contributions, 0, value)

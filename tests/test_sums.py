@@ -1,4 +1,4 @@
-"""The counter's sums are the tree's, to the bit."""
+"""The sums of a loop are the tree's, to the bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import lax
 
 from unisono import tree
 from unisono.placement import split_evenly
-from unisono.step import counter
+from unisono.step import sums
 
 MOST = 12
 
@@ -25,13 +25,13 @@ def summed():
 
     @jax.jit
     def run(values, start, first, count):
-        def push(i, digits):
-            return counter.pushed(digits, i, {"float32": [values[start + i]]})
+        def push(i, held):
+            return sums.pushed(held, i, {"float32": [values[start + i]]})
 
-        digits = {"float32": jnp.full((counter.digits_for(MOST), values.shape[1]), jnp.nan)}
-        digits = lax.fori_loop(0, first, push, digits)
-        digits = lax.fori_loop(first, count, push, digits)
-        return counter.get(counter.folded(digits, count), counter.digit_of_sum(count))["float32"]
+        held = {"float32": jnp.full((sums.places_for(MOST), values.shape[1]), jnp.nan)}
+        held = lax.fori_loop(0, first, push, held)
+        held = lax.fori_loop(first, count, push, held)
+        return sums.get(sums.folded(held, count))["float32"]
 
     return run
 
@@ -53,6 +53,6 @@ def test_any_placement_and_any_number_of_empty_replicas(case, seed):
     assert np.array_equal(total, expected)
 
 
-@pytest.mark.parametrize("count", range(1, 20))
-def test_the_sum_stands_at_the_highest_bit(count):
-    assert counter.digit_of_sum(count) == int(counter.digit_of_sum(jnp.int32(count))) < counter.digits_for(count)
+@pytest.mark.parametrize("replicas", range(1, 40))
+def test_there_is_a_place_for_every_sum_that_is_held(replicas):
+    assert sums.places_for(replicas) == max(count.bit_count() for count in range(1, replicas + 1))
