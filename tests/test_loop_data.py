@@ -158,9 +158,9 @@ def test_the_next_batch_is_read_and_sent_when_the_devices_have_begun(monkeypatch
     """One behind what lies ready. Rows are sent once, also where two runs take them."""
     sent, filled = [], division.filled
 
-    def watched(batches, rows, shape):
+    def watched(batches, rows, *where):
         sent.extend(int(batch.array[rows.start]) for batch in batches if rows)
-        return filled(batches, rows, shape)
+        return filled(batches, rows, *where)
 
     monkeypatch.setattr(division, "filled", watched)
     strategy, source = on(2, 4), Asked([np.arange(8) + 10 * number for number in range(4)])

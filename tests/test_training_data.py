@@ -8,6 +8,7 @@ from keras import layers
 import unisono as un
 from sources import PIPELINES, Batches, generated
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from unisono.data import division
 
 X, Y = rows(43, 5), labels(43, 3)
 
@@ -70,6 +71,15 @@ def test_sparse_matrices_train_what_arrays_train(of_arrays):
     """Rows of a scipy matrix are the rows of the array."""
     sparse = pytest.importorskip("scipy.sparse")
     assert run(make, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
+
+
+def test_batches_of_many_rows():
+    """They are read in place by one replica, the last one, which is smaller, is not, and steps come one by one or several in a call."""
+    size = division.MANY // X[0].nbytes + 1
+    x, y = np.tile(X, (size // len(X) + 2, 1)), np.tile(Y, size // len(Y) + 2)
+    one_by_one = fitting(generated((x, y), size), steps_per_epoch=2)
+    assert run(make, fitting(x, y, batch_size=size), on(1, 1)).bits == run(make, one_by_one, on(1, 1)).bits
+    assert_equals_keras(make, fitting(x, y, batch_size=size), replicas=(1,))
 
 
 def test_shuffled_arrays():

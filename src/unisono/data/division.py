@@ -24,6 +24,9 @@ NUMBERS = "biufcV"
 ALIGNED = 64
 """Bytes. A CPU device reads a NumPy array that begins at such an address where it lies; others it copies."""
 
+MANY = 4 * 2**20
+"""Bytes of the rows that are worth not to be copied within a program."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
@@ -57,7 +60,7 @@ class Rows:
         """
         key = device, rows, shape
         if key not in self._sent:
-            self._sent[key] = jax.device_put(filled([self], rows, shape), device)
+            self._sent[key] = jax.device_put(filled([self], rows, shape, device), device)
         return self._sent[key]
 
     def put(self, rows: range, place: np.ndarray) -> None:
@@ -154,23 +157,21 @@ def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], de
     first = batches[0]
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
-    buffers = [filled(leaves, rows, shape) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
+    buffers = [filled(leaves, rows, shape, device) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
     return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
 
 
-def places(replicas: int, device: jax.Device) -> int:
-    """For the rows of how many replicas there is room on a device that gets those of so many, one after another.
+def filled(batches: Sequence[Rows], rows: range, shape: tuple[int, ...], device: jax.Device) -> np.ndarray:
+    """These rows of each, behind one another; what is behind them was not written.
 
-    Where there is room for one alone, XLA for CPU reads the rows in place, and orders what comes after in a way that keeps cores waiting:
-    a sixth of a step of a small convolutional net. There, room that is not written costs nothing.
+    Where there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
+    waiting: a sixth of a step of a small convolutional net. There, room that is not written costs nothing. Many rows are better
+    read in place all the same: otherwise the program copies them first.
     """
-    return max(replicas, 2) if device.platform == "cpu" else replicas
-
-
-def filled(batches: Sequence[Rows], rows: range, shape: tuple[int, ...]) -> np.ndarray:
-    """These rows of each, behind one another; what is behind them was not written."""
-    tail = batches[0].shape[1:]
-    buffer = room((math.prod(shape), *tail), batches[0].dtype)
+    tail, dtype = batches[0].shape[1:], batches[0].dtype
+    if device.platform == "cpu" and len(shape) == 2 and shape[0] == 1 and math.prod((*shape, *tail)) * dtype.itemsize <= MANY:
+        shape = 2, *shape[1:]
+    buffer = room((math.prod(shape), *tail), dtype)
     for number, batch in enumerate(batches):
         batch.put(rows, buffer[number * len(rows) : (number + 1) * len(rows)])
     return buffer.reshape(*shape, *tail)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono.data.division import Rows, global_batch, places, sizes_of
+from unisono.data.division import Rows, global_batch, sizes_of
 from unisono.exchange.rows import rows_of_all
 from unisono.placement import Placement, split_evenly
 from unisono.replica.code import current
@@ -56,7 +56,7 @@ class Shards(NotOneArray, Rows):
         """To the devices that run it, by their indices, as a step will ask for it."""
         for device, run in runs:
             there = self.placement.devices[device]
-            self.on(there, run.rows, (places(self.placement.replicas, there), run.size))
+            self.on(there, run.rows, (self.placement.replicas, run.size))
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:

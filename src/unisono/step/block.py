@@ -179,7 +179,7 @@ class Block:
 
 
 def slot(batches: Any, index: Any) -> Any:
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), batches)
+    return jax.tree.map(lambda a: a[0] if len(a) == 1 else lax.dynamic_index_in_dim(a, index, keepdims=False), batches)
 
 
 def zeros(like: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono import flat
 from unisono.cluster.watch.progress import current
-from unisono.data.division import GlobalBatch, global_batch, places, sent
+from unisono.data.division import MANY, GlobalBatch, global_batch, sent
 from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.base import Functions, State
@@ -27,7 +27,7 @@ from unisono.xla.interrupts import uninterrupted
 from unisono.xla.programs import Program
 from unisono.xla.rewrite import rewritten
 
-ROOM = 8 * 2**20
+ROOM = 2 * MANY  # so that rows which are read in place are those of one step
 MOST_STEPS = 64
 
 
@@ -246,7 +246,7 @@ class Step:
 
     def _batches(self, index: int, key: Any, group: list[GlobalBatch], run: Run) -> Any:
         batch, device = group[0], self._placement.devices[index]
-        room = places(self._steps_in(batch, run) * self._placement.replicas, device), run.size
+        room = self._steps_in(batch, run) * self._placement.replicas, run.size
         if run.count:
             rows = sent(group, run.rows, room, device)
             return (rows, [value.on(index, run) for value in self._carried]) if self._carried else rows
