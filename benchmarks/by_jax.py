@@ -3,7 +3,8 @@
 python by_jax.py WORKLOAD SETTINGS-AS-JSON
 
 What the engine rewrites is written by hand here: a pool that does not overlap is a maximum over a reshaped array, whose gradient goes to
-the first largest value; batch statistics are taken in one pass. With {"rewritten": true} the engine's rewrites are applied to it as well.
+the first largest value; batch statistics are taken in one pass. With {"form": {"rewritten": true}} the engine's rewrites are applied to
+it as well.
 """
 
 from __future__ import annotations
@@ -280,11 +281,11 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
 
 
 def main() -> None:
-    name, settings = sys.argv[1], json.loads(sys.argv[2])
-    at_once = settings.get("steps_per_call", 1)
+    name, form = sys.argv[1], json.loads(sys.argv[2]).get("form", {})
+    at_once = form.get("steps_per_call", 1)
     if WORKLOADS[name].steps % at_once:
         sys.exit(f"{at_once} steps a call do not divide an epoch of {WORKLOADS[name].steps}")
-    call, state, batches = training(name, at_once, settings.get("rewritten", False))
+    call, state, batches = training(name, at_once, form.get("rewritten", False))
 
     def epoch(number: int) -> None:
         nonlocal state

@@ -28,6 +28,9 @@ class Contender(NamedTuple):
 
 DEFAULT, BEST, LIMIT, KERAS = "Unisono, default", "Unisono, best", "JAX by hand", "Keras on JAX"
 
+FORMS = tuple({"rewritten": rewritten, "steps_per_call": steps} for rewritten in (True, False) for steps in (1, 2, 10))
+"""Of a step by hand: every one is tried, for several convolutions in a loop are fast when rewritten and slow otherwise."""
+
 
 def searched(grid: Mapping[str, tuple[Any, ...]], measured: Callable[[Settings], float | str]) -> Tried:
     """From the first of everything, one setting after another: each at the fastest of those before it.
@@ -65,7 +68,7 @@ def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
         "tf.distribute": Contender(("by_keras.py", "tf-mirrored"), {"devices": (1, 2)} | jit, "tensorflow"),
         "torch by hand": Contender(("by_torch.py",), threads | compiled | layouts),
         "torch DDP": Contender(("by_torch.py",), {"processes": (2,)} | compiled | layouts),
-        LIMIT: Contender(("by_jax.py",), {"rewritten": (False, True), "steps_per_call": (1, 2, 10)}, is_peer=False),
+        LIMIT: Contender(("by_jax.py",), {"form": FORMS}, is_peer=False),
         DEFAULT: Contender(("by_keras.py", "ours"), {}, is_peer=False),
         BEST: Contender(("by_keras.py", "ours"), {"strategy": placements(max(cores, 2))}, is_peer=False),
     }
