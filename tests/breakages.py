@@ -14,7 +14,6 @@ from unisono import tree
 from unisono.data import adapter, order
 from unisono.data.division import Rows, is_whole
 from unisono.exchange import transfers
-from unisono.flat import flat
 from unisono.replica import assigned, randomness
 from unisono.step import sums
 from unisono.step.step import Step
@@ -30,7 +29,7 @@ def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
 
     def pushed(held, before, value):
         there = sums.get(held)
-        return sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in flat(value).items()})
+        return sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
 
     patch.setattr(sums, "pushed", pushed)
     patch.setattr(sums, "folded", lambda held, count: held)

@@ -26,7 +26,7 @@ def summed():
     @jax.jit
     def run(values, start, first, count):
         def push(i, held):
-            return sums.pushed(held, i, {"float32": [values[start + i]]})
+            return sums.pushed(held, i, {"float32": values[start + i]})
 
         held = {"float32": jnp.full((sums.places_for(MOST), values.shape[1]), jnp.nan)}
         held = lax.fori_loop(0, first, push, held)

@@ -11,23 +11,16 @@ import jax.numpy as jnp
 Flat = dict[str, jax.Array]
 """A vector for each dtype, by the dtype's name."""
 
-Parts = dict[str, list[jax.Array]]
-"""What the vectors are made of."""
-
 WHOLE = 64
 """Vectors are filled up with zeros to a multiple of so many elements: CPUs add up rows of other lengths half as fast."""
 
 
-def parts(tree: Any) -> Parts:
-    """The leaves of each dtype in the order of the tree."""
+def flat(tree: Any) -> Flat:
+    """The leaves of each dtype, one behind the other in the order of the tree."""
     leaves = jax.tree.leaves(tree)
     names = sorted({str(leaf.dtype) for leaf in leaves})
-    return {name: [jnp.ravel(leaf) for leaf in leaves if str(leaf.dtype) == name] for name in names}
-
-
-def flat(tree: Any) -> Flat:
-    """The parts, one behind the other."""
-    return {name: jnp.concatenate([*of, jnp.zeros(-sum(p.size for p in of) % WHOLE, name)]) for name, of in parts(tree).items()}
+    of = {name: [jnp.ravel(leaf) for leaf in leaves if str(leaf.dtype) == name] for name in names}
+    return {name: jnp.concatenate([*parts, jnp.zeros(-sum(p.size for p in parts) % WHOLE, name)]) for name, parts in of.items()}
 
 
 def unflat(vectors: Flat, like: Any) -> Any:

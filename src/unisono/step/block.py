@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono.flat import parts, unflat
+from unisono.flat import flat, unflat
 from unisono.replica.base import Functions, State
 from unisono.replica.contribution import Contribution
 from unisono.step import sums
@@ -120,7 +120,7 @@ class Block:
             replica = orders.first + number
             found = self._functions.divisors(work.state, part(replica), replica, share, constants)
             found = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-            return sums.pushed(divisors, orders.before + number, {"float32": [found]})
+            return sums.pushed(divisors, orders.before + number, {"float32": found})
 
         divisors = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
         there = orders.before + orders.count
@@ -138,7 +138,7 @@ class Block:
             found = self._contribution(work.state, part(replica), replica, share, divisors, constants)
             contribution, output = lax.optimization_barrier(found)  # how it is packed must not change how it is computed
             put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, number, 0)  # noqa: E731
-            return sums.pushed(contributions, orders.before + number, parts(contribution)), jax.tree.map(put, outputs, output)
+            return sums.pushed(contributions, orders.before + number, flat(contribution)), jax.tree.map(put, outputs, output)
 
         contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
         there = orders.before + orders.count

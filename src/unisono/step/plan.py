@@ -34,11 +34,6 @@ class Part:
     runs: tuple[Run, ...]
     """None where no replica of it has rows."""
 
-    @property
-    def present(self) -> int:
-        """How many of its replicas have rows."""
-        return sum(run.count for run in self.runs)
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

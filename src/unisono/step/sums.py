@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono.flat import Flat, Parts
+from unisono.flat import Flat
 
 Sums = Flat
 """(place, element) of each dtype. The sum of all, when it is complete, stands at the first place."""
@@ -38,15 +38,14 @@ def put(sums: Sums, place: Any, value: Flat) -> Sums:
     return jax.tree.map(lambda of, new: lax.dynamic_update_index_in_dim(of, new, place, 0), sums, value)
 
 
-def pushed(sums: Sums, before: Any, value: Parts) -> Sums:
+def pushed(sums: Sums, before: Any, value: Flat) -> Sums:
     """One more value behind `before` others."""
     held, carries = lax.population_count(before), lax.population_count(before & ~(before + 1))
 
     def carry(number: Any, right: Flat) -> Flat:
         return jax.tree.map(jnp.add, get(sums, held - 1 - number), right)
 
-    whole = {name: joined(value[name], of.shape[1]) for name, of in sums.items()}
-    return put(sums, held - carries, lax.fori_loop(0, carries, carry, whole))
+    return put(sums, held - carries, lax.fori_loop(0, carries, carry, value))
 
 
 def folded(sums: Sums, count: Any) -> Sums:
@@ -58,8 +57,3 @@ def folded(sums: Sums, count: Any) -> Sums:
 def lowered(sums: Sums, place: Any) -> Sums:
     """What stands at a place is added to what stands below."""
     return put(sums, place - 1, lax.optimization_barrier(jax.tree.map(jnp.add, get(sums, place - 1), get(sums, place))))
-
-
-def joined(parts: list[jax.Array], size: int) -> jax.Array:
-    """One behind the other."""
-    return jnp.concatenate([*parts, jnp.zeros(size - sum(part.size for part in parts), parts[0].dtype)])
