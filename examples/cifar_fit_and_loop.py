@@ -21,10 +21,11 @@ from sklearn.datasets import load_digits
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--full", action="store_true", help="CIFAR-10 and the whole net, in place of digits and a small one")
 parser.add_argument("--devices", type=int, default=2, help="how many devices run the 8 replicas; changes no fingerprint")
+parser.add_argument("--seeds", type=int, default=5, help="how many trainings of each kind, two or more")
 parser.add_argument("--picture", type=pathlib.Path, default="cifar_fit_and_loop.png")
 options = parser.parse_args()
 
-SEEDS = range(5)
+SEEDS = range(options.seeds)
 BATCH_SIZE = 128
 # A short training needs moving statistics that follow faster.
 EPOCHS, CHANNELS, CONVOLUTIONS, MOMENTUM = (100, (64, 128, 256), 3, 0.99) if options.full else (10, (16, 32, 64), 1, 0.9)

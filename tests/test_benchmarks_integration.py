@@ -34,8 +34,9 @@ def test_a_part_measures_and_its_page_is_written(tmp_path, part):
         assert f"| {' | '.join(rows[0])} |" in page
 
 
-def test_settings_are_searched_one_after_another():
-    done = python("-m", "doctest", str(BENCHMARKS / "grid.py"))
+@pytest.mark.parametrize("script", ["grid.py", "floor.py"])
+def test_what_is_said_of_settings_and_of_operations_holds(script):
+    done = python("-m", "doctest", str(BENCHMARKS / script))
     assert (done.returncode, done.stdout) == (0, "")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from processes import HERE, LIMIT, environment, kept_in
 
-KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else 5
+KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else 3
 SCRIPT = str(HERE / "train_and_be_killed.py")
 
 

@@ -133,7 +133,8 @@ class Says(Loop):
     ("name", "what"),
     [
         pytest.param("conv", "", marks=pytest.mark.full),
-        ("conv", "metric predictions rows"),
+        ("dense", "metric predictions rows"),
+        pytest.param("conv", "metric predictions rows", marks=pytest.mark.full),
         pytest.param("conv", "gradients loss", marks=pytest.mark.full),
         pytest.param("transformer", "predictions loss", marks=pytest.mark.full),
     ],
