@@ -36,7 +36,8 @@ TITLES = {
 HEAD = """# Benchmarks
 
 `make bench` writes this page and its charts, with what was measured as JSON beside them. Every figure is a median over rounds in which the
-contenders take turns; the page is of one machine, and the ratios say more than the milliseconds.
+contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part that is run again by itself replaces
+what stood here of it, so that the tables may be of different runs.
 """
 
 
@@ -58,7 +59,8 @@ def page(folder: Path) -> str:
 
 PEERS = """Milliseconds a step, each contender at the fastest of its settings ([grid.py](grid.py)). Data are arrays in memory, shuffled each
 epoch. "JAX by hand" is a step without any framework ([by_jax.py](by_jax.py)); "floor" is how long its operations take at the rate of a
-product of large matrices. Ratios say how many times as fast as the other Unisono is."""
+product of large matrices. Ratios say how many times as fast as the other Unisono is.
+"failed": every time, or once in the rounds."""
 
 
 def turned(rows: Sequence[results.Row]) -> list[str]:
