@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -254,7 +255,7 @@ class Bond:
             sizes, batches, error = tuple(map(len, state)), [next(iterator)], None
             group = iterator if isinstance(iterator, Group) else None
             try:
-                for batch in some(iterator, (group.count if group else self.model.steps_per_execution) - 1):
+                for batch in itertools.islice(iterator, (group.count if group else self.model.steps_per_execution) - 1):
                     batches.append(batch)
             except Exception as e:  # what came before it is trained on
                 error = e
@@ -285,15 +286,6 @@ class Bond:
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()
-
-
-def some(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """Up to `count` items."""
-    for _ in range(count):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
 
 
 def in_place_of(method: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
