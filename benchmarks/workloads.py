@@ -111,7 +111,7 @@ def transformer(keras: Any) -> tuple[Any, Any]:
     layers, ops = keras.layers, keras.ops
     words = layers.Input((TOKENS,), dtype="int32")
     is_word = ops.not_equal(words, 0)
-    x = layers.Embedding(VOCABULARY, WIDTH)(words) + layers.Embedding(TOKENS, WIDTH)(ops.arange(TOKENS))
+    x = placed(keras)(layers.Embedding(VOCABULARY, WIDTH)(words))
     for _ in range(BLOCKS):
         mixed = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(x, x, attention_mask=is_word[:, None, :])
         x = layers.LayerNormalization()(x + mixed)
@@ -119,6 +119,19 @@ def transformer(keras: Any) -> tuple[Any, Any]:
         x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(wide))
     x = layers.GlobalAveragePooling1D()(x, mask=is_word)
     return keras.Model(words, layers.Dense(CLASSES)(x)), keras.optimizers.Adam(1e-4)
+
+
+def placed(keras: Any) -> Any:
+    """Adds to each word what is learnt of its place. An Embedding of constant numbers would be no part of the model."""
+
+    class Placed(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.places = self.add_weight(shape=shape[1:], initializer="uniform")
+
+        def call(self, x: Any) -> Any:
+            return x + self.places
+
+    return Placed()
 
 
 def lstm(keras: Any) -> tuple[Any, Any]:
