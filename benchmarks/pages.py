@@ -36,8 +36,8 @@ TITLES = {
 HEAD = """# Benchmarks
 
 `make bench` writes this page and its charts, with what was measured as JSON beside them. Every figure is a median over rounds in which the
-contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part that is run again by itself replaces
-what stood here of it, so that the tables may be of different runs.
+contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part or a workload that is run again by
+itself replaces what stood here of it, so that tables and columns may be of different runs.
 """
 
 
@@ -96,7 +96,7 @@ def draw_peers(folder: Path, found: dict[str, Any]) -> None:
             color=colour or plt.cm.Blues(0.25 + place / 10),
         )
     axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(base))], list(base), fontsize=8)
+    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(base))], [name.replace(", ", ",\n") for name in base], fontsize=8)
     axes.set_ylabel("times as fast as Keras' fit on JAX")
     axes.legend(fontsize=7, ncol=2)
     save(figure, folder / "peers.png")

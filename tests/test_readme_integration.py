@@ -1,5 +1,6 @@
-"""What the README shows must run."""
+"""What the README shows must run, and what it says must stand where it says."""
 
+import json
 import pathlib
 import re
 
@@ -11,6 +12,9 @@ from processes import python
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 LOOP = (pathlib.Path(__file__).parent.parent / "docs" / "loop.md").read_text()
 MAKEFILE = (pathlib.Path(__file__).parent.parent / "Makefile").read_text()
+MEASURED = pathlib.Path(__file__).parent.parent / "benchmarks" / "measured"
+NAMES = {"torch": "torch by hand", "torch on two processes": "torch DDP"}
+"""Of contenders, where the README has others than the results."""
 
 
 def printed_by_first_program_of(text, tmp_path):
@@ -50,3 +54,20 @@ def test_every_module_that_the_docs_name_exists():
     assert "step/block" in named
     root = pathlib.Path(un.__file__).parent
     assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []
+
+
+def test_the_table_of_speed_is_what_was_measured():
+    rows = re.findall(r"^\| [^|]+ batch \d+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+), (.+?) \|$", README, re.MULTILINE)
+    written = [(float(ours), float(keras), float(theirs), NAMES.get(name, name)) for ours, keras, theirs, name in rows]
+    expected = []
+    for found in json.loads((MEASURED / "peers.json").read_text()).values():
+        ms = {name: 1e3 * one["seconds"] for name, one in found.items() if one["seconds"]}
+        theirs = min((name for name in ms if found[name]["is_peer"]), key=lambda name: ms[name])
+        shown = (rounded(ms[name]) for name in ("Unisono, default", "Keras on JAX", theirs))
+        expected.append((*shown, theirs))
+    assert written == expected
+
+
+def rounded(ms):
+    """Three digits, or whole milliseconds."""
+    return float(f"{ms:.0f}" if ms >= 1000 else f"{ms:.3g}")
