@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
-from unisono.cluster.watch import machine, stack
+from unisono.cluster import names
+from unisono.cluster.watch import ends, machine, stack
 from unisono.cluster.watch.blame import is_of_others
 from unisono.cluster.watch.progress import Progress
 from unisono.cluster.watch.record import Record, decoded
-from unisono.cluster.watch.verdict import Heard, judged
+from unisono.cluster.watch.verdict import Heard, Verdict, judged
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
@@ -119,6 +121,25 @@ def test_a_process_judges_itself_too():
 
 def test_the_one_that_stands_for_longest_holds_up_the_others():
     assert verdict(own=WAITING, seconds=8.0, third=Heard(record(2, seconds=9.0), 0, None)).process == 2
+
+
+@pytest.mark.parametrize(
+    ("process", "words", "code"),
+    [
+        (0, "process 1 is stuck. It stands here:\n  File x", names.LOST),
+        (1, "process 1 is stuck. It stands here:\n  File ", names.STUCK),
+    ],
+)
+def test_whose_verdict_came_second_has_the_first_ones_stack_too(process, words, code, monkeypatch):
+    """Two processes come to it in one moment, and differ in the tenths of a second."""
+    first = Verdict(1, "process 1 is stuck. It stands here:\n  File x")
+    watch = types.SimpleNamespace(process=process, state="running", board=types.SimpleNamespace(settle=lambda _: first))
+    ended = []
+    monkeypatch.setattr(ends, "end", lambda *arguments: ended.append(arguments))
+    ends.answer(watch, Verdict(1, "process 1 is stuck, as seen a moment later. It stands here:\n  File x"))
+    [(_, said, with_code)] = ended
+    assert said.startswith(words)
+    assert with_code == code
 
 
 def test_a_record_survives_the_store():

@@ -32,7 +32,7 @@ def answer(watch: Watch, verdict: Verdict) -> None:
     elif first.process == watch.process:
         end(watch, f"{first.words.partition(chr(10))[0]}\n{stack.of_main_thread()}", names.STUCK)
     else:
-        end(watch, first.words if first == verdict else first.words.partition("\n")[0], names.LOST)
+        end(watch, first.words, names.LOST)
 
 
 def end(watch: Watch, words: str, code: int) -> None:
