@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import queue
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -15,9 +18,11 @@ import pytest
 from unisono.cluster import names
 from unisono.cluster.watch import ends, machine, stack
 from unisono.cluster.watch.blame import is_of_others
+from unisono.cluster.watch.board import Board
 from unisono.cluster.watch.progress import Progress
 from unisono.cluster.watch.record import Record, decoded
 from unisono.cluster.watch.verdict import Heard, Verdict, judged
+from unisono.cluster.watch.watch import SOON, Watch
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
@@ -140,6 +145,72 @@ def test_whose_verdict_came_second_has_the_first_ones_stack_too(process, words, 
     [(_, said, with_code)] = ended
     assert said.startswith(words)
     assert with_code == code
+
+
+class Store(dict):
+    """JAX' key-value store, in this process."""
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self[key] = value
+
+    def key_value_dir_get(self, folder):
+        return [(key, value) for key, value in sorted(self.items()) if key.startswith(folder)]
+
+
+def test_everybody_is_met_soon_however_long_the_heartbeats_take():
+    store = Store()
+    one, other = (Watch(process, 2, store, 600.0) for process in range(2))
+    threads = threading.enumerate()
+    try:
+        one.start(lambda *_: None)
+        assert not one.met.wait(3 * SOON)
+        other.start(lambda *_: None)
+        begun = time.monotonic()
+        one.met.wait()
+        other.met.wait()
+        assert time.monotonic() - begun < one.interval, "not with the next heartbeat"
+    finally:
+        for watch in (one, other):
+            watch.stop()
+        for thread in set(threading.enumerate()) - set(threads):
+            thread.join()
+
+
+class Stopping(threading.Event):
+    """Stops the judging thread once, as SIGSTOP would, while something happens."""
+
+    def __init__(self, meanwhile):
+        super().__init__()
+        self.meanwhile = [meanwhile]
+
+    def wait(self, timeout=None):
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        return super().wait(timeout)
+
+
+def test_who_was_stopped_takes_nobodys_death_for_the_reason():
+    """The others have left because of it, and their word of it did not reach the store."""
+    judged, store = queue.Queue(), Store()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        other = Record(1, child.pid, machine.born(child.pid), machine.name(), "b", step=4)
+        Board(store).publish(other)
+        watch = Watch(0, 2, store, 2.0)
+
+        def stopped():
+            watch.met.wait()
+            child.kill()
+            child.wait()
+            time.sleep(watch.bound / 2)
+
+        watch._over = Stopping(stopped)
+        watch.start(lambda _, verdict: judged.put(verdict))
+        verdict = judged.get(timeout=60)
+        watch.stop()
+    assert verdict.process == 0
+    assert re.fullmatch(
+        rf"process 0 .* was stopped for [1-9].* seconds, and process 1 .pid {child.pid} on b. has given it up\.", verdict.words
+    )
 
 
 def test_a_record_survives_the_store():

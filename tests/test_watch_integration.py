@@ -114,7 +114,7 @@ def test_without_a_launcher():
     for process in range(3):
         described = {"UNISONO_COORDINATOR": f"127.0.0.1:{port}", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": str(process)}
         env = environment(JAX_PLATFORMS="cpu", UNISONO_BOUND=f"{BOUND:g}", **described)
-        command = [sys.executable, SCRIPT, "0", "SIGSTOP", "10", "1000000"]
+        command = [sys.executable, SCRIPT, "0", "SIGSTOP", "1", "1000000"]  # early, and the store with it
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
     try:
         for process in processes[1:]:

@@ -45,6 +45,7 @@ def watched(processes: int, process: int, bound: float) -> Watch:
     abort.delay()
     watch.start(answer)
     report_to(watch)
+    watch.met.wait()  # who is lost in the first step, process 0 with its store, can be named like any other
     return watch
 
 

@@ -21,6 +21,9 @@ OFTEN = 10
 """Heartbeats in a bound."""
 
 LONGEST_INTERVAL = 2.0
+SOON = 0.05
+"""Seconds between two heartbeats until everybody has been heard of."""
+
 LONGEST_ERROR = 300
 UNREACHABLE = 3.0
 """Seconds after which calls that fail are no hiccup of the network; JAX, which does not wait at all, aborts after six (`abort`)."""
@@ -46,6 +49,8 @@ class Watch(Progress):
         self.state, self.error = RUNNING, ""
         self.decided = threading.Event()
         """A verdict is known, and this process leaves by itself."""
+        self.met = threading.Event()
+        """Everybody has been heard of."""
         pid = os.getpid()
         self._me = Record(process, pid, machine.born(pid), machine.name(), socket.gethostname())
         self._records: dict[int, Record] = {}
@@ -117,7 +122,7 @@ class Watch(Progress):
                 if jax_seam.client() is not self._client:
                     self.stop()  # the program has taken leave of the others
                 self._trouble = str(error).partition("\n")[0] or type(error).__name__
-            self._news.wait(self.interval)
+            self._news.wait(self.interval if self.met.is_set() else SOON)
 
     def _hear(self, records: dict[int, Record], verdict: Verdict | None) -> None:
         now = time.monotonic()
@@ -125,16 +130,20 @@ class Watch(Progress):
             if process not in self._records or self._records[process].beat != record.beat:
                 self._heard[process] = now
         self._records, self._verdict, self._read, self._trouble = records, verdict, now, ""
+        if len(records) == self.processes:
+            self.met.set()
 
     def _judge(self, answer: Callable[[Watch, Verdict], None]) -> None:
         looked = time.monotonic()
         while not self._over.wait(min(self.interval, 0.5)):
             now = time.monotonic()
+            given_up = None
             if now - looked > self.bound * PATIENCE / 2:  # this process itself was stopped: what it has not heard proves nothing
                 self._read = self._begun = now
                 self._heard = dict.fromkeys(self._heard, now)
+                given_up = self._given_up(now, now - looked)
             looked = now
-            verdict = self._verdict or self._found(now)
+            verdict = self._verdict or given_up or self._found(now)
             if verdict is not None:
                 answer(self, verdict)
                 return
@@ -142,6 +151,15 @@ class Watch(Progress):
     def _found(self, now: float) -> Verdict | None:
         own, heard = self.record(), self._all_heard(now)
         return judged(own, heard, self.bound, self.interval) or self._unreachable(now) or self._absent(now)
+
+    def _given_up(self, now: float, seconds: float) -> Verdict | None:
+        """After a stop: who is gone by now is so because of this process, though its word may not have reached the store."""
+        for process, other in self._all_heard(now).items():
+            if process != self.process and other.record.state not in DONE and other.seen == machine.GONE:
+                return Verdict(
+                    self.process, f"{self._me} was stopped for {seconds:.1f} seconds, and {other.record} has given it up."
+                )
+        return None
 
     def _all_heard(self, now: float) -> dict[int, Heard]:
         """Silence counts up to the last time that the store was read, but for process 0, which keeps it."""
