@@ -50,6 +50,8 @@ def page(folder: Path) -> str:
         rows = [row_of(workload, one) for workload, one in found.items()]
         parts += ["## Against others", "![Speed against others](measured/peers.png)", PEERS]
         parts += ["\n".join(turned(rows)), "### The fastest settings", settings(found)]
+        if placed := placements(found):
+            parts += ["### Each placement", PLACEMENTS, "\n".join(turned(placed))]
     for name, title in TITLES.items():
         if (rows := read(folder, name)) is not None:
             chart = f"![{title}](measured/{name}.png)\n\n" if name in CHARTS else ""
@@ -77,6 +79,23 @@ def settings(found: dict[str, Any]) -> str:
         chosen = [f"{name} {json.dumps(of['best'])}" for name, of in one.items() if of.get("best")]
         lines.append(f"- {workload}: {'; '.join(chosen)}")
     return "\n".join(lines)
+
+
+PLACEMENTS = """Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."""
+
+
+def placements(found: dict[str, Any]) -> list[results.Row]:
+    """A row for each workload, with what it took on each placement that was tried."""
+    return [
+        {"workload": workload} | {placement(setting): 1e3 * seconds for setting, seconds in one[BEST]["grid"] if seconds}
+        for workload, one in found.items()
+        if BEST in one
+    ]
+
+
+def placement(setting: dict[str, Any]) -> str:
+    said = setting["strategy"]
+    return f"R = {said['replicas']} on {said['devices']} device{'s' * (said['devices'] > 1)}, ms" if said else "default, ms"
 
 
 def draw_peers(folder: Path, found: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -32,6 +33,15 @@ def test_a_part_measures_and_its_page_is_written(tmp_path, part):
         numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
         assert numbers
         assert f"| {' | '.join(rows[0])} |" in page
+
+
+def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
+    shutil.copytree(BENCHMARKS / "measured", tmp_path / "measured")
+    done = python(str(BENCHMARKS / "pages.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert page == (BENCHMARKS / "RESULTS.md").read_text()
+    assert "| R = 2 on 2 devices, ms |" in page
 
 
 @pytest.mark.parametrize("script", ["grid.py", "floor.py"])
