@@ -153,12 +153,14 @@ class Watch(Progress):
         return judged(own, heard, self.bound, self.interval) or self._unreachable(now) or self._absent(now)
 
     def _given_up(self, now: float, seconds: float) -> Verdict | None:
-        """After a stop: who is gone by now is so because of this process, though its word may not have reached the store."""
+        """After a stop of this process that others do not put up with: who is gone is so because of it, whether or not its word of
+        it has reached the store."""
+        if seconds < self.bound * PATIENCE - 2 * self.interval:
+            return None
         for process, other in self._all_heard(now).items():
             if process != self.process and other.record.state not in DONE and other.seen == machine.GONE:
-                return Verdict(
-                    self.process, f"{self._me} was stopped for {seconds:.1f} seconds, and {other.record} has given it up."
-                )
+                words = f"was stopped for {seconds:.1f} seconds, and {other.record} is gone: nobody waits so long."
+                return Verdict(self.process, f"{self._me} {words}")
         return None
 
     def _all_heard(self, now: float) -> dict[int, Heard]:
