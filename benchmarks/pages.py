@@ -35,9 +35,9 @@ TITLES = {
 
 HEAD = """# Benchmarks
 
-`make bench` writes this page and its charts, with what was measured as JSON beside them. Every figure is a median over rounds in which the
-contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part or a workload that is run again by
-itself replaces what stood here of it, so that tables and columns may be of different runs.
+`make bench` writes this page and its charts, with what was measured as JSON beside them. Where nothing else is said, a figure is a
+median over rounds in which the contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part or a
+workload that is run again by itself replaces what stood here of it, so that tables and columns may be of different runs.
 """
 
 
@@ -81,7 +81,7 @@ def settings(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-PLACEMENTS = """Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."""
+PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."
 
 
 def placements(found: dict[str, Any]) -> list[results.Row]:

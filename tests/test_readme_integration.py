@@ -1,4 +1,4 @@
-"""What the README shows must run, and what it says must stand where it says."""
+"""What the README shows must run, and its figures must be those that were measured."""
 
 import json
 import pathlib

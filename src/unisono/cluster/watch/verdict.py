@@ -53,16 +53,36 @@ def place(record: Record, own: Record) -> str:
     return f"after step {max(steps)}" if steps else "before its first step"
 
 
-def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: float) -> Verdict | None:
-    """None where nobody is lost. What is surest comes first."""
+def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
+    """None where nobody is lost. What is surest comes first.
+
+    Args:
+        own: What this process would tell of itself.
+        heard: What it knows of each process.
+        bound: Seconds within which a lost process is named and the others have ended.
+        interval: Seconds between heartbeats.
+        stopped: Seconds for which this process itself was stopped, just now.
+    """
     others = [heard[process] for process in sorted(heard) if process != own.process]
     return (
-        raised(others)
+        given_up(own, others, bound, interval, stopped)
+        or raised(others)
         or silent(own, others, bound)
         or missing(own, others, interval)
         or stuck(own, others, bound)
         or apart(own, others, bound)
     )
+
+
+def given_up(own: Record, others: list[Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
+    """After a stop that nobody puts up with: who is gone is so because of it, and its word of it may not have reached the store."""
+    if stopped < bound * PATIENCE - 2 * interval:
+        return None
+    for other in others:
+        if other.seen == machine.GONE and other.record.state not in DONE:
+            words = f"was stopped for {stopped:.1f} seconds, and {other.record} is gone: nobody waits so long."
+            return Verdict(own.process, f"{own} {words}")
+    return None
 
 
 def raised(others: list[Heard]) -> Verdict | None:

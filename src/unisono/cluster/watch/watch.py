@@ -137,31 +137,19 @@ class Watch(Progress):
         looked = time.monotonic()
         while not self._over.wait(min(self.interval, 0.5)):
             now = time.monotonic()
-            given_up = None
-            if now - looked > self.bound * PATIENCE / 2:  # this process itself was stopped: what it has not heard proves nothing
+            stopped = now - looked
+            if stopped > self.bound * PATIENCE / 2:  # this process itself was stopped: what it has not heard proves nothing
                 self._read = self._begun = now
                 self._heard = dict.fromkeys(self._heard, now)
-                given_up = self._given_up(now, now - looked)
             looked = now
-            verdict = self._verdict or given_up or self._found(now)
+            verdict = self._verdict or self._found(now, stopped)
             if verdict is not None:
                 answer(self, verdict)
                 return
 
-    def _found(self, now: float) -> Verdict | None:
+    def _found(self, now: float, stopped: float) -> Verdict | None:
         own, heard = self.record(), self._all_heard(now)
-        return judged(own, heard, self.bound, self.interval) or self._unreachable(now) or self._absent(now)
-
-    def _given_up(self, now: float, seconds: float) -> Verdict | None:
-        """After a stop of this process that others do not put up with: who is gone is so because of it, whether or not its word of
-        it has reached the store."""
-        if seconds < self.bound * PATIENCE - 2 * self.interval:
-            return None
-        for process, other in self._all_heard(now).items():
-            if process != self.process and other.record.state not in DONE and other.seen == machine.GONE:
-                words = f"was stopped for {seconds:.1f} seconds, and {other.record} is gone: nobody waits so long."
-                return Verdict(self.process, f"{self._me} {words}")
-        return None
+        return judged(own, heard, self.bound, self.interval, stopped) or self._unreachable(now) or self._absent(now)
 
     def _all_heard(self, now: float) -> dict[int, Heard]:
         """Silence counts up to the last time that the store was read, but for process 0, which keeps it."""
