@@ -173,7 +173,6 @@ class Store(dict):
 def test_everybody_is_met_soon_however_long_the_heartbeats_take():
     store = Store()
     one, other = (Watch(process, 2, store, 600.0) for process in range(2))
-    threads = threading.enumerate()
     try:
         one.start(lambda *_: None)
         assert not one.met.wait(3 * SOON)
@@ -184,9 +183,8 @@ def test_everybody_is_met_soon_however_long_the_heartbeats_take():
         assert time.monotonic() - begun < one.interval, "not with the next heartbeat"
     finally:
         for watch in (one, other):
-            watch.stop()
-        for thread in set(threading.enumerate()) - set(threads):
-            thread.join()
+            watch.rest(60)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("unisono watch")] == []
 
 
 class Stopping(threading.Event):
@@ -218,7 +216,7 @@ def test_a_process_sees_that_it_was_stopped():
         watch._over = Stopping(stopped)
         watch.start(lambda _, verdict: found.put(verdict))
         verdict = found.get(timeout=60)
-        watch.stop()
+        watch.rest(60)
     assert verdict.process == 0
     assert re.search(rf" was stopped for [\d.]+ seconds, and process 1 \(pid {child.pid} on b\) is gone", verdict.words)
 

@@ -12,7 +12,7 @@ from unisono.cluster import jax_seam
 from unisono.cluster.connect import bound_of
 from unisono.cluster.watch import abort
 from unisono.cluster.watch.blame import is_of_others
-from unisono.cluster.watch.ends import answer, in_a_moment, wait
+from unisono.cluster.watch.ends import MOMENT, answer, in_a_moment, wait
 from unisono.cluster.watch.progress import Progress, current, report_to
 from unisono.cluster.watch.record import ENDED, FAILING, RAISED, RUNNING
 from unisono.cluster.watch.watch import Watch
@@ -97,11 +97,11 @@ def ended(watch: Watch) -> None:
             break
     if watch.others_have_ended():
         in_a_moment(lambda: watch.board.publish(watch.record()))  # the last word, which those who wait for this process await
-        watch.stop()
+        watch.rest(MOMENT)
     else:
         leave(watch)
 
 
 def leave(watch: Watch) -> None:
-    watch.stop()
+    watch.rest(MOMENT)
     jax_seam.leave_unseen()

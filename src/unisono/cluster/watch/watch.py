@@ -59,16 +59,26 @@ class Watch(Progress):
         self._trouble = ""
         self._verdict: Verdict | None = None
         self._over, self._news = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def start(self, answer: Callable[[Watch, Verdict], None]) -> None:
         """Calls `answer` once, in the judging thread, when a process is lost."""
         for work, arguments in ((self._talk, ()), (self._judge, (answer,))):
-            threading.Thread(target=work, args=arguments, name=f"unisono watch {work.__name__}", daemon=True).start()
+            thread = threading.Thread(target=work, args=arguments, name=f"unisono watch {work.__name__}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self) -> None:
         """Nothing is published and judged any more."""
         self._over.set()
         self._news.set()
+
+    def rest(self, seconds: float) -> None:
+        """Stops, and waits until both threads have come to their ends: one that is in JAX' code when the interpreter ends aborts the
+        process. One whose call never returns does not, and is not waited for."""
+        self.stop()
+        for thread in self._threads:
+            thread.join(seconds)
 
     def record(self) -> Record:
         """This process, now."""
