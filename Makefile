@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := python -m pytest -n 2 --dist worksteal
 
 # The newest and the oldest Keras that the engine was checked with.
 KERAS := keras==3.15.1
@@ -16,40 +16,47 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test compat lint format matrix soak bench clean
+.PHONY: help demo test test-processes test-all compat lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
-	@echo "make test     all tests, with short forms of matrix and soak"
-	@echo "make compat   some tests with the oldest Keras, with torch, TensorFlow and grain as sources of data, and exports for others"
+	@echo "make test     the tests of every feature (eight minutes, half as long the second time)"
+	@echo "make test-all all tests, with short forms of matrix and soak"
+	@echo "make test-processes   more tests of several processes and of their faults"
+	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
 	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (hours)"
-	@echo "make clean    remove .venv"
+	@echo "make clean    remove .venv and its siblings"
+	@echo "CONTRIBUTING.md says what runs where, and how long it takes."
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/unisono demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(PYTEST) -m "not full" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not slow" $(ARGS)
 
-# What make test has resumed over already is left out.
+test-processes: $(VENV)/dev.stamp
+	$(BIN)/$(PYTEST) -m "processes and slow and not thorough" $(ARGS)
+
+# With all that others may bring along.
+test-all: $(VENV)-all/made
+	UNISONO_TESTS=all $(VENV)-all/bin/$(PYTEST) $(ARGS)
+
+# What needs torch, TensorFlow or grain, and what looks into Keras.
 compat: $(VENV)-compat/made
-	$(VENV)-compat/bin/python -m pytest -n 2 --dist worksteal tests/test_same_bits.py tests/test_programs.py tests/test_training_data.py \
-		tests/test_training_bad_data.py tests/test_loop_data.py tests/test_export_tf_integration.py tests/test_peers_integration.py \
-		tests/test_backup.py \
-		-m "not full" -k "not random_model and not test_backup or ((over_every_source or other_rows or grain) and not arrays and not PyDataset)" $(ARGS)
+	$(VENV)-compat/bin/$(PYTEST) -m compat $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
-matrix: $(VENV)-matrix/made
-	UNISONO_MATRIX=full $(VENV)-matrix/bin/python -m pytest -n 2 --dist worksteal -m "matrix or full" --timeout 0 $(ARGS)
-	$(VENV)-matrix/bin/python tests/matrix.py
+matrix: $(VENV)-all/made
+	UNISONO_MATRIX=full $(VENV)-all/bin/$(PYTEST) -m matrix --timeout 0 $(ARGS)
+	$(VENV)-all/bin/python tests/matrix.py
 
 # One at a time: the long runs load the machine by themselves.
-soak: $(VENV)-matrix/made
-	UNISONO_SOAK=full $(VENV)-matrix/bin/python -m pytest -m soak --timeout 0 $(ARGS)
+soak: $(VENV)-all/made
+	UNISONO_SOAK=full $(VENV)-all/bin/python -m pytest -m soak --timeout 0 $(ARGS)
 
 # Alone on the machine.
 bench: $(VENV)-bench/made
@@ -65,7 +72,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-matrix $(VENV)-bench
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench
 
 # A stamp is an extra of pyproject.toml that .venv has.
 $(VENV)/%.stamp: pyproject.toml constraints.txt $(VENV)/made
@@ -79,7 +86,7 @@ $(VENV)/made:
 	@touch $@
 
 $(VENV)-compat/made: WITH := $(OLDEST_KERAS)
-$(VENV)-matrix/made $(VENV)-bench/made: WITH := $(KERAS)
+$(VENV)-all/made $(VENV)-bench/made: WITH := $(KERAS)
 
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-%/made: pyproject.toml constraints.txt

@@ -1,4 +1,8 @@
-"""Ways to break the engine on purpose, each of which a comparison of fingerprints must see."""
+"""Ways to break the engine on purpose, each of which a test must see.
+
+`pytest --break NAME` runs any tests over an engine that is broken so: some must fail. What `test_breakages.py` breaks in one training, a
+comparison of fingerprints sees; the other places have tests of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,16 @@ import numpy as np
 import pytest
 
 from unisono import tree
+from unisono.checkpoint.state import KerasState
 from unisono.data import adapter, order
 from unisono.data.division import Rows, is_whole
-from unisono.exchange import transfers
-from unisono.replica import assigned, randomness
+from unisono.exchange import collectives, transfers
+from unisono.exporting import variables
+from unisono.keras_seam import state
+from unisono.replica import assigned, finish, losses, randomness
 from unisono.step import sums
 from unisono.step.step import Step
+from unisono.xla.rewrite import pooling
 
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
@@ -83,3 +91,114 @@ def sums_by_device(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(tree, "cover", lambda block, span: [block])
     patch.setattr(transfers.Transfers, "total", total)
+
+
+def masked_divisor(patch: pytest.MonkeyPatch) -> None:
+    """Masked losses divided by all elements, masked ones too."""
+    divisor = losses.divisor
+    patch.setattr(losses, "divisor", lambda loss, values, weight, mask: divisor(loss, values, weight, None))
+
+
+def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
+    """What replicas add to metrics is added twice."""
+    added = finish.added
+    twice = lambda change, alone: change if alone else [one + one for one in change]
+    patch.setattr(finish, "added", lambda before, change, alone: added(before, twice(change, alone), alone))
+
+
+def position_after_resume(patch: pytest.MonkeyPatch) -> None:
+    """A resume in the middle of a pass leaves one batch out."""
+    indexed = adapter.indexed
+
+    def late(place, begin, skip, size):
+        is_later = lambda pass_, number: number > 0 and (pass_, number) == place.position
+        return indexed(place, lambda pass_, number: begin(pass_, number + is_later(pass_, number)), skip, size)
+
+    patch.setattr(adapter, "indexed", late)
+
+
+def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
+    """Two sums of as many replicas, which are not added to each other next, change places."""
+    on_lead = transfers.Transfers.on_lead
+
+    def swapped(self, nodes):
+        here = on_lead(self, nodes)
+        pairs = [(a, b) for a in here for b in here if a.start + 2 * len(a) == b.start and len(a) == len(b)]
+        for a, b in pairs[:1]:
+            here[a], here[b] = here[b], here[a]
+        return here
+
+    patch.setattr(transfers.Transfers, "on_lead", swapped)
+
+
+def ties_of_a_pool(patch: pytest.MonkeyPatch) -> None:
+    """The gradient of a maximum goes to the last of equal elements."""
+    max_gradient = pooling.max_gradient
+
+    class Last:
+        name = "ge"
+        bind = staticmethod(jax.lax.gt)
+
+    def last(dy, x, pool, padding, keeps, is_cheap):
+        return max_gradient(dy, x, pool, padding, Last() if keeps.name == "ge" else keeps, is_cheap)
+
+    patch.setattr(pooling, "max_gradient", last)
+
+
+def checkpoint_without_seeds(patch: pytest.MonkeyPatch) -> None:
+    """A restored model goes on with the random state that it has."""
+    put = KerasState.put
+
+    def forgetful(self, *args, **options):
+        mine = [(variable, np.array(variable.value)) for variable in self.variables.values() if randomness.is_seed(variable)]
+        put(self, *args, **options)
+        for variable, value in mine:
+            variable.assign(value)
+
+    patch.setattr(KerasState, "put", forgetful)
+
+
+def order_of_a_collective(patch: pytest.MonkeyPatch) -> None:
+    """What devices hand on is added one after another."""
+
+    def total(self, leaves, schedule, pieces):
+        found = [pieces[d, slot] for d, nodes in enumerate(schedule) for slot, (_, _, there) in enumerate(nodes) if there]
+        return functools.reduce(jnp.add, reversed(found))
+
+    patch.setattr(collectives.Meeting, "_total", total)
+
+
+def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
+    """What looks at a model while it is trained sees it as the look before did."""
+    current_values, seen = state.current_values, {}
+
+    def stale(model, names):
+        now = current_values(model, names)
+        if not getattr(model, "_jax_state", None) or model._jax_state_synced:
+            return now
+        before = seen.get((id(model), names), now)
+        seen[id(model), names] = jax.tree.map(np.array, now)
+        return before
+
+    patch.setattr(state, "current_values", stale)
+
+
+def export_without_moving_means(patch: pytest.MonkeyPatch) -> None:
+    """Moving means are zeros in a file."""
+    values = variables.values
+
+    def dropped(model, those):
+        found = values(model, those)
+        return [value * 0 if variable.name == "moving_mean" else value for variable, value in zip(those, found, strict=True)]
+
+    patch.setattr(variables, "values", dropped)
+
+
+OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    f.__name__: f
+    for f in (
+        masked_divisor, metric_fed_twice, position_after_resume, neighbours_in_the_exchange, ties_of_a_pool, checkpoint_without_seeds,
+        order_of_a_collective, stale_callbacks, export_without_moving_means, sums_by_device,
+    )
+}  # fmt: skip
+"""Those that other tests see."""

@@ -1,10 +1,13 @@
-"""One process of tests: eight CPU devices, and nothing left behind by a test."""
+"""One process of tests: eight CPU devices, programs that are kept, and nothing left behind by a test."""
 
 import contextlib
 import os
 
+import kept_programs
+
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+kept_programs.keep()
 
 with contextlib.suppress(ImportError):
     import tensorflow  # noqa: F401  # Keras imports it in the middle of a test, and it writes into the environment
@@ -18,25 +21,39 @@ import keras
 import numpy as np
 import pytest
 
-import unisono as un
+import breakages
+from left_behind import Found, Namespaces, after_a_while
+from unisono.xla import programs
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--break", dest="broken", help="break the engine in one of the ways of tests/breakages.py: some test must fail"
+    )
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the process that starts the others
+        kept_programs.throw_old_away()
+
+
+@pytest.fixture(scope="session")
+def namespaces(broken):
+    """The classes and modules of Keras and JAX."""
+    return Namespaces()
+
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
-    """A test must not leak an environment variable, a scope, a dtype policy, or a patched class."""
-    environment, init, compile_ = dict(os.environ), keras.Model.__init__, keras.Model.compile
-    policy, floatx = keras.config.dtype_policy().name, keras.config.floatx()
+def nothing_left_behind(namespaces):
+    """A test leaves no thread, process, environment variable, setting, or changed class of Keras or JAX behind."""
+    before = Found()
+    namespaces.note_new()
     yield
-    leaked = {
-        name: value for name, value in os.environ.items() if environment.get(name) != value and name != "PYTEST_CURRENT_TEST"
-    }
-    assert not leaked, f"environment variables leaked: {leaked}"
-    assert (keras.config.dtype_policy().name, keras.config.floatx()) == (policy, floatx)
-    assert un.get_strategy().num_replicas_in_sync == 1, "a scope was left open"
-    assert (keras.Model.__init__, keras.Model.compile) == (init, compile_), "a Keras class was left patched"
+    left = [*after_a_while(before), *namespaces.changed()]
+    assert not left, "the test has left this behind:\n" + "\n".join(left)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +61,25 @@ def seeded():
     keras.utils.set_random_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def broken(request):
+    """The way in which the engine is broken on purpose, if it is."""
+    name = request.config.getoption("broken")
+    with pytest.MonkeyPatch.context() as patch:
+        if name:
+            (breakages.BREAKAGES | breakages.OTHERS)[name](patch)
+        yield name
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def compiled_anew():
+    """Nothing that was compiled before is found: for tests whose subject is compiling."""
+    programs.forget_shared()
+    with programs.without_cache():
+        yield
+    programs.forget_shared()

@@ -38,6 +38,19 @@ def conv() -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
     return model, compile_, {**data, "class_weight": {0: 0.5, 3: 2.0}}
 
 
+def normalized() -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
+    """Small: what has to be quick takes it in place of `conv`."""
+    hidden = [layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.3)]
+    model = keras.Sequential([layers.Input((6,)), *hidden, layers.Dense(10)])
+    rng = np.random.default_rng(6)
+    data = {"x": rng.standard_normal((ROWS, 6)).astype("float32"), "y": rng.integers(0, 10, ROWS)}
+    return (
+        model,
+        {"optimizer": "adam", "loss": crossentropy(), "metrics": ["accuracy"]},
+        {**data, "class_weight": {0: 0.5, 3: 2.0}},
+    )
+
+
 def attention() -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
     x = inputs = layers.Input((10,), dtype="int32")
     x = layers.Embedding(30, 16, mask_zero=True)(x)
@@ -100,6 +113,7 @@ def several_outputs() -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
 
 FAMILIES: dict[str, Callable[[], tuple[keras.Model, dict[str, Any], dict[str, Any]]]] = {
     "conv": conv, "attention": attention, "lstm": lstm, "gru": gru, "several_outputs": several_outputs,
+    "normalized": normalized,
 }  # fmt: skip
 
 

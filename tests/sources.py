@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+import pytest
 
 
 class Batches(keras.utils.PyDataset):
@@ -88,3 +89,8 @@ if importlib.util.find_spec("grain"):
 
 SOURCES = {"arrays": arrays, "PyDataset": dataset, "generator": generator, **PIPELINES}
 """By name; `(x, y)` or `(x, y, sample_weight)` and the batch size give arguments for `fit`."""
+
+
+def pipelines() -> list[Any]:
+    """The cases of a test over those that are installed."""
+    return [pytest.param(name, marks=pytest.mark.compat) for name in PIPELINES]

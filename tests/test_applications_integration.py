@@ -21,7 +21,7 @@ APPLICATIONS = {
 }
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_two_steps_of_an_application(name):
     """Eight rows and three for four replicas, then predictions: batch statistics, drawn paths and all."""

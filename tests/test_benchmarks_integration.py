@@ -19,10 +19,10 @@ PARTS = {
     "checkpoint": ["checkpoint"],
     "recovery": ["recovery"],
 }
-LONG = ("recovery", "scaling", "start")
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=[pytest.mark.full] * (part in LONG)) for part in PARTS])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
 def test_a_part_measures_and_its_page_is_written(tmp_path, part):
     small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
     done = python(str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--parts", part, **small)
@@ -50,6 +50,7 @@ def test_what_is_said_of_settings_and_of_operations_holds(script):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_operations_are_told_with_their_rates():
     done = python(str(BENCHMARKS / "operations.py"), "W3 MLP, batch 32", UNISONO_BENCHMARKS_SMALL="1")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -58,7 +59,7 @@ def test_operations_are_told_with_their_rates():
     assert float(forward[2]) > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_forms_of_the_cifar_net_are_compared(tmp_path):
     compare = [str(BENCHMARKS / "peers.py"), "--workloads", "W2 separable", "--contenders", "Keras on JAX", "Unisono, default"]
     done = python(*compare, UNISONO_BENCHMARKS_SMALL="1")

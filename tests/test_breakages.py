@@ -7,13 +7,13 @@ import pytest
 
 import unisono as un
 from breakages import BREAKAGES, sums_by_device
-from families import BATCH, conv
+from families import BATCH, normalized
 
 
 def trained(devices: int = 2) -> str:
     keras.utils.set_random_seed(0)
     with un.MirroredStrategy(devices=devices, replicas=8).scope():
-        model, compile_, data = conv()
+        model, compile_, data = normalized()
     model.compile(**compile_)
     model.fit(**data, batch_size=BATCH, epochs=2, verbose=0)
     return un.fingerprint(model)

@@ -16,6 +16,7 @@ from keras import layers, ops
 import unisono as un
 from loops import Loop, crossentropy, normalized
 from processes import FULL
+from sizes import cases, slow
 from sources import Batches
 from threads import in_thread
 from trainings import on, rows
@@ -89,14 +90,13 @@ def whole():
     return lambda data: known.setdefault(data, None) or known.__setitem__(data, Training(on(1, 4), data).run()) or known[data]
 
 
-COMMON = ("arrays", "a stream")
-"""The sources that CI takes; `make matrix` takes all."""
+COMMON = ("arrays",)
+"""The sources that `make test` takes; `make test-all` takes all."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("data", [pytest.param(data, marks=[pytest.mark.full] * (data not in COMMON)) for data in DATA])
-@settings(max_examples=100 if FULL else 2)
-@example(at=STEPS, then=(2, 4))
+@pytest.mark.parametrize("data", [pytest.param(data, marks=[pytest.mark.slow] * (data not in COMMON)) for data in DATA])
+@settings(max_examples=100 if FULL else cases(1, 2))
 @example(at=2 * STEPS + 1, then=(4, 4))
 @given(at=st.integers(1, EPOCHS * STEPS), then=st.sampled_from([(1, 4), (2, 4), (3, 4), (4, 4)]))
 def test_every_point_over_every_source(tmp_path_factory, whole, data, at, then):
@@ -200,6 +200,7 @@ def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_another_strategy_with_the_same_replicas(tmp_path, whole):
     path = Training(on(4, 4)).run(tmp_path, save_at=5)
     assert Training(un.OneDeviceStrategy(replicas=4)).restored(path).run() == whole("arrays")
@@ -208,7 +209,7 @@ def test_another_strategy_with_the_same_replicas(tmp_path, whole):
     Training(on(1, 2)).restored(path, allow_other_replicas=True)
 
 
-@pytest.mark.parametrize(("name", "at"), [("SIGTERM", 2), ("SIGUSR1", STEPS), ("SIGTERM", STEPS + 1)])
+@pytest.mark.parametrize(("name", "at"), [("SIGUSR1", STEPS), *slow(("SIGTERM", 2), ("SIGTERM", STEPS + 1))])
 def test_a_signal_saves_between_two_steps(tmp_path, whole, name, at):
     first = Training(on(1, 4))
     step = first.loop.one
@@ -639,6 +640,7 @@ def test_a_flipped_bit_anywhere_in_a_file_of_keras(tmp_path, name):
     assert skipped > 5
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
     variable = keras.Variable(np.arange(1000.0))
     checkpoint = un.Checkpoint(step=variable)

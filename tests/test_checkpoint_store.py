@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import python
+from sizes import cases
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.folders import METADATA
 from unisono.checkpoint.latest import latest_checkpoint
@@ -65,7 +66,7 @@ def test_every_bit_comes_back(written):
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # of reads of Orbax that end after the first has failed
-@settings(max_examples=40)
+@settings(max_examples=cases(12, 40))
 @given(data=st.data())
 def test_damage_is_found(written, tmp_path_factory, data):
     """Wherever a bit is flipped or a file is cut short: what is loaded has the right bits, or nothing is."""
@@ -229,6 +230,7 @@ FORBIDDEN = """
 import os, sys
 import keras
 import unisono as un
+from sizes import cases
 checkpoint = un.Checkpoint(of=keras.Variable(1.0))
 checkpoint.save(sys.argv[1] + "/ckpt")
 checkpoint.wait()
@@ -243,6 +245,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_directory_without_permission():
     """The error names it, and the checkpoint before it stays good."""
     with tempfile.TemporaryDirectory() as directory:  # others may not even look into those of pytest
@@ -307,6 +310,7 @@ checkpoint.restore(good)
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """Here a limit on the size of files: the error names the checkpoint, and those that stay good."""
     done = python("-c", FULL_DISK, str(tmp_path))
@@ -330,6 +334,7 @@ def test_a_process_that_ends_writes_its_last_checkpoint(tmp_path):
     assert Store(tmp_path).newest().path == tmp_path / "ckpt_1"
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_says_what_was_not_written(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     done = python("-c", ENDS, str(tmp_path / "file"))

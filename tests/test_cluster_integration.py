@@ -10,6 +10,9 @@ import sys
 import pytest
 
 from processes import environment
+from sizes import slow, thorough
+
+pytestmark = pytest.mark.processes
 
 LIMIT = 180.0
 SCRIPT = """
@@ -82,7 +85,7 @@ def by_slurm(port, process):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("described", [by_arguments, by_the_launchers_variables, by_tf_config, by_slurm])
+@pytest.mark.parametrize("described", [by_the_launchers_variables, *slow(by_arguments, by_tf_config, by_slurm)])
 def test_processes_find_each_other(described):
     port = free_port()
     processes = []
@@ -96,6 +99,7 @@ def test_processes_find_each_other(described):
             assert set(lines[2].split()[1:]) <= LOOPBACK
 
 
+@pytest.mark.slow
 def test_nobody_there_is_a_single_process():
     assert results([started()])[0][:2] == ["1 0 0 1 0", "3.0"]
 
@@ -107,7 +111,7 @@ def failed(*words: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("process", [*slow(0), *thorough(1)])
 def test_who_waits_in_vain_says_so(process):
     port = free_port()
     lines = failed(f"'127.0.0.1:{port}'", "2", str(process)).splitlines()

@@ -18,6 +18,7 @@ def is_picture(file):
     return file.read_bytes().startswith(PNG) and file.stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_one_line_changes_the_placement_and_no_bit():
     finished = python(str(EXAMPLES / "one_line.py"), timeout=500)
     assert finished.returncode == 0, finished.stderr
@@ -32,6 +33,7 @@ def test_one_line_changes_the_placement_and_no_bit():
         assert float(evaluated) > 95
 
 
+@pytest.mark.slow
 def test_half_precision_prints_its_dtypes():
     finished = python(str(EXAMPLES / "mixed_precision.py"))
     assert finished.returncode == 0, finished.stderr
@@ -47,6 +49,7 @@ def test_half_precision_prints_its_dtypes():
     assert re.search(r"loss scale \d+", float16)
 
 
+@pytest.mark.slow
 def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_path):
     picture = tmp_path / "curves.png"
     finished = python(str(EXAMPLES / "cifar_fit_and_loop.py"), "--seeds", str(SEEDS), "--picture", str(picture), timeout=500)
@@ -74,6 +77,7 @@ def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_p
     assert is_picture(picture)
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
     finished = python(str(EXAMPLES / "fashion_mnist_loop.py"))
     assert finished.returncode == 0, finished.stderr
@@ -106,6 +110,7 @@ def test_three_loads_of_a_model_evaluate_the_same(tmp_path):
     assert list((tmp_path / "logs").rglob("*tfevents*"))
 
 
+@pytest.mark.slow
 def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     picture = tmp_path / "curves.png"
     finished = python(str(EXAMPLES / "accumulation.py"), "--picture", str(picture))
@@ -121,6 +126,8 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     assert is_picture(picture)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     script = str(EXAMPLES / "multi_worker_fit.py")
     programs = kept_in(tmp_path / "programs")
@@ -138,7 +145,9 @@ def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     assert "Warning" not in killed.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.processes
 def test_a_loop_goes_on_in_several_processes(tmp_path):
     script, directory = str(EXAMPLES / "multi_worker_loop.py"), str(tmp_path / "ckpts")
     alone = python(script, "--checkpoints", directory)
@@ -154,6 +163,7 @@ def test_a_loop_goes_on_in_several_processes(tmp_path):
     assert re.findall(r"epoch (\d)", goes_on.stdout) == ["5"]
 
 
+@pytest.mark.slow
 def test_two_networks_train_each_other(tmp_path):
     picture = tmp_path / "gan.png"
     finished = python(str(EXAMPLES / "gan.py"), "--picture", str(picture))

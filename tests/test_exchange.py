@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import unisono as un
 from families import BATCH, several_outputs
+from sizes import cases, slow
 from unisono import tree
 from unisono.exchange import Collectives, Transfers, collectives
 from unisono.placement import Placement
@@ -41,7 +42,7 @@ def contribution(rng):
     return {**floats, "counter": np.int32(rng.integers(0, 9)), "seed": rng.integers(0, 2**32, 2).astype("uint32")}
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(10, 25))
 @given(data=st.data(), kind=st.sampled_from([Transfers, Collectives]), size=st.sampled_from([16, collectives.BLOCK]))
 def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
     replicas = data.draw(st.integers(1, 12), "replicas")
@@ -72,7 +73,7 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
         assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), total, expected))
 
 
-@pytest.mark.parametrize("devices", [3, 8])
+@pytest.mark.parametrize("devices", [3, *slow(8)])
 def test_training_over_collectives_has_the_bits_of_transfers(devices):
     """Whole epochs, ragged batches, and totals that every device applies by itself."""
     fingerprints = []

@@ -18,11 +18,12 @@ from keras import layers, ops
 
 import layer_groups
 import unisono as un
+from sizes import slow
 from trainings import distance, fitting, labels, on, rows
 from unisono.checkpoint.reading import DamagedError, load
-from unisono.export import export, extras, load_exported, places, structure
-from unisono.export.loaded import LoadedModel
-from unisono.export.program import ExportError
+from unisono.exporting import export, extras, load_exported, places, structure
+from unisono.exporting.loaded import LoadedModel
+from unisono.exporting.program import ExportError
 from unisono.keras_seam import export as seam
 from unisono.replica import randomness
 
@@ -104,7 +105,10 @@ MODELS = {
 }
 
 
-ALL = [pytest.param(name, marks=[pytest.mark.full] * (name in ("mixed_bfloat16", "attention"))) for name in MODELS]
+ALL = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixed_bfloat16", "mixed_float16", "attention", "LSTM")))
+    for name in MODELS
+]
 
 
 class Case:
@@ -176,7 +180,7 @@ def test_outputs_are_the_same_to_the_bit_in_a_scope_and_outside(cases, name):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [name for name in GROUPS if name != "random patches"])  # MixUp shuffles a known number of rows
 def test_layers_of_keras_predict_what_they_did(tmp_path, group):
     x, body = GROUPS[group]
@@ -186,6 +190,7 @@ def test_layers_of_keras_predict_what_they_did(tmp_path, group):
     np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_masks_of_outputs_take_part_in_the_loss(cases):
     """Without them, the loss of the test above would be another."""
     case = cases("LSTM")
@@ -240,13 +245,14 @@ def test_training_has_the_same_bits_on_every_placement(cases):
     assert un.fingerprint(one) != un.fingerprint(case.load())
 
 
-@pytest.mark.parametrize("name", [pytest.param("LSTM", marks=pytest.mark.full), "dicts", "mixed_float16"])
+@pytest.mark.parametrize("name", ["dicts", *slow("LSTM", "mixed_float16")])
 def test_training_of_other_models_has_the_same_bits_too(cases, name):
     case = cases(name)
     one, two = (case.trained(on(devices, 2)) for devices in (1, 2))
     assert un.fingerprint(one) == un.fingerprint(two)
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_that_of_the_original(cases):
     """Up to rounding: with its regularizer, its statistics and the random numbers that it would have drawn."""
     case = cases("convolution")
@@ -263,6 +269,7 @@ def test_training_goes_on_as_that_of_the_original(cases):
     )
 
 
+@pytest.mark.slow
 def test_replicas_and_steps_draw_their_own_numbers(tmp_path):
     """Ones through two dropout layers, of which the exported program draws."""
     inputs = keras.Input((16,))
@@ -366,6 +373,7 @@ def test_it_is_saved_and_copied_by_keras(cases, tmp_path):
     assert case.printed(again) == case.printed(loaded)
 
 
+@pytest.mark.slow
 def test_it_goes_into_a_checkpoint_and_into_an_export(cases, tmp_path):
     case = cases("convolution")
     trained = case.trained(on(1, 2))

@@ -14,7 +14,9 @@ from keras import layers, ops
 import unisono as un
 from processes import python
 from trainings import fitting, labels, on, rows
-from unisono.export import export, load_exported
+from unisono.exporting import export, load_exported
+
+pytestmark = pytest.mark.compat
 
 X, Y = rows(12, 6), labels(12, 3)
 A, B = rows(12, 4), rows(12, 2, seed=1)

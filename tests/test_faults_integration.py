@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 from processes import FULL, HERE, kept_in, python
+from sizes import slow, thorough
+
+pytestmark = pytest.mark.processes
 
 SCRIPT = str(HERE / "train_and_be_killed.py")
 KINDS = ["killed", "stopped", "raises", "exits", "leaves", "hangs"]
@@ -72,7 +75,7 @@ def check(found: list[dict[str, Any]], how: str, processes: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", ["fit", pytest.param("loop", marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", [*slow("fit"), *thorough("loop")])
 def test_faults_at_random_steps_of_random_processes(tmp_path, how):
     """UNISONO_SEED, which is printed where this fails, draws the same faults again."""
     seed = os.environ.get("UNISONO_SEED", str(random.randrange(10**9)))
@@ -90,7 +93,7 @@ def test_faults_at_random_steps_of_random_processes(tmp_path, how):
         check(results(done), how, least)
 
 
-@pytest.mark.parametrize("how", ["fit", pytest.param("loop", marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", [*slow("fit"), *thorough("loop")])
 def test_one_that_is_asked_to_stop_makes_all_save_at_one_step(tmp_path, how):
     asked = launched(tmp_path / "asked", how, 2, [(1, 25, "asked to stop")], "--restarts", "1")
     assert asked.returncode == 75, asked.stderr[-3000:]

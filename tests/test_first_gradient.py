@@ -12,6 +12,7 @@ from keras import layers
 
 import unisono as un
 from families import ROWS, Extra, crossentropy, padded
+from sizes import slow
 
 RATE = 1.0
 
@@ -81,8 +82,8 @@ def flat(weights):
     return np.concatenate([w.ravel().astype("float64") for w in weights])
 
 
-@pytest.mark.parametrize("make", [sentences, recurrent, pictures, two_outputs])
-@pytest.mark.parametrize("rows", [29, 5], ids=["ragged", "replicas without rows"])
+@pytest.mark.parametrize("make", [two_outputs, *slow(sentences, recurrent, pictures)])
+@pytest.mark.parametrize("rows", [29, *slow(5)], ids=["ragged", "replicas without rows"])
 def test_the_first_summed_gradient(make, rows):
     """One step of SGD at rate 1 moves the weights by the gradient."""
     gradients = {}
@@ -94,11 +95,12 @@ def test_the_first_summed_gradient(make, rows):
         assert distance <= 1e-6, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sentences, recurrent, pictures, two_outputs])
 @pytest.mark.parametrize(
     ("optimizer", "tolerance"),
     [
-        pytest.param(lambda: keras.optimizers.SGD(0.1), 1e-6, marks=pytest.mark.full),
+        pytest.param(lambda: keras.optimizers.SGD(0.1), 1e-6, marks=pytest.mark.slow),
         (lambda: keras.optimizers.Adam(1e-3), 1e-5),
     ],
     ids=["sgd", "adam"],

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from processes import HERE, LIMIT, environment, kept_in
+from sizes import cases, thorough
 
-KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else 3
+pytestmark = pytest.mark.processes
+
+KILLS = 30 if os.environ.get("UNISONO_SOAK") == "full" else cases(1, 3)
 SCRIPT = str(HERE / "train_and_be_killed.py")
 
 
@@ -52,7 +55,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", ["fit", pytest.param("loop", marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", ["fit", *thorough("loop")])
 def test_killed_at_random_moments(tmp_path, how):
     """UNISONO_SEED, which is printed where this fails, draws the same placements and moments again."""
     seed = os.environ.get("UNISONO_SEED", str(random.randrange(10**9)))

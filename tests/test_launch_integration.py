@@ -13,6 +13,9 @@ import time
 import pytest
 
 from processes import environment
+from sizes import slow
+
+pytestmark = pytest.mark.processes
 
 LIMIT = 120.0
 LAUNCH = (sys.executable, "-m", "unisono.cli", "launch")
@@ -109,7 +112,7 @@ time.sleep(600)
         ("sys.exit(75 * me)", 75, None),
         ("if me == 1: os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1 was killed by SIGKILL"),
         ("if me == 1: os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt"),
-        ("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None),
+        *slow(("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None)),
         ("if me == 1: sys.exit('gone')", 1, "process 1 failed with exit code 1"),
         ("if me == 0: time.sleep(1); sys.exit(3)\nsys.exit(76)", 3, "process 0 failed with exit code 3"),
         ("if me == 0: os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(76)", 137, "process 0 did not end by itself, and was ended"),

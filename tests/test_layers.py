@@ -16,6 +16,7 @@ from keras import layers, ops
 
 import layer_groups
 from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, chain, noise
+from sizes import cases, slow
 from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
 
 BATCH = 10  # two batches of ten rows and one of three: five of eight replicas have none
@@ -40,11 +41,11 @@ def classifier(x: np.ndarray, body: Callable[[Any], Any]) -> Make:
 
 
 COVERING = {"two dimensions", "attentions", "recurrent", "normalizations", "noise and batch statistics"}
-"""The groups that CI runs; `make matrix` runs all."""
+"""The groups that `make test` tries, on whole batches; `make test-all` tries all, on ragged ones too."""
 
 
 def groups(of: dict[str, Any]) -> list[Any]:
-    return [pytest.param(name, marks=[] if name in COVERING else pytest.mark.full) for name in of]
+    return [pytest.param(name, marks=[] if name in COVERING else pytest.mark.slow) for name in of]
 
 
 @pytest.mark.parametrize("group", groups(EXACT))
@@ -52,7 +53,9 @@ def test_layers_that_look_at_one_row(group):
     """Three ragged steps are those of plain Keras, with the same bits on every placement."""
     x, body = EXACT[group]
     batch = ONE_EACH if group in ("recurrent", "attentions", "convolutional LSTMs") else BATCH
-    assert_equals_keras(classifier(x, body), fitting(x, Y, batch_size=batch), tolerance=1e-5)
+    batch, count = cases((ONE_EACH, 2 * ONE_EACH), (batch, COUNT))
+    fit = fitting(x[:count], Y[:count], batch_size=batch)
+    assert_equals_keras(classifier(x, body), fit, devices=(1, 3), tolerance=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by Keras' own MixUp
@@ -61,9 +64,11 @@ def test_layers_that_look_at_one_row(group):
 def test_layers_that_look_at_the_batch_or_draw(group):
     """Three ragged steps have the same bits on every placement."""
     x, body = OTHERS[group]
-    assert_same_bits(classifier(x, body), fitting(x, Y, batch_size=BATCH), replicas=5)
+    batch, count, replicas = cases((ONE_EACH, 2 * ONE_EACH, 8), (BATCH, COUNT, 5))
+    assert_same_bits(classifier(x, body), fitting(x[:count], Y[:count], batch_size=batch), replicas=replicas)
 
 
+@pytest.mark.slow
 def test_one_replica_of_noise_is_plain_keras():
     """Every kind of noise at once: it draws what plain Keras draws."""
     fit = fitting(IMAGES, Y, batch_size=BATCH)
@@ -74,6 +79,7 @@ def spectral(x: Any) -> Any:
     return layers.SpectralNormalization(layers.Dense(3))(x)
 
 
+@pytest.mark.slow
 def test_one_replica_of_spectral_normalization_is_plain_keras():
     """The vector of its power iteration moves on, as in plain Keras."""
     fit = fitting(FEATURES, Y, batch_size=BATCH)
@@ -120,7 +126,7 @@ def test_stateful_layers_are_refused_in_prediction(kind):
         run(stateful(kind, 1), lambda model: model.predict(SERIES[:8], batch_size=8, verbose=0), on(3))
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("kind", ["LSTM", *slow(*(kind for kind in STATEFUL if kind != "LSTM"))])
 def test_one_replica_of_a_stateful_layer_is_plain_keras(kind):
     """fit, and three calls of predict. (Keras on JAX does not carry the state from batch to batch, in any of them.)"""
     outputs = []
@@ -158,6 +164,7 @@ class Keeping(layers.Layer):
         return x - self.mean
 
 
+@pytest.mark.slow
 def test_a_layer_with_state_of_its_own():
     """The mean is that of all rows, the calls are steps, and replicas draw numbers of their own."""
     found = []
@@ -187,6 +194,7 @@ def jax_layer() -> layers.Layer:
     return layers.JaxLayer(call, init, seed=3)
 
 
+@pytest.mark.compat
 def test_a_layer_of_jax():
     """Parameters and state of a JaxLayer are those of plain Keras."""
     pytest.importorskip("tensorflow")  # Keras' JaxLayer asks for it

@@ -13,6 +13,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, bits, crossentropy, data
+from sizes import cases
 from trainings import on
 
 X, Y = data("dense", 43)
@@ -99,7 +100,7 @@ def test_half_precision_is_summed_in_float32(loop):
     assert loop.strategy.reduce("MEAN", value).tolist() == [20000] * 3
 
 
-@settings(max_examples=15)
+@settings(max_examples=cases(6, 15))
 @given(st.integers(1, 30), st.integers(1, 9), st.data())
 def test_gathered_rows_are_the_rows(rows, replicas, data):
     strategy = on(data.draw(st.integers(1, min(replicas, 8))), replicas)
@@ -185,6 +186,7 @@ def test_memory_of_the_state_is_used_again():
     assert len(places) == 1
 
 
+@pytest.mark.slow
 def test_a_strategy_and_its_programs_can_be_let_go():
     loop = Loop(on(1, 2))
     loop.train(X, Y)
@@ -344,7 +346,7 @@ def test_sums_of_truth_values_count():
     assert int(strategy.reduce("SUM", strategy.run(lambda rows: rows[0] > 2, args=(batch,)))) == 3
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_two_networks_with_two_runs():
     """A generator that reads what the discriminator's update left, as the error about it says."""
 
@@ -438,6 +440,7 @@ def test_regularizers_count_once():
         assert float(model.trainable_variables[0].value[0, 0]) == pytest.approx(-1)
 
 
+@pytest.mark.slow
 def test_losses_of_the_model_are_added_to_those_of_the_examples():
     """To the values for each example, or by their share to a number: the loss of fit."""
 

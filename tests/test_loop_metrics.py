@@ -7,6 +7,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
+from sizes import slow
 from trainings import on
 
 X, Y = data("dense", 43)
@@ -25,7 +26,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [3, *slow(1)])
 def test_metrics_of_replicas_are_those_of_all_rows(name, devices):
     strategy = on(devices, 4)
     with strategy.scope():
@@ -121,6 +122,7 @@ def test_moving_statistics_follow_all_rows(momentum):
     np.testing.assert_allclose(layer.moving_mean.value, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_replica_that_overflows_skips_the_step_for_all():
     """The scale is halved once, weights and slots stay."""
     loop = Loop(
@@ -157,6 +159,7 @@ def test_clipping_acts_on_the_sum_of_all_replicas():
     assert float(weight.value) == 2.0
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_not_counted():
     """A loss over tokens is divided by the valid ones, as in fit; by weights, where the code gives some."""
     rng = np.random.default_rng(0)

@@ -581,9 +581,13 @@ def test_older_names_work(loop):
         metric = keras.metrics.Mean()
     assert not hasattr(keras.losses, "Reduction")
     loop.strategy.run(lambda batch: metric(loss(batch[0], batch[0] + 2)), args=(first(loop),))
-    assert metric.result().numpy() == pytest.approx(4)
-    metric.reset_states()
-    assert metric.result().numpy() == 0
+    with loop.strategy.scope():
+        assert metric.result().numpy() == pytest.approx(4)
+        metric.reset_states()
+        with loop.strategy.scope():
+            assert metric.result().numpy() == 0
+        assert metric.result().numpy() == 0
+    assert not hasattr(metric.result(), "numpy")
     with pytest.raises(ValueError, match="one value for each replica, and is used as one array"):
         first(loop)[0].numpy()
 

@@ -46,6 +46,7 @@ def test_a_fingerprint_that_is_different(wrong):
     assert "| several outputs | float32 | 6 of 7 |" in table([*SAME, wrong])
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_cell_of_the_matrix(tmp_path):
     """One family, precision and optimizer, on two placements, from every source of data."""
@@ -58,6 +59,7 @@ def test_a_cell_of_the_matrix(tmp_path):
     assert len((tmp_path / "matrix.csv").read_text().splitlines()) == 1 + len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 def test_a_family_that_fails_is_told():
     found = matrix.train("no such family", "float32", ["sgd"], {2: [1]})

@@ -148,7 +148,7 @@ def trained(task: str) -> Callable[[keras.Model], Any]:
 
 
 @of_keras
-@pytest.mark.parametrize("task", [pytest.param(of, marks=() if of == "numbers" else pytest.mark.full) for of in TASKS])
+@pytest.mark.parametrize("task", [pytest.param(of, marks=() if of == "numbers" else pytest.mark.slow) for of in TASKS])
 def test_metrics_in_training_and_validation(task):
     """The same bits on one device and three, and the values of plain Keras, of training and held-out rows, with weights and
     without."""

@@ -7,10 +7,11 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import BATCH, ROWS
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
-X, Y = rows(43, 5), labels(43, 3)
-WEIGHTS = np.abs(rows(43, seed=3))
+X, Y = rows(ROWS, 5), labels(ROWS, 3)
+WEIGHTS = np.abs(rows(ROWS, seed=3))
 
 
 class OwnStep(keras.Model):
@@ -75,13 +76,13 @@ def own(dropout=0.0, kind=OwnStep):
 
 
 def test_every_placement_has_the_same_bits():
-    fit = fitting(X, Y, batch_size=10, sample_weight=WEIGHTS, validation_data=(X, Y))
+    fit = fitting(X, Y, batch_size=BATCH, sample_weight=WEIGHTS, validation_data=(X, Y))
     assert_same_bits(own(dropout=0.3), fit, devices=(1, 3, 8))
 
 
 def test_one_replica_is_keras():
-    plain = run(own(), fitting(X, Y, batch_size=10))
-    alone = run(own(), fitting(X, Y, batch_size=10), on(1, replicas=1))
+    plain = run(own(), fitting(X, Y, batch_size=BATCH))
+    alone = run(own(), fitting(X, Y, batch_size=BATCH), on(1, replicas=1))
     assert np.allclose(plain.logs["loss"], alone.logs["loss"], rtol=1e-5)
     assert np.allclose(plain.logs["accuracy"], alone.logs["accuracy"])
 
@@ -92,7 +93,7 @@ class WithoutStatistics(OwnStep):
 
 def test_the_sum_over_replicas_is_the_big_batch():
     """Ragged batches and replicas without rows included, for the weights and the means that the step tracks itself."""
-    assert_equals_keras(own(kind=WithoutStatistics), fitting(X, Y, batch_size=10), devices=(3,))
+    assert_equals_keras(own(kind=WithoutStatistics), fitting(X, Y, batch_size=BATCH), devices=(3,))
 
 
 def test_values_beside_the_metrics_are_means_over_rows():
@@ -101,7 +102,7 @@ def test_values_beside_the_metrics_are_means_over_rows():
             logs, state = super().train_step(state, data)
             return logs | {"mean_of_x": keras.ops.mean(data[0])}, state
 
-    logs = run(own(kind=Extra), fitting(X, Y, batch_size=43, epochs=1), on(3)).logs
+    logs = run(own(kind=Extra), fitting(X, Y, batch_size=ROWS, epochs=1), on(3)).logs
     assert np.isclose(logs["mean_of_x"][0], X.mean(), rtol=1e-5)
 
 
@@ -148,11 +149,11 @@ def never(model, state, data):
 )
 def test_what_replicas_cannot_add_up_is_refused(how, message):
     with pytest.raises(ValueError, match=f"(?s){message}.*Call optimizer.stateless_apply once"):
-        run(spoiled(how), fitting(X, Y, batch_size=10), on(1))
+        run(spoiled(how), fitting(X, Y, batch_size=BATCH), on(1))
 
 
 def test_alone_a_step_may_do_what_it_likes():
-    model = run(spoiled(applied_twice), fitting(X, Y, batch_size=10, epochs=1), on(1, replicas=1)).model
+    model = run(spoiled(applied_twice), fitting(X, Y, batch_size=BATCH, epochs=1), on(1, replicas=1)).model
     assert int(model.optimizer.iterations) == 10
 
 
@@ -160,12 +161,13 @@ def test_the_loss_is_scaled_by_the_step_itself():
     """What the step hands to stateless_apply is what is summed: mixed_float16 needs the step's own scale_loss."""
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        assert_same_bits(own(), fitting(X, Y, batch_size=10), devices=(1, 3))
+        assert_same_bits(own(), fitting(X, Y, batch_size=BATCH), devices=(1, 3))
     finally:
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_as_it_was():
     strategy = un.OneDeviceStrategy(replicas=4)
-    model = run(own(), fitting(X, Y, batch_size=10), strategy).model
+    model = run(own(), fitting(X, Y, batch_size=BATCH), strategy).model
     assert "stateless_apply" not in vars(model.optimizer)

@@ -8,12 +8,14 @@ import pytest
 
 from processes import HERE, python
 
+pytestmark = pytest.mark.compat
+
 BENCHMARKS = HERE.parent / "benchmarks"
 WORKLOAD = "W3 MLP, batch 32"
 SOME = ("Keras on TensorFlow", "torch DDP", "JAX by hand", "Unisono, default")
 
 
-@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.full)], ids=["some", "all"])
+@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
 def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")

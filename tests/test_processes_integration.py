@@ -1,56 +1,103 @@
 """Several processes, really launched: the bits of one."""
 
-import functools
 import json
 import os
+import pathlib
 import re
+from typing import NamedTuple
 
 import pytest
 
 from processes import HERE, python
+from sizes import slow, thorough
+
+pytestmark = pytest.mark.processes
 
 SCRIPT = str(HERE / "train_in_processes.py")
+FIT = {"check": "fit", "replicas": 8, "family": "normalized"}
+LOOP = {"check": "loop", "replicas": 8, "model": "normalized"}
+FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 
 
-@functools.cache
-def alone(spec):
-    done = python(SCRIPT, spec)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def launched(processes, devices, spec):
-    """What each process printed."""
+def command(processes, devices, *specs):
+    """`unisono launch` of a number of processes that run some checks."""
     options = ["--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
-    done = python("-m", "unisono.cli", "launch", *options, SCRIPT, spec)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [re.match(r"\[(\d)\] (\{.*)", line) for line in done.stdout.splitlines()]
+    return ["-m", "unisono.cli", "launch", *options, SCRIPT, json.dumps(specs)]
+
+
+def printed(lines, processes):
+    """What each process found, and the lines in which it said so."""
+    lines = [re.match(r"\[(\d)\] FOUND (.*)", line) for line in lines]
     found = {int(line[1]): json.loads(line[2]) for line in lines if line}
     assert sorted(found) == list(range(processes))
     return list(found.values())
 
 
-PLACEMENTS = [(2, 2)]
-MORE = [(1, 4), (2, 1), (3, 1), (4, 1)]
+@pytest.fixture(scope="module")
+def alone():
+    """What one process finds."""
+    done = python(SCRIPT, json.dumps([FIT, LOOP, FIVE]))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND "))
 
 
-@pytest.mark.parametrize(("processes", "devices"), [*PLACEMENTS, *(pytest.param(*one, marks=pytest.mark.full) for one in MORE)])
-def test_fit_and_loop_have_the_bits_of_one_process(processes, devices):
-    """Convolutions, batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas. The first process has one
-    core, the others have what there is."""
-    spec = {"replicas": 8, "families": ["conv"], "loop": "normalized"}
-    cores = [1] + [len(os.sched_getaffinity(0))] * (processes - 1)
-    for found in launched(processes, devices, json.dumps(spec | {"cores": cores})):
-        assert found == alone(json.dumps(spec))
+class Pair(NamedTuple):
+    """Two processes of two devices each, which have run all checks that end well."""
+
+    found: list
+    lines: list
+    folder: pathlib.Path
+    """Of the files that they wrote."""
 
 
-def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_the_first():
-    """Five replicas on two processes; each draws weights of its own."""
-    spec = {"replicas": 5, "loop": "dense"}
-    for found in launched(2, 1, json.dumps(spec | {"other_weights": True})):
-        assert found == alone(json.dumps(spec))
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The first process has one core, the other what there is; each draws weights of its own where one check asks for it."""
+    folder = tmp_path_factory.mktemp("files")
+    cores = {"cores": [1, len(os.sched_getaffinity(0))]}
+    files = {"check": "files", "replicas": 4, "folder": str(folder)}
+    done = python(*command(2, 2, FIT | cores, LOOP, FIVE | {"other_weights": True}, files))
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    return Pair(printed(lines, 2), lines, folder)
 
 
+@pytest.mark.parametrize("check", [0, 1], ids=["fit", "loop"])
+def test_two_processes_have_the_bits_of_one(pair, alone, check):
+    """Batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas."""
+    for found in pair.found:
+        assert found[check] == alone[check]
+
+
+def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_the_first(pair, alone):
+    """Five replicas on four devices; each process draws weights of its own."""
+    for found in pair.found:
+        assert found[2] == alone[2]
+
+
+def test_one_process_writes_and_shows_and_all_stop_at_one_epoch(pair):
+    epochs = [found[3] for found in pair.found]
+    assert epochs == [epochs[0]] * 2
+    assert 1 < epochs[0] < 5
+    assert (pair.folder / "log.csv").read_text().count("\n") == 1 + epochs[0]
+    assert len(list(pair.folder.glob("*.weights.h5"))) == epochs[0]
+    assert {line[:3] for line in pair.lines if "Epoch" in line} == {"[0]"}
+
+
+@pytest.mark.parametrize(("processes", "devices"), [*slow((2, 1)), *thorough((1, 4), (3, 1), (4, 1))])
+def test_any_number_of_processes_has_the_bits_of_one(alone, processes, devices):
+    """Convolutions too."""
+    convolutions = FIT | {"family": "conv"}
+    one = python(SCRIPT, json.dumps([convolutions]))
+    assert one.returncode == 0, one.stderr[-3000:]
+    wanted = [*json.loads(one.stdout.splitlines()[-1].removeprefix("FOUND ")), *alone]
+    done = python(*command(processes, devices, convolutions, FIT, LOOP, FIVE))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for found in printed(done.stdout.splitlines(), processes):
+        assert found == wanted
+
+
+@pytest.mark.slow
 def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -62,39 +109,27 @@ def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
 
 
 def test_a_process_that_is_killed_in_a_step_is_named():
-    spec = json.dumps({"replicas": 4, "loop": "dense", "killed_after": 2})
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, spec)
+    specs = json.dumps([{"check": "loop", "replicas": 4, "model": "dense", "killed_after": 2}])
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, specs)
     assert done.returncode == 137
     assert re.search(r"process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr)
 
 
+@pytest.mark.slow
 def test_rows_that_differ_between_processes_are_found():
-    done = python(
-        "-m", "unisono.cli", "launch", "--processes", "2", "--cpu", SCRIPT, json.dumps({"replicas": 2, "shuffled": True})
-    )
+    done = python(*command(2, 1, {"check": "shuffled", "replicas": 2}))
     assert done.returncode == 1
     assert re.search(r"Batch 0 of pass 0 has other rows in process 1 than in process 0 \(digests \w{8} and \w{8}\)", done.stderr)
 
 
+@pytest.mark.slow
 def test_streams_of_other_lengths_are_found(tmp_path):
     """One process has come to the end of its epoch, the other has another batch: both wait, and nobody will come."""
-    spec = json.dumps({"replicas": 2, "lengths": str(tmp_path / "backup")})
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, spec)
+    specs = json.dumps([{"check": "lengths", "replicas": 2, "folder": str(tmp_path / "backup")}])
+    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, specs)
     assert done.returncode in (70, 76)
     assert re.search(
         r"process 1 \(pid \d+ on .*\) waits for a sum after step 3, and process 0 \(.*\) waits to hear of .* after step 3: nobody will come. "
         r"Their data have other lengths",
         done.stderr,
     )
-
-
-def test_one_process_writes_and_shows_and_all_stop_at_one_epoch(tmp_path):
-    spec = json.dumps({"replicas": 4, "files": str(tmp_path)})
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", SCRIPT, spec)
-    assert done.returncode == 0, done.stderr[-3000:]
-    epochs = [json.loads(line[4:])["epochs"] for line in done.stdout.splitlines() if re.match(r"\[\d\] \{", line)]
-    assert epochs == [epochs[0]] * 2
-    assert 1 < epochs[0] < 5
-    assert (tmp_path / "log.csv").read_text().count("\n") == 1 + epochs[0]
-    assert len(list(tmp_path.glob("*.weights.h5"))) == epochs[0]
-    assert {line[:3] for line in done.stdout.splitlines() if "Epoch" in line} == {"[0]"}

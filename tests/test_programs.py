@@ -14,15 +14,15 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import slow
 from unisono.step.step import Step
-from unisono.xla.programs import Program, forget_shared
+from unisono.xla.programs import Program
 
 
 @pytest.fixture
-def compiled(caplog):
+def compiled(caplog, compiled_anew):
     """The names of the programs that JAX compiles, none of which was compiled before."""
     names = collections.Counter()
-    forget_shared()
 
     class Watch(logging.Handler):
         def emit(self, record):
@@ -39,7 +39,7 @@ def compiled(caplog):
     logger.setLevel(level)
 
 
-@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("devices", [3, *slow(1, 8)])
 def test_two_ragged_epochs_compile_once_for_each_number_of_rows(compiled, devices, rng):
     """12 rows on 8 replicas are 2 or 1, the last 3 rows are 1 or none: two numbers of rows."""
     with un.MirroredStrategy(devices=devices, replicas=8).scope():

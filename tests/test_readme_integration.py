@@ -35,6 +35,7 @@ def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
     assert fingerprints[0] == fingerprints[1]
 
 
+@pytest.mark.slow
 def test_the_loop_in_the_docs_learns(tmp_path):
     printed = printed_by_first_program_of(LOOP, tmp_path)
     losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]

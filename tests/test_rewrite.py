@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from sizes import cases, slow
 from unisono.xla.rewrite import pieces, rewritten
 from unisono.xla.rewrite.kernel import channels_last
 from unisono.xla.rewrite.program import NESTED, Rewriter
@@ -114,7 +115,7 @@ def dense_case(x, w, stride=1, padding=((1, 1), (1, 1)), **p):
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(6, 20))
 @given(convolutions())
 @example(dense_case((2, 8, 8, 3), (3, 3, 3, 4), 2))
 @example(dense_case((2, 4, 4, 3), (4, 4, 3, 2), padding=((2, 1), (2, 1))))
@@ -132,7 +133,7 @@ def test_a_convolution_and_its_gradients(case):
     compare_with_gradients(*case)
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(6, 20))
 @given(convolutions(), st.integers(0, 1 << 9))
 @example(dense_case((7, 8, 8, 3), (3, 3, 3, 4), 2), 2000)  # three rows at a time, of four and of three
 def test_a_convolution_in_pieces(case, at_once):
@@ -148,7 +149,7 @@ def compare_with_gradients(x, w, p):
     assert_close(*both(step, dy, normal(x), normal(w, 1)))
 
 
-@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("data_format", [*slow("channels_last"), "channels_first"])
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -249,9 +250,9 @@ def test_rows_of_a_large_convolution(x, w, rows):
     assert sorted(found) == rows
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("preferred", [None, "float32"])
-@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float16")])
+@pytest.mark.parametrize("preferred", [None, *slow("float32")])
+@pytest.mark.parametrize("groups", [2, *slow(1, 8)])
 def test_a_convolution_of_few_bits(dtype, preferred, groups):
     p = {"window_strides": (2, 2), "padding": "SAME", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
     p |= {"feature_group_count": groups, "preferred_element_type": preferred}
@@ -289,7 +290,7 @@ def products(draw):
     return *(tuple(n for _, n, _ in side) for side in sides), numbers
 
 
-@settings(max_examples=15)
+@settings(max_examples=cases(5, 15))
 @given(products(), st.sampled_from(["float32", "bfloat16"]), st.sampled_from([None, "float32"]))
 def test_a_product_and_its_gradients(case, dtype, preferred):
     """Against float32, since XLA itself cannot compute some products of bfloat16 into float32 (a batch that is not first)."""
@@ -325,7 +326,7 @@ def test_a_product_that_no_thread_pool_cuts_stays():
 # Sums
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(6, 20))
 @given(st.lists(st.sampled_from([1, 2, 7, 31, 64, 260, 1031]), min_size=1, max_size=4), st.data())
 def test_a_sum_and_its_gradient(x, data):
     assume(np.prod(x) <= 2**21)
@@ -389,7 +390,7 @@ def sum_pool(x, window, strides, padding):
     return lax.reduce_window(x, 0.0, lax.add, window, strides, padding)
 
 
-@settings(max_examples=15)
+@settings(max_examples=cases(5, 15))
 @given(poolings(), st.sampled_from([max_pool, min_pool]), st.booleans(), st.integers(0, 99))
 def test_a_largest_element_and_where_its_gradient_goes(case, pool, rare, seed):
     """Exactly, with many ties; also where there are infinities and NaN."""
@@ -404,7 +405,7 @@ def test_a_largest_element_and_where_its_gradient_goes(case, pool, rare, seed):
     assert not SLOW & set(primitives(step, dy, x))
 
 
-@settings(max_examples=10)
+@settings(max_examples=cases(4, 10))
 @given(poolings(), st.integers(0, 99))
 def test_a_sum_over_windows_and_its_gradient(case, seed):
     shape, *windows = case
@@ -421,7 +422,7 @@ def test_a_sum_over_windows_and_its_gradient(case, seed):
     assert names[1:] or math.prod(windows[0]) == 1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *slow("float16")])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2)])
 def test_a_pool_of_few_bits(dtype, size, stride):
     x = jnp.asarray(np.random.default_rng(0).integers(-3, 3, (2, 9, 9, 4)), dtype)
@@ -443,7 +444,7 @@ def test_a_pool_of_few_bits(dtype, size, stride):
         (keras.layers.AveragePooling3D, (4, 5, 4, 2)),
     ],
 )
-@pytest.mark.parametrize(("size", "stride", "padding"), [(2, 2, "valid"), (3, 2, "same")])
+@pytest.mark.parametrize(("size", "stride", "padding"), [*slow((2, 2, "valid")), (3, 2, "same")])
 def test_a_pooling_layer(layer, shape, size, stride, padding):
     layer, x = layer(size, stride, padding), normal((2, *shape))
 
@@ -544,8 +545,8 @@ IN_LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("name", ["jit", "scan", *slow(*(name for name in FORWARD if name not in ("jit", "scan")))])
+@pytest.mark.parametrize("differentiated", [*slow(False), True])
 def test_nested_programs_are_rewritten(name, differentiated):
     args = normal((2, 6, 6, 2)), normal((3, 3, 2, 3), 1)
     function = jax.value_and_grad(FORWARD[name], argnums=(0, 1)) if differentiated else FORWARD[name]

@@ -6,13 +6,17 @@ import os
 
 import keras
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
 
 import unisono as un
+from sizes import cases
 
-EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else 6
+pytestmark = pytest.mark.compat
+
+EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(3, 8)
 
 PIECES = {
     "dense": lambda: layers.Dense(5, "tanh", kernel_regularizer="l2"),

@@ -30,7 +30,7 @@ PRECISIONS = {"mixed_bfloat16": ["attention"], "mixed_float16": ["gru"]}
 
 
 @pytest.mark.matrix
-@pytest.mark.full  # CI has eight devices on loaded cores (test_soak) and other placements in one process
+@pytest.mark.slow  # CI has eight devices on loaded cores (test_soak) and other placements in one process
 @pytest.mark.parametrize("replicas", [8, 6, 12])
 def test_device_counts_do_not_change_a_bit(replicas):
     cases = {devices: ALL if FULL else COVERING[replicas, devices] for devices in CROSS[replicas]}
@@ -45,7 +45,7 @@ def test_device_counts_do_not_change_a_bit(replicas):
 
 
 @pytest.mark.matrix
-@pytest.mark.full  # CI compares placements in half precision in one process: test_precision
+@pytest.mark.slow  # CI compares placements in half precision in one process: test_precision
 @pytest.mark.parametrize("policy", PRECISIONS)
 def test_device_counts_do_not_change_a_bit_in_half_precision(policy):
     names = ALL if FULL else PRECISIONS[policy]

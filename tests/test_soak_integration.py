@@ -37,6 +37,7 @@ def long_run(devices: int) -> list[str]:
 
 
 @pytest.mark.soak
+@pytest.mark.slow
 def test_eight_devices_on_loaded_cores_do_not_starve_each_other():
     """Collectives between CPU devices of one process deadlock after some thousand steps; copies cannot."""
     with both_cores_loaded():
@@ -46,7 +47,7 @@ def test_eight_devices_on_loaded_cores_do_not_starve_each_other():
 
 
 @pytest.mark.soak
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", ["free", "loaded"])
 def test_the_same_training_in_many_processes_has_one_fingerprint(cores):
     """Every process compiles afresh: no compilation cache."""

@@ -15,6 +15,8 @@ import unisono as un
 from unisono import keras_seam
 from unisono.keras_seam.masks import MASKS
 
+pytestmark = pytest.mark.compat
+
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((16, 3), dtype="float32"), RNG.random((16, 1), dtype="float32")
 

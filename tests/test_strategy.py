@@ -14,6 +14,8 @@ import unisono as un
 from unisono import keras_seam
 from unisono.strategy.kinds import DefaultStrategy
 
+pytestmark = pytest.mark.compat
+
 
 def small() -> keras.Model:
     return keras.Sequential([layers.Input((3,)), layers.Dense(2)])

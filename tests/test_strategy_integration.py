@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from processes import python
 
 SHOW = """
@@ -32,6 +34,7 @@ def test_a_count_makes_cpu_devices():
     assert show("MirroredStrategy(devices=4)") == [4, 4, 4, None, []]
 
 
+@pytest.mark.slow
 def test_a_later_strategy_may_use_some_of_them():
     assert show("MirroredStrategy(devices=4); strategy = un.MirroredStrategy(devices=2, replicas=8)") == [4, 2, 8, None, []]
 
@@ -41,6 +44,7 @@ def test_one_core_has_two_threads():
     assert show("MirroredStrategy(devices=3)", before=ONE_CORE) == [3, 3, 3, None, []]
 
 
+@pytest.mark.slow
 def test_a_single_thread_is_said():
     *_, said = show("OneDeviceStrategy(replicas=8)", before=ONE_CORE + "; import jax; jax.devices()")
     assert len(said) == 1
@@ -50,6 +54,7 @@ def test_a_single_thread_is_said():
     assert show("OneDeviceStrategy(replicas=8)", PJRT_NPROC="3") == [1, 1, 8, "3", []]
 
 
+@pytest.mark.slow
 def test_devices_that_the_user_has_asked_xla_for_stay():
     assert show("MirroredStrategy()", XLA_FLAGS="--xla_force_host_platform_device_count=3") == [3, 3, 3, None, []]
 
@@ -70,6 +75,7 @@ def test_importing_configures_nothing_and_starts_nothing():
     assert done.stdout.split() == ["False", "{}", "-1"], done.stderr
 
 
+@pytest.mark.slow
 def test_another_backend_is_refused():
     done = python("-c", "import unisono", KERAS_BACKEND="numpy")
     assert "Unisono runs on Keras' JAX backend, but Keras runs on 'numpy'" in done.stderr

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from sizes import BATCH, ROWS, STEPS, slow
 from trainings import fitting, on, rows, run
 from unisono.callbacks import BackupAndRestore, weight_summaries
 from unisono.callbacks.layer_graph import Node, nodes_of
@@ -30,9 +31,9 @@ event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
 graph_pb2 = pytest.importorskip("tensorboardX.proto.graph_pb2")
 record_writer = pytest.importorskip("tensorboardX.record_writer")
 
-X, Y = rows(43, 6), rows(43, 2, seed=1)
-VALIDATION = {"validation_data": (X[:13], Y[:13]), "validation_batch_size": 5}
-BATCH, STEPS, EPOCHS = 10, 5, 3
+X, Y = rows(ROWS, 6), rows(ROWS, 2, seed=1)
+VALIDATION = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 4}
+EPOCHS = 3
 EVERYWHERE = pytest.mark.parametrize(
     "strategy", [None, lambda: on(3), lambda: on(1)], ids=["plain", "three devices", "one device"]
 )
@@ -196,7 +197,7 @@ def test_rows_and_steps_a_second(tmp_path, strategy, monkeypatch):
     monkeypatch.setattr("unisono.callbacks.speed.time", slow)
     trained(tmp_path, strategy, callbacks=[slow], epochs=2, more=VALIDATION, write_steps_per_second=True, update_freq=2)
     found = scalars(tmp_path / "train")
-    assert found["epoch_images_per_second"] == dict.fromkeys(range(2), np.float32(43 / 10))
+    assert found["epoch_images_per_second"] == dict.fromkeys(range(2), np.float32(ROWS / 10))
     assert found["epoch_steps_per_second"] == dict.fromkeys(range(2), np.float32(5 / 40))
     assert found["batch_steps_per_second"] == dict.fromkeys((2, 4, 6, 8, 10), 0.5)
 
@@ -219,7 +220,7 @@ def test_a_metric_of_several_values_has_a_tag_for_each(tmp_path):
         model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
         return model
 
-    logs = run(make, fitting(X, np.eye(3)[np.arange(43) % 3], callbacks=[TensorBoard(tmp_path)])).logs
+    logs = run(make, fitting(X, np.eye(3)[np.arange(ROWS) % 3], callbacks=[TensorBoard(tmp_path)])).logs
     found = scalars(tmp_path / "train")
     assert [found[f"epoch_f1_score/{index}"][0] for index in range(3)] == np.ravel(logs["f1_score"][0]).tolist()
 
@@ -405,7 +406,7 @@ def with_tables():
 
 
 def fit_tables(directory, strategy=None, epochs=3, **options):
-    x = [np.arange(43).reshape(-1, 1) % size for size in (7, 5)]
+    x = [np.arange(ROWS).reshape(-1, 1) % size for size in (7, 5)]
     fit = fitting(x, Y, batch_size=BATCH, epochs=epochs, callbacks=[TensorBoard(directory, **options)])
     return run(with_tables, fit, strategy).model
 
@@ -556,8 +557,8 @@ def whole(tmp_path_factory):
     return {of: without_speed(scalars(directory / of)) for of in ("train", "validation")}
 
 
-@pytest.mark.parametrize("first", ["board", "backup"])
-@pytest.mark.parametrize("after", [1, 4, 5, 6, 12])
+@pytest.mark.parametrize("first", ["backup", *slow("board")])
+@pytest.mark.parametrize("after", [6, *slow(1, 4, 5, 12)])
 def test_a_resumed_training_goes_on_in_its_files(tmp_path, whole, after, first):
     """In whichever order the callbacks stand: all batches and epochs have the numbers and values of an uninterrupted run."""
     with pytest.raises(BrokenOffError):
@@ -607,7 +608,7 @@ def test_rows_of_a_resumed_epoch(tmp_path):
     for batch in (3, 4, 5, 6, 7):
         speed.batch_ended(batch)
     model = regressor()()
-    model.evaluate(X[:40], Y[:40], verbose=0)  # 40 rows in 8 batches
+    model.evaluate(rows(40, 6), rows(40, 2), verbose=0)  # 40 rows in 8 batches
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unisono.callbacks.speed.time.perf_counter", lambda: speed._began + 5.0)
         speed.training_ended(model)
@@ -718,6 +719,7 @@ def test_importing_tensorboardx_leaves_the_environment(tmp_path, monkeypatch):
 # --- Keras' own -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("steps", [1, 2])
 def test_keras_writes_the_same_by_tensorflow(tmp_path, steps):
     """Tags, plugins, steps and values, but for what is measured in seconds."""
@@ -731,7 +733,7 @@ def test_keras_writes_the_same_by_tensorflow(tmp_path, steps):
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps)
         return model
 
-    x = rows(43, 6, 6, 1)
+    x = rows(ROWS, 6, 6, 1)
     for name, of in (("keras", keras.callbacks.TensorBoard), ("ours", TensorBoard)):
         keras.utils.clear_session()
         validation = {"validation_data": (x[:13], Y[:13])}

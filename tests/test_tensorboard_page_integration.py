@@ -33,6 +33,7 @@ OPTIONS = [
 SECONDS = 120
 
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="no TensorBoard: pip install tensorboard"),
 ]

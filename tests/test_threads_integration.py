@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from processes import FULL, HERE, python
+from sizes import slow
 
 FAMILIES = ["conv", "attention"] if FULL else ["attention"]
 ON_CORES = """
@@ -34,12 +35,8 @@ def trained(devices: int = 1, cores: int | None = None, threads: int | None = No
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def full(*case):
-    return pytest.param(*case, marks=pytest.mark.full)
-
-
 @pytest.mark.parametrize(
-    ("devices", "cores", "threads"), [(2, 1, None), full(2, None, 16), full(1, None, 3), full(1, 1, None), full(2, None, 2)]
+    ("devices", "cores", "threads"), slow((2, 1, None), (2, None, 16), (1, None, 3), (1, 1, None), (2, None, 2))
 )
 def test_cores_and_threads_change_nothing(devices, cores, threads):
     assert trained(devices, cores, threads)[0] == trained()[0]
@@ -60,6 +57,7 @@ PREDICT = """
 import keras
 import numpy as np
 import unisono as un
+from sizes import slow
 
 with un.OneDeviceStrategy().scope():
     model = keras.Sequential([keras.layers.Input((58, 58, 5)), keras.layers.Conv2D(1, 5, kernel_initializer="ones")])

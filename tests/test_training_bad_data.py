@@ -25,6 +25,7 @@ def test_endless_data_without_steps_is_refused(call):
         getattr(untrained(on(3)), call)(Endless((X, Y)), verbose=0, **({"shuffle": False} if call == "fit" else {}))
 
 
+@pytest.mark.compat
 def test_endless_tf_data_without_steps_is_refused():
     tf = pytest.importorskip("tensorflow")
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).repeat()
@@ -33,6 +34,7 @@ def test_endless_tf_data_without_steps_is_refused():
     run(make, fitting(dataset, steps_per_epoch=3), on(3))
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize("how", ["fit", "loop"])
 def test_tf_data_that_is_divided_by_files_is_refused_in_several_processes(monkeypatch, how):
     tf = pytest.importorskip("tensorflow")
@@ -131,6 +133,7 @@ def test_not_a_number_in_the_inputs_is_the_same_everywhere():
         assert np.isnan(np.asarray(a.value)).tolist() == np.isnan(np.asarray(b.value)).tolist()
 
 
+@pytest.mark.slow
 def test_a_generator_that_ends_early():
     """Keras' warning, and a model trained on what there was."""
     with pytest.warns(UserWarning, match="ran out of data"):

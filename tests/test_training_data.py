@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sources import PIPELINES, Batches, generated
+from sources import PIPELINES, Batches, generated, pipelines
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono.data import division
 
@@ -62,7 +62,7 @@ def test_every_source_trains_what_arrays_train(source, of_arrays):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras asks a grain dataset for no length
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", pipelines())
 def test_pipelines_train_what_arrays_train(name, of_arrays):
     assert run(make, fitting(**PIPELINES[name]((X, Y), 10), epochs=2), on(3)).bits == of_arrays
 
@@ -73,6 +73,7 @@ def test_sparse_matrices_train_what_arrays_train(of_arrays):
     assert run(make, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
 
 
+@pytest.mark.slow
 def test_batches_of_many_rows():
     """They are read in place by one replica, the last one, which is smaller, is not, and steps come one by one or several in a call."""
     size = division.MANY // X[0].nbytes + 1

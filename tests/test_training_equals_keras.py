@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import slow
 from trainings import ADAM_TOLERANCE, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 CLASSES = 3
@@ -39,7 +40,10 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+COMMON = ("dense", "conv and max-pooling", "masked embedding")
+
+
+@pytest.mark.parametrize("family", [*COMMON, *slow(*(name for name in FAMILIES if name not in COMMON))])
 def test_five_steps_of_every_layer_family(family):
     """Weights, loss and accuracy after five steps, the last of three rows, equal those of plain Keras."""
     x, stack = FAMILIES[family]
@@ -47,13 +51,14 @@ def test_five_steps_of_every_layer_family(family):
     assert_equals_keras(classifier(*stack), fitting(x, labels(43, CLASSES), batch_size=10), devices=devices)
 
 
-@pytest.mark.parametrize("family", ["dense", "masked embedding"])
+@pytest.mark.parametrize("family", ["dense", *slow("masked embedding")])
 def test_five_steps_of_one_replica(family):
     """One replica is plain Keras."""
     x, stack = FAMILIES[family]
     assert_equals_keras(classifier(*stack), fitting(x, labels(43, CLASSES), batch_size=10), replicas=(1,))
 
 
+@pytest.mark.slow
 def test_five_steps_of_a_transformer_block():
     """Attention with a residual and normalization, one label a position, equals plain Keras."""
 
@@ -68,6 +73,7 @@ def test_five_steps_of_a_transformer_block():
     assert_equals_keras(make, fitting(WORDS, labels(43, CLASSES, 5), batch_size=10), devices=(3,))
 
 
+@pytest.mark.slow
 def test_embedding_and_time_distributed_dense():
     """A masked sequence model with one output a position equals plain Keras."""
     stack = [lambda: layers.Embedding(13, 4, mask_zero=True), lambda: layers.TimeDistributed(layers.Dense(5, "tanh"))]
@@ -80,6 +86,7 @@ def test_adam_after_five_steps():
     assert_equals_keras(make, fitting(rows(43, 5), labels(43, CLASSES), batch_size=10), tolerance=ADAM_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_two_fits_of_a_regularized_net_on_many_rows():
     """9984 rows in batches of 64, fitted twice: history, metrics and predictions of plain Keras, equal bits on three placements."""
     x, target = rows(9984, 4), rows(9984, 2, seed=5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, losses, ops
 
+from sizes import slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
@@ -51,21 +52,24 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+COMMON = ("Huber", "ignored class", "one number for a batch", "a loss class with its own __call__")
+
+
+@pytest.mark.parametrize("name", [*COMMON, *slow(*(name for name in LOSSES if name not in COMMON))])
 def test_loss_equals_keras(name):
     """Ragged batches of this loss, some replicas without rows, equal plain Keras."""
     loss, y, last = LOSSES[name]
     assert_equals_keras(regressor(loss, last), fitting(X, y, batch_size=10), devices=(3,))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size", "mean_with_sample_weight"])
+@pytest.mark.parametrize("reduction", ["mean_with_sample_weight", *slow("sum", "mean", "sum_over_batch_size")])
 def test_reductions_of_weighted_rows(reduction):
     """Each reduction divides by what Keras divides by on the whole batch, zero weights included."""
     make = regressor(losses.MeanSquaredError(reduction=reduction), weighted_metrics=["mae"])
     assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=10))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", *slow("sum", "mean_with_sample_weight")])
 def test_reductions_under_a_mask_and_weights_of_positions(reduction):
     """Masked positions count in no divisor; a replica whose rows are all masked adds nothing."""
     words = np.arange(43 * 4).reshape(43, 4) % 11 + 1
@@ -110,7 +114,7 @@ def test_a_batch_whose_weights_are_all_zero():
     assert_equals_keras(make, fitting(X, Y, sample_weight=np.where(np.arange(43) < 20, 0, WEIGHTS), batch_size=10))
 
 
-@pytest.mark.parametrize("loss", [losses.Dice, losses.Tversky, losses.Circle])
+@pytest.mark.parametrize("loss", [losses.Dice, *slow(losses.Tversky, losses.Circle)])
 def test_losses_that_look_at_the_whole_batch(loss):
     """They see their replica's rows: equal bits on every placement."""
     y = labels(43, 3) if loss is losses.Circle else (Y > 0).astype("float32")
@@ -177,6 +181,7 @@ def test_add_loss_in_a_reused_layer():
     assert_equals_keras(make, fitting(X, Y, batch_size=10, validation_data=(X[:7], Y[:7])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [False, True])
 def test_a_loss_of_an_earlier_trace_takes_no_loss_away(first):
     """Keras' layers know their losses by id(). Here two layers add the same object in turns, one trace the one, the next the

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
+from sizes import slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
@@ -50,6 +51,7 @@ def whole_batch(y_true, y_pred):
 of_keras_iou = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64", "ignore:You are passing weight as `float`")
 
 
+@pytest.mark.slow
 @of_keras_iou
 def test_metrics_of_two_classes():
     """Seventeen metrics, every second one weighted, over ragged batches, equal plain Keras'."""
@@ -77,7 +79,7 @@ def test_a_metric_of_one_number_for_a_batch():
     np.testing.assert_allclose(ours.logs["whole_batch"], rows_.logs["mae"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [43, 41, 8, 3])
+@pytest.mark.parametrize("count", [41, *slow(43, 8, 3)])
 def test_evaluation_metrics_of_any_number_of_rows(count):
     """Batches with fewer rows than replicas put nothing into a metric but their rows."""
     model = run(binary(metrics=["mae", metrics.BinaryAccuracy, metrics.AUC]), lambda model: model, on(3)).model
@@ -165,6 +167,7 @@ class Counts(metrics.Metric):
         return self.count.value
 
 
+@pytest.mark.slow
 def test_a_metric_of_integers():
     """An integer sum over the rows is exact: every row of both epochs once."""
     ours = assert_same_bits(binary(metrics=[Counts]), fitting(X, BINARY, batch_size=10, epochs=2))

@@ -8,6 +8,8 @@ from keras import layers
 import unisono as un
 from trainings import distance, fitting, labels, on, rows, run, weights
 
+pytestmark = pytest.mark.compat
+
 X, Y, WEIGHT = rows(43, 5), labels(43, 3), np.abs(rows(43, seed=5))
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from sizes import slow
 from trainings import assert_equals_keras, fitting, labels, rows
 
 ONE, TWO = rows(43, 3), rows(43, 4, seed=3)
@@ -31,7 +32,7 @@ def packed(container, first, second, names=("one", "two")):
     return dict(zip(names, (first, second), strict=True)) if container is dict else container((first, second))
 
 
-@pytest.mark.parametrize("container", [dict, list, tuple])
+@pytest.mark.parametrize("container", [dict, *slow(list, tuple)])
 def test_containers_of_inputs_and_outputs(container):
     """Dicts, lists and tuples of inputs and outputs: total loss and the loss of each output equal plain Keras."""
     loss = packed(list if container is tuple else container, "mse", CROSSENTROPY(from_logits=True), ("value", "kind"))
@@ -71,6 +72,7 @@ class Nested(keras.Model):
         return self.value(hidden), self.kind(hidden)
 
 
+@pytest.mark.slow
 def test_nested_inputs_of_a_subclassed_model():
     """Structures that no functional model has, each array cut alike."""
 

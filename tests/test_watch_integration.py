@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -12,8 +13,11 @@ import time
 import pytest
 
 from processes import HERE, environment
+from sizes import slow, thorough
 from test_cluster_integration import free_port
 from test_launch_integration import LAUNCH, gone
+
+pytestmark = pytest.mark.processes
 
 BOUND = 6.0
 SLOWNESS = 3
@@ -62,12 +66,8 @@ HOW = {
 }  # fmt: skip
 
 
-COVERING = [(0, "raise"), (0, "SIGKILL"), (1, "stuck")]
-ALL = [
-    pytest.param(victim, how, marks=() if (victim, how) in COVERING else pytest.mark.full, id=f"{how}-of-{victim}")
-    for victim in (0, 1)
-    for how in HOW
-]
+FIRST, NEXT = [(0, "SIGKILL")], [(0, "raise"), (1, "stuck")]
+ALL = [*FIRST, *slow(*NEXT), *thorough(*(case for case in itertools.product((0, 1), HOW) if case not in [*FIRST, *NEXT]))]
 
 
 @pytest.mark.parametrize(("victim", "how"), ALL)
@@ -90,7 +90,8 @@ def test_a_lost_process_is_named_and_the_others_end(how, victim):
     assert gone(run.pids())
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_others_name_the_same_one():
     run = Launched(3, 2, "SIGKILL", 10, 1_000_000)
     assert run.code == 137, run.text
@@ -99,7 +100,7 @@ def test_all_others_name_the_same_one():
     assert gone(run.pids())
 
 
-@pytest.mark.parametrize("how", [*(pytest.param(of, marks=pytest.mark.full) for of in ("nothing", "later", "busy")), "leave"])
+@pytest.mark.parametrize("how", [*slow("leave"), *thorough("nothing", "later", "busy")])
 def test_what_may_take_its_time_does(how):
     """Steps until the end; a process that goes on for longer than the bound when the others have ended; known long work; a
     program that takes leave of the others itself."""
@@ -108,6 +109,7 @@ def test_what_may_take_its_time_does(how):
     assert "unisono:" not in run.text
 
 
+@pytest.mark.slow
 def test_without_a_launcher():
     """As under Slurm: nobody but the watch ends the others."""
     port, processes = free_port(), []
@@ -131,7 +133,8 @@ def test_without_a_launcher():
             process.wait()
 
 
-@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_restart_goes_on_with_those_that_are_left():
     run = Launched(3, 2, "SIGKILL", 10, 200, options=("--restarts", "1", "--min-processes", "1"))
     assert run.code == 0, run.text

@@ -1,6 +1,8 @@
-"""One of several processes that train together, or the only one: prints what came out, as JSON.
+"""One of several processes that train together, or the only one: runs checks in turn and prints what came out, as JSON.
 
-python train_in_processes.py '{"replicas": 8}'        unisono launch --processes 2 train_in_processes.py '{"replicas": 8}'
+python train_in_processes.py '[{"check": "loop", "replicas": 8}]'        unisono launch --processes 2 train_in_processes.py ...
+
+The first entry may say what holds for the process: its cores.
 """
 
 import json
@@ -13,34 +15,35 @@ import numpy as np
 
 import unisono as un
 
-spec = json.loads(sys.argv[1])
-if "cores" in spec:  # of each process; it counts them when JAX starts
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: spec["cores"][int(os.environ["UNISONO_PROCESS"])]])
-strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"])  # before anything starts JAX
+specs = json.loads(sys.argv[1])
+if "cores" in specs[0]:  # of each process; it counts them when JAX starts
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: specs[0]["cores"][int(os.environ["UNISONO_PROCESS"])]])
+strategies = [
+    un.MultiWorkerMirroredStrategy(devices=spec.get("devices"), replicas=spec["replicas"]) for spec in specs
+]  # starts JAX
 
 import families
-from loops import MODELS, Loop, data
+from loops import MODELS, Loop, crossentropy, data
 
-found = {}
-keras.utils.set_random_seed(spec.get("seed", 0))
-if spec.get("other_weights"):  # as of processes of which each draws its own
-    keras.utils.set_random_seed(strategy.cluster.process)
 
-for family in spec.get("families", ()):
+def fit(strategy, spec):
+    """A family's fingerprints and history."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model, compile_, rows = families.FAMILIES[family]()
+        model, compile_, rows = families.FAMILIES[spec["family"]]()
     model.compile(**compile_)
     history = model.fit(**rows, batch_size=families.BATCH, epochs=1, verbose=0, validation_data=(rows["x"], rows["y"]))
     predictions = model.predict(rows["x"], batch_size=families.BATCH, verbose=0)
-    found[family] = un.fingerprint(model), history.history, un.fingerprint(predictions)
-    found[f"{family}, few rows"] = un.fingerprint(model.predict(rows["x"][:3], verbose=0))
+    few = model.predict(rows["x"][:3], verbose=0)
+    return [un.fingerprint(model), history.history, un.fingerprint(predictions), un.fingerprint(few)]
 
-if spec.get("loop"):
-    loop = Loop(strategy, MODELS[spec["loop"]])
-    rows = data("dense", 43)
+
+def loop(strategy, spec):
+    """What a loop of the user's own ends with, and all forms of what its replicas return."""
+    keras.utils.set_random_seed(strategy.cluster.process if spec.get("other_weights") else 0)
+    loop = Loop(strategy, MODELS[spec["model"]])
     totals = []
-    for batch in strategy.distribute_dataset(rows, batch_size=12):  # the last has seven rows, fewer than replicas
+    for batch in strategy.distribute_dataset(data("dense", 43), batch_size=12):  # the last has seven rows, fewer than replicas
         totals.append(float(loop.one(batch)))
         if len(totals) == spec.get("killed_after") and strategy.cluster.process == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +51,7 @@ if spec.get("loop"):
         lambda batch: (loop.model(batch[0]), un.get_replica_context().replica_id_in_sync_group), args=(batch,)
     )
     each = strategy.local_results(outputs)
-    found["loop"] = {
+    return {
         "bits": un.fingerprint(loop.model, loop.optimizer),
         "losses": totals,
         "gathered": un.fingerprint(np.asarray(strategy.gather(outputs, axis=0))),
@@ -58,20 +61,26 @@ if spec.get("loop"):
         "mean": float(strategy.reduce("MEAN", numbers)),
         "numbers": [int(one) for one in strategy.local_results(numbers)],
     }
-if "files" in spec:
+
+
+def files(strategy, spec):
+    """Callbacks that write, and one that stops."""
     keras.utils.set_random_seed(0)
+    x, y = data("dense", 43)
     with strategy.scope():
-        model, compile_, rows = families.FAMILIES["conv"]()
-    model.compile(**compile_)
+        model = MODELS["dense"]()
+    model.compile("sgd", crossentropy())
     callbacks = [
-        keras.callbacks.ModelCheckpoint(os.path.join(spec["files"], "{epoch}.weights.h5"), save_weights_only=True),
-        keras.callbacks.CSVLogger(os.path.join(spec["files"], "log.csv"), append=True),
+        keras.callbacks.ModelCheckpoint(os.path.join(spec["folder"], "{epoch}.weights.h5"), save_weights_only=True),
+        keras.callbacks.CSVLogger(os.path.join(spec["folder"], "log.csv"), append=True),
         keras.callbacks.EarlyStopping("loss", mode="max", patience=1),
     ]
-    history = model.fit(**rows, batch_size=families.BATCH, epochs=5, verbose=2, callbacks=callbacks)
-    found["epochs"] = len(history.epoch)
+    history = model.fit(x, y, batch_size=12, epochs=5, verbose=2, callbacks=callbacks)
+    return len(history.epoch)
 
-if spec.get("lengths"):
+
+def lengths(strategy, spec):
+    """Streams of which each process' own has another length."""
 
     def stream():
         for _ in range(3 + strategy.cluster.process):
@@ -80,12 +89,14 @@ if spec.get("lengths"):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    model.fit(stream(), verbose=0, callbacks=[un.callbacks.BackupAndRestore(spec["lengths"])])
+    model.fit(stream(), verbose=0, callbacks=[un.callbacks.BackupAndRestore(spec["folder"])])
 
-if spec.get("shuffled"):
+
+def shuffled(strategy, spec):
+    """Rows that are not the same in all processes."""
 
     def batches():
-        rng = np.random.default_rng(strategy.cluster.process)  # not the same in all
+        rng = np.random.default_rng(strategy.cluster.process)
         for _ in range(3):
             yield rng.standard_normal((12, 6)).astype("float32"), np.zeros(12, "int32")
 
@@ -93,4 +104,6 @@ if spec.get("shuffled"):
     for batch in strategy.distribute_dataset(batches()):
         loop.one(batch)
 
-print(json.dumps(found))
+
+CHECKS = {check.__name__: check for check in (fit, loop, files, lengths, shuffled)}
+print("FOUND", json.dumps([CHECKS[spec["check"]](strategy, spec) for strategy, spec in zip(strategies, specs, strict=True)]))

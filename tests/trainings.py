@@ -10,6 +10,10 @@ import keras
 import numpy as np
 
 import unisono as un
+from sizes import cases
+
+PLACEMENTS = cases((3,), (1, 3))
+"""Beside plain Keras: one placement, unless all of them are tried."""
 
 SGD_TOLERANCE, ADAM_TOLERANCE, LOG_TOLERANCE = 1e-6, 1e-5, 1e-5
 
@@ -62,10 +66,11 @@ def assert_equals_keras(
     make: Callable[[], Any],
     fit: Callable[[Any], Any],
     replicas: Sequence[int] = (8,),
-    devices: Sequence[int] = (1, 3),
+    devices: Sequence[int] = PLACEMENTS,
     tolerance: float = SGD_TOLERANCE,
 ) -> Run:
-    """R replicas train the model that plain Keras trains on whole batches, up to rounding, and with equal bits everywhere."""
+    """R replicas train the model that plain Keras trains on whole batches, up to rounding, and with equal bits on all these numbers of
+    devices."""
     plain = run(make, fit)
     for count in replicas:
         ours = assert_same_bits(make, fit, devices if count > 1 else (1,), count)

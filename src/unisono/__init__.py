@@ -1,41 +1,94 @@
-"""Unisono: synchronous data-parallel training of Keras 3 models on JAX, with the same bits on every placement."""
+"""Unisono: synchronous data-parallel training of Keras 3 models on JAX, with the same bits on every placement.
 
+Importing it settles which backend Keras has, and nothing else: what a name stands for is imported where the name is first used, so that a
+command that starts processes starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-_keras_came_first = "keras" in sys.modules
-
-import keras
-
-if keras.backend.backend() != "jax":
-    raise ImportError(
-        f"Unisono runs on Keras' JAX backend, but Keras {'was imported before Unisono and ' * _keras_came_first}runs on "
-        f"{keras.backend.backend()!r}. Start Python with KERAS_BACKEND=jax, or set it in os.environ before the first import of "
-        f"keras."
-    )
-
-from unisono import callbacks as callbacks
-from unisono.checkpoint.checkpoint import Checkpoint as Checkpoint
-from unisono.checkpoint.latest import latest_checkpoint as latest_checkpoint
-from unisono.export import export as export
-from unisono.export import load_exported as load_exported
-from unisono.fingerprint import fingerprint as fingerprint
-from unisono.loop.arguments import replicate as replicate
-from unisono.loop.context import get_replica_context as get_replica_context
-from unisono.loop.context import in_cross_replica_context as in_cross_replica_context
-from unisono.loop.function import function as function
-from unisono.loop.gradients import value_and_grad as value_and_grad
-from unisono.loop.losses import compute_average_loss as compute_average_loss
-from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
-from unisono.loop.reduction import ReduceOp as ReduceOp
-from unisono.strategy.base import Strategy as Strategy
-from unisono.strategy.kinds import MirroredStrategy as MirroredStrategy
-from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
-from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
-from unisono.strategy.kinds import TPUStrategy as TPUStrategy
-from unisono.strategy.kinds import get_strategy as get_strategy
-from unisono.strategy.workers import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 from unisono.version import VERSION as _VERSION
 
+if TYPE_CHECKING:
+    from unisono import callbacks as callbacks
+    from unisono.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from unisono.checkpoint.latest import latest_checkpoint as latest_checkpoint
+    from unisono.exporting import export as export
+    from unisono.exporting import load_exported as load_exported
+    from unisono.fingerprints import fingerprint as fingerprint
+    from unisono.loop.arguments import replicate as replicate
+    from unisono.loop.context import get_replica_context as get_replica_context
+    from unisono.loop.context import in_cross_replica_context as in_cross_replica_context
+    from unisono.loop.function import function as function
+    from unisono.loop.gradients import value_and_grad as value_and_grad
+    from unisono.loop.losses import compute_average_loss as compute_average_loss
+    from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
+    from unisono.loop.reduction import ReduceOp as ReduceOp
+    from unisono.strategy.base import Strategy as Strategy
+    from unisono.strategy.kinds import MirroredStrategy as MirroredStrategy
+    from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
+    from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
+    from unisono.strategy.kinds import TPUStrategy as TPUStrategy
+    from unisono.strategy.kinds import get_strategy as get_strategy
+    from unisono.strategy.workers import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+
 __version__ = _VERSION
+
+_MODULES = {
+    "Checkpoint": "checkpoint.checkpoint",
+    "MirroredStrategy": "strategy.kinds",
+    "MultiWorkerMirroredStrategy": "strategy.workers",
+    "OneDeviceStrategy": "strategy.kinds",
+    "ParameterServerStrategy": "strategy.kinds",
+    "ReduceOp": "loop.reduction",
+    "Strategy": "strategy.base",
+    "TPUStrategy": "strategy.kinds",
+    "compute_average_loss": "loop.losses",
+    "export": "exporting",
+    "fingerprint": "fingerprints",
+    "function": "loop.function",
+    "get_replica_context": "loop.context",
+    "get_strategy": "strategy.kinds",
+    "in_cross_replica_context": "loop.context",
+    "latest_checkpoint": "checkpoint.latest",
+    "load_exported": "exporting",
+    "replicate": "loop.arguments",
+    "scale_regularization_loss": "loop.losses",
+    "value_and_grad": "loop.gradients",
+}
+"""Where each public name comes from."""
+
+__all__ = ["callbacks", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def _settle_backend() -> None:
+    """Have Keras run on JAX, or say that it does not."""
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    came_first = "keras" in sys.modules
+    backend = sys.modules["keras"].config.backend() if came_first else os.environ["KERAS_BACKEND"]
+    if backend != "jax":
+        raise ImportError(
+            f"Unisono runs on Keras' JAX backend, but Keras {'was imported before Unisono and ' * came_first}runs on {backend!r}. Start "
+            f"Python with KERAS_BACKEND=jax, or set it in os.environ before the first import of keras."
+        )
+
+
+_settle_backend()
+
+
+def __getattr__(name: str) -> Any:
+    """Return what a public name stands for, imported at its first use."""
+    if name == "callbacks":
+        return importlib.import_module("unisono.callbacks")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"unisono.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

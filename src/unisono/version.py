@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import jax
-import jaxlib.version
-import keras
-import numpy as np
-
 VERSION = "0.1.0"
 
 
 def versions() -> dict[str, str]:
     """By name."""
+    import jax
+    import jaxlib.version
+    import keras
+    import numpy as np
+
     return {
         "unisono": VERSION,
         "keras": keras.__version__,

@@ -11,7 +11,7 @@ import numpy as np
 
 from unisono import keras_seam
 from unisono.checkpoint import matching
-from unisono.fingerprint import Contents
+from unisono.fingerprints import Contents
 
 KINDS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable)
 

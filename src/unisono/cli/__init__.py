@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import tyro
 
-from unisono.cli import demo, launch
+from unisono.cli import launch
 from unisono.cli.errors import CommandError
 from unisono.cluster.launch.program import split
-
-SUBCOMMANDS = (demo.demo, launch.launch)
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -28,8 +26,11 @@ def main(args: Sequence[str] | None = None) -> None:
         options, program = split(words[1:], launch.FLAGS)
         words = ["launch", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
-    for subcommand in SUBCOMMANDS:
-        app.command(subcommand)
+    app.command(launch.launch)
+    if words[:1] != ["launch"]:  # which starts at once: the others import Keras
+        from unisono.cli import demo
+
+        app.command(demo.demo)
     try:
         code = app.cli(
             prog="unisono", description="Trains Keras models on JAX with the same bits on every placement.", args=words

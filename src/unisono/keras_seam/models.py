@@ -36,6 +36,10 @@ BOND = "_unisono"
 """The attribute by which a model of a scope knows what ties it to its strategy."""
 
 
+INHERITED = object()
+"""Stands for a method that a class has from another."""
+
+
 class Watch:
     """While it is entered, by however many threads: calls `made(thing)` for each layer, optimizer, metric and variable made,
     `model_made(model)` for each model, and `model_used(model)` before a model is compiled or trained. Keras' classes are the stock
@@ -60,7 +64,10 @@ class Watch:
             self._entered -= 1
             if self._entered == 0:
                 for (of, name), stock in self._stock.items():
-                    setattr(of, name, stock)
+                    if stock is INHERITED:
+                        delattr(of, name)
+                    else:
+                        setattr(of, name, stock)
                 self._stock = {}
 
     def _patch(self) -> None:
@@ -84,7 +91,8 @@ class Watch:
         Layer.__new__ = staticmethod(__new__)
 
     def _replace(self, of: type, name: str, before: Callable[[Any], None] | None = None, after: Any = None) -> None:
-        stock = self._stock[of, name] = getattr(of, name)
+        stock = getattr(of, name)
+        self._stock[of, name] = vars(of).get(name, INHERITED)
 
         @functools.wraps(stock)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:

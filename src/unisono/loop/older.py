@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import threading
 import types
-from collections.abc import Iterator
+from typing import Any
 
 import jax
 import keras
@@ -24,21 +24,35 @@ def reset(metric: keras.metrics.Metric) -> None:
     metric.reset_state()
 
 
-@contextlib.contextmanager
-def reductions() -> Iterator[None]:
-    """For the block, `keras.losses.Reduction` has the names that it had."""
-    if hasattr(keras.losses, "Reduction"):
-        yield
-        return
-    setattr(keras.losses, "Reduction", REDUCTION)  # noqa: B010
-    try:
-        yield
-    finally:
-        delattr(keras.losses, "Reduction")
+class Names:
+    """While it is entered, by however many threads: `keras.losses.Reduction` has the names that it had, and `array.numpy()` of a
+    JAX array is `np.asarray(array)`. What has such a name anyway keeps it."""
+
+    def __init__(self) -> None:
+        self._entered = 0
+        self._lock = threading.Lock()
+        self._given: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1:
+                self._give(keras.losses, "Reduction", REDUCTION)
+                self._give(kind_of_arrays(), "numpy", lambda array: np.asarray(array))
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._entered -= 1
+            while self._given and not self._entered:
+                delattr(*self._given.pop())
+
+    def _give(self, owner: Any, name: str, value: Any) -> None:
+        if not hasattr(owner, name):
+            setattr(owner, name, value)
+            self._given.append((owner, name))
 
 
-def name_arrays() -> None:
-    """`array.numpy()` is `np.asarray(array)`: what `result()` and `reduce` give are JAX arrays, which do not know it."""
-    kind = type(jax.numpy.zeros(()))
-    if not hasattr(kind, "numpy"):
-        setattr(kind, "numpy", lambda self: np.asarray(self))  # noqa: B010
+@functools.cache
+def kind_of_arrays() -> type:
+    """The class of JAX's arrays; asking starts JAX."""
+    return type(jax.numpy.zeros(()))

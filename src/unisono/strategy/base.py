@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from unisono import exchange, keras_seam, refusals
-from unisono.loop import older, reduction, running, values
+from unisono.loop import reduction, running, values
 from unisono.loop.datasets import DistributedDataset, undistributed
 from unisono.loop.pipelines import InputContext, pipelines
 from unisono.loop.run import Runs
@@ -131,7 +131,6 @@ class Strategy(running.Runner):
         """
         running.check()
         refusals.check_outside("run")
-        older.name_arrays()
         refusals.check_scope_of_run(scopes.innermost() or self, self)
         self.announce()
         return self._runs(fn, args, dict(kwargs or {}))

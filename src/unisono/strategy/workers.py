@@ -15,7 +15,7 @@ from unisono.cluster.agreement import Agreement
 from unisono.cluster.connect import connect
 from unisono.cluster.watch import started as watch
 from unisono.exchange.rows import rows_of_all
-from unisono.fingerprint import fingerprint
+from unisono.fingerprints import fingerprint
 from unisono.owned import Owned
 from unisono.placement import Placement, Processes, split_evenly
 from unisono.strategy import beginning

@@ -14,7 +14,7 @@ from jax import export as jax_export
 from keras import ops
 
 from unisono import keras_seam
-from unisono.export.structure import Structure, leaves_like, put_together, taken_apart
+from unisono.exporting.structure import Structure, leaves_like, put_together, taken_apart
 
 Shape = tuple[int | None, ...]
 

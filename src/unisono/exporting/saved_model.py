@@ -12,10 +12,10 @@ import keras
 import numpy as np
 
 from unisono import keras_seam
-from unisono.export import extras
-from unisono.export.inputs import Inputs
-from unisono.export.loaded import inputs_of
-from unisono.export.structure import put_together, taken_apart
+from unisono.exporting import extras
+from unisono.exporting.inputs import Inputs
+from unisono.exporting.loaded import inputs_of
+from unisono.exporting.structure import put_together, taken_apart
 
 ENDPOINT = "serve"
 """What Keras calls the forward pass in a SavedModel."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from unisono.export.inputs import Inputs
+from unisono.exporting.inputs import Inputs
 
 ROWS = (101, 106)
 """An odd number and an even one, which no other length is likely to be."""

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from unisono import keras_seam
-from unisono.export import onnx, places, saved_model, stablehlo
-from unisono.export.saved_model import SavedModel
+from unisono.exporting import onnx, places, saved_model, stablehlo
+from unisono.exporting.saved_model import SavedModel
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 NAMES = {name: name for name in FORMATS} | {"tf_saved_model": "saved_model"}

@@ -13,9 +13,9 @@ import jax
 from jax import export as jax_export
 
 from unisono import keras_seam
-from unisono.export import openness
-from unisono.export.inputs import Inputs
-from unisono.export.structure import Structure, StructureError, taken_apart
+from unisono.exporting import openness
+from unisono.exporting.inputs import Inputs
+from unisono.exporting.structure import Structure, StructureError, taken_apart
 from unisono.xla.tracebacks import without_source_lines
 
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -11,10 +11,10 @@ import numpy as np
 
 from unisono.checkpoint.reading import DamagedError, load
 from unisono.checkpoint.store import Store
-from unisono.export import places, variables
-from unisono.export.content import Content
-from unisono.export.loaded import LoadedModel, inputs_of
-from unisono.export.program import program_of
+from unisono.exporting import places, variables
+from unisono.exporting.content import Content
+from unisono.exporting.loaded import LoadedModel, inputs_of
+from unisono.exporting.program import program_of
 
 WEIGHTS, PROGRAMS = "weights/", "programs/"
 """Before the names of arrays."""

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from unisono import keras_seam
-from unisono.export import variables
-from unisono.export.content import Content
-from unisono.export.inputs import Inputs, of_model
-from unisono.export.structure import put_together
+from unisono.exporting import variables
+from unisono.exporting.content import Content
+from unisono.exporting.inputs import Inputs, of_model
+from unisono.exporting.structure import put_together
 
 
 @keras.saving.register_keras_serializable(package="unisono")

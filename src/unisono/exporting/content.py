@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.export.inputs import Inputs
-from unisono.export.program import Program
-from unisono.export.variables import Described
+from unisono.exporting.inputs import Inputs
+from unisono.exporting.program import Program
+from unisono.exporting.variables import Described
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono import keras_seam
-from unisono.export import extras
-from unisono.export.loaded import inputs_of
+from unisono.exporting import extras
+from unisono.exporting.loaded import inputs_of
 
 
 def check() -> None:
