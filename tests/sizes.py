@@ -9,9 +9,10 @@ import pytest
 
 T = TypeVar("T")
 
-REPLICAS, BATCH, STEPS = 4, 8, 5
+BATCH, STEPS = 8, 5
 ROWS = BATCH * (STEPS - 1) + 1
-"""Shards of two rows; in the last batch one replica has a row, and the others none. So two programs are compiled."""
+"""Four replicas have shards of two rows, eight of one; in the last batch one replica has a row, and the others none. So there are two
+programs to compile, or one."""
 
 
 def cases(few: T, many: T) -> T:

@@ -17,7 +17,7 @@ import unisono as un
 from unisono.xla import programs
 
 made, compiled = [], programs.compiled
-programs.compiled = lambda lowered: made.append(lowered) or compiled(lowered)
+programs.compiled = lambda lowered, device: made.append(lowered) or compiled(lowered, device)
 strategy = un.MirroredStrategy(devices=int(sys.argv[1]), replicas=4)
 
 import keras

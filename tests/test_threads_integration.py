@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from kept_programs import NOTHING_KEPT
 from processes import FULL, HERE, python
-from sizes import slow
+from sizes import cases, slow
 
 FAMILIES = ["conv", "attention"] if FULL else ["attention"]
 ON_CORES = """
@@ -29,6 +30,7 @@ def trained(devices: int = 1, cores: int | None = None, threads: int | None = No
     cores_to_use = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
     done = python(
         *("-W", "always", "-c", ON_CORES, cores_to_use, str(HERE / "train_and_print.py"), json.dumps(spec)),
+        **NOTHING_KEPT,
         **({} if threads is None else {"PJRT_NPROC": str(threads)}),
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -53,6 +55,57 @@ def test_a_single_thread_is_said():
     assert "JAX runs with" not in more.stderr
 
 
+NETS = 100 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 6)
+PLACES = [(devices, None) for devices in (1, 2, 3, 4, 8)] + [(1, threads) for threads in (2, 3, 4, 8, 16)]
+"""(devices, threads): all of them in `make matrix`."""
+FEW = [(1, None), (3, None)]
+
+
+@pytest.mark.matrix
+def test_random_nets_have_one_fingerprint_in_fresh_processes():
+    """A pool has a thread for each core, or for each CPU device where there are more of them; nothing that another has compiled is taken."""
+    found = {}
+    for devices, threads in PLACES if os.environ.get("UNISONO_MATRIX") == "full" else cases(FEW, [*FEW, (1, 3), (8, None)]):
+        spec = json.dumps({"devices": devices, "count": NETS})
+        settings = NOTHING_KEPT | ({} if threads is None else {"PJRT_NPROC": str(threads)})
+        done = python(str(HERE / "train_nets.py"), spec, **settings)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[devices, threads] = json.loads(done.stdout.splitlines()[-1])
+    first = found[1, None]
+    for place, of in found.items():
+        assert of == first, f"{place}: other nets are {[number for number in first if of[number] != first[number]]}"
+
+
+CRASH = """
+import unisono as un
+import keras
+import numpy as np
+from keras import layers, ops
+
+
+class Weighted(layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(1, 1, 2, 2, 8, 1, 8), initializer="ones")
+
+    def call(self, x):
+        return ops.sum(x * self.scale, axis=3)
+
+
+with un.OneDeviceStrategy(replicas=2).scope():
+    model = keras.Sequential([layers.Input((1, 2, 2, 8, 8, 8)), Weighted(), layers.Flatten(), layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.random.default_rng(0).standard_normal((12, 1, 2, 2, 8, 8, 8)).astype("float32")
+print(model.fit(x, np.zeros((12, 1)), batch_size=6, verbose=0).history["loss"], model.predict(x, verbose=0).shape)
+"""
+
+
+def test_a_sum_over_one_axis_of_seven_does_not_end_the_process():
+    """YNNPACK ends it with a fault of memory; programs of ours give it no sums."""
+    done = python("-c", CRASH, **NOTHING_KEPT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "(12, 1)" in done.stdout
+
+
 PREDICT = """
 import keras
 import numpy as np
@@ -66,6 +119,7 @@ print(un.fingerprint(model.predict(x, verbose=0)))
 """
 
 
+@pytest.mark.slow
 def test_threads_do_not_change_predictions():
     """XLA cuts this convolution by them, where it is left as it is."""
     of_two, of_four = (python("-c", PREDICT, PJRT_NPROC=threads) for threads in ("2", "4"))

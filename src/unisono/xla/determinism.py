@@ -1,6 +1,7 @@
-"""What makes XLA compute the same bits each time on GPU. It is said in XLA_FLAGS, which XLA reads when JAX starts.
+"""What makes XLA compute the same bits each time, on every number of threads.
 
-On CPU and TPU there is nothing to say: their kernels are chosen by rule, and add in a fixed order.
+On GPU that is said in XLA_FLAGS, which XLA reads when JAX starts. What can be said for each compilation is said there, however the user has
+started Python.
 """
 
 from __future__ import annotations
@@ -12,6 +13,21 @@ FLAGS = {
     "xla_gpu_deterministic_ops": "true",  # no atomics; an op that has no other kernel is refused by XLA, by its name
     "xla_gpu_autotune_level": "0",  # kernels chosen by measuring are other ones in the next compilation
 }
+COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
+    "cpu": {
+        # All that jaxlib 0.10.2 gives to YNNPACK, but sums: it cuts those by the number of threads, and ends the process over some of
+        # high rank. The names of all that stay have to be said; `-reduce` can be said in XLA_FLAGS alone.
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+    }
+}
+"""By platform. Excess precision is off on all: else what is rounded to bfloat16 depends on what is fused."""
+
+
+def compiler_options(platform: str) -> dict[str, str | bool]:
+    """For each program of ours on this platform."""
+    return {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
+
+
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")
 GPU_PLATFORMS = ("gpu", "cuda", "rocm")
 OF_TENSORFLOW = "TF_DETERMINISTIC_OPS"

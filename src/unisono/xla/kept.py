@@ -21,7 +21,7 @@ import jax
 from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX's own cache keeps its entries in
 
 from unisono.version import versions
-from unisono.xla import runtime
+from unisono.xla import determinism, runtime
 
 DIGEST = 32
 """Bytes before the code: a process may have died while it wrote."""
@@ -35,7 +35,8 @@ def key_of(text: str, device: jax.Device) -> str:
     """Of a program: whatever may make other code of it is in there, the machine too."""
     made_by = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
     said = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), platform.machine(), instructions())
-    together = "\0".join((text, *made_by, *said))
+    options = map(str, determinism.compiler_options(device.platform).items())
+    together = "\0".join((text, *made_by, *said, *options))
     return f"unisono-{hashlib.sha256(together.encode()).hexdigest()}"
 
 

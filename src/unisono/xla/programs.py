@@ -27,7 +27,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from unisono.cluster.watch.progress import current
-from unisono.xla import kept
+from unisono.xla import determinism, kept
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
 """What is raised where machine code cannot be written down."""
@@ -72,16 +72,16 @@ class Program:
                 f"({type(error).__name__}: {error})",
                 stacklevel=2,
             )
-            return compiled(self._lowered(device, args))
+            return compiled(self._lowered(device, args), device)
 
     def _lowered(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Lowered:
         with jax.default_device(device):
             return jax.jit(self._function, donate_argnums=self._donate).lower(*args)
 
 
-def compiled(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
     with without_cache(), current().busy("compiling"):
-        return lowered.compile()
+        return lowered.compile(compiler_options=determinism.compiler_options(device.platform))
 
 
 MOST_SHARED = 64
@@ -93,7 +93,7 @@ def portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
     code: one who trains such a model again, or in another placement, does not wait for the compiler again."""
     text = lowered.as_text()
     if "callback" in text:  # it holds the address of a function of this very model
-        return Portable.of(compiled(lowered), device)
+        return Portable.of(compiled(lowered, device), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
         _shared[key] = kept_or_compiled(lowered, text, device)
@@ -105,7 +105,7 @@ def portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
 
 def kept_or_compiled(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> Portable:
     if not kept.is_wanted():
-        return Portable.of(compiled(lowered), device)
+        return Portable.of(compiled(lowered, device), device)
     name = kept.key_of(text, device)
     code = kept.read(name)
     if code is not None:
@@ -115,7 +115,7 @@ def kept_or_compiled(lowered: jax.stages.Lowered, text: str, device: jax.Device)
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             kept.drop(name)
     start = time.monotonic()
-    made = Portable.of(compiled(lowered), device)
+    made = Portable.of(compiled(lowered, device), device)
     seconds = time.monotonic() - start
     with contextlib.suppress(*NOT_PORTABLE):
         kept.write(name, made.code, seconds)

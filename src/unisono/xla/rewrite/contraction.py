@@ -1,8 +1,8 @@
 """Contractions whose bits do not depend on the number of threads.
 
 XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every pool of threads, and the
-others with Eigen. Eigen cuts a long contraction with a small result by the number of threads, and takes it in other blocks
-for one thread than for several. So what Eigen would cut is brought to a form that YNNPACK takes, which is no slower.
+others with Eigen. Eigen cuts a long contraction with a small result by the number of threads, and a large result in blocks by it, at
+whose edges it adds in another order. So what Eigen would take is brought to a form that YNNPACK takes, which is no slower.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from unisono.xla.rewrite.window import Shape
 
 Axes = tuple[int, ...]
 
-SAFE_LENGTH = 64
-"""Eigen takes up to so many terms in one block and, unless the result is tiny, does not share them between threads."""
-
-LEAST_LENGTH = 16
-"""Eigen never shares fewer terms: each of two threads would get less than 8."""
-
-
-def is_cut(rows: int, length: int, columns: int) -> bool:
-    """Whether Eigen might cut sums of `length` terms, for a result of (rows, columns), by the number of threads."""
-    return length > SAFE_LENGTH or (length >= LEAST_LENGTH and max(rows, columns) < length // 2)
+LEAST = 8
+"""YNNPACK takes a product of which one dimension has so many elements; of smaller ones XLA makes loops of its own."""
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
@@ -43,7 +35,7 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     rows, columns, length = (
         math.prod(a[axis] for axis in axes) for a, axes in ((left, left_free), (right, right_free), (left, of_left))
     )
-    if min(rows, columns) == 1 or not is_cut(rows, length, columns) or params["out_sharding"] is not None:
+    if min(rows, columns) == 1 or max(rows, length, columns) < LEAST or params["out_sharding"] is not None:
         return None
     product = functools.partial(contracted_last, params)
     is_last = (*batch, *left_free, *of_left) == tuple(range(len(left)))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from jax import lax
 
 from unisono.xla.rewrite.arrays import padded
-from unisono.xla.rewrite.contraction import is_cut
 from unisono.xla.rewrite.window import Shape, Window
 
 LEAST_FEATURES = 17
@@ -40,6 +39,8 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
     if len(window.strides) == 1:  # YNNPACK takes two dimensions
         y = convolved(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.with_first(), precision, groups)
         return lax.squeeze(y, [1])
+    if set(window.spread) != {1}:
+        x, window = already_spread(x, window)
     outs = w.shape[-1]
     if groups == 1 and is_left_to_eigen(x.shape, w.shape, window):
         if grows(x.shape, w.shape, window):
@@ -78,14 +79,8 @@ def padded_once(w: Shape, window: Window, results: Shape) -> Window:
 
 
 def is_left_to_eigen(x: Shape, w: Shape, window: Window) -> bool:
-    """Whether YNNPACK does not take a convolution in two dimensions as it is, and Eigen might cut it.
-
-    One with zeros between the input's elements has no other form here: in phases, or left to XLA.
-    """
-    if set(window.spread) != {1}:
-        return False
-    rows = x[0] * math.prod(window.results(x[1:-1], w[:-2]))
-    return (is_narrow(w) or grows(x, w, window)) and is_cut(rows, math.prod(w[:-1]), w[-1])
+    """Whether YNNPACK does not take a convolution in two dimensions as it is. Eigen would, and cuts it by the number of threads."""
+    return is_narrow(w) or grows(x, w, window)
 
 
 def is_narrow(w: Shape) -> bool:
@@ -95,6 +90,12 @@ def is_narrow(w: Shape) -> bool:
 def grows(x: Shape, w: Shape, window: Window) -> bool:
     """Whether the padding makes a result larger than the input."""
     return any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
+
+
+def already_spread(x: Any, window: Window) -> tuple[Any, Window]:
+    """The input with its zeros between the elements, which no fast kernel takes otherwise, behind a barrier."""
+    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *((0, 0, spread - 1) for spread in window.spread), (0, 0, 0)]))
+    return x, dataclasses.replace(window, spread=(1,) * len(window.spread))
 
 
 def already_padded(x: Any, window: Window) -> tuple[Any, Window]:

@@ -1,78 +1,102 @@
-"""Sums whose bits do not depend on the number of threads.
+"""Sums in forms that are fast, and whose order of additions is ours.
 
-XLA:CPU shares a long sum between threads, so that its parts, and its bits, depend on how many there are. A short one it does
-not share. So a long sum becomes sums of short ones, over one dimension after another, and over pieces of a long dimension; or,
-where there are many beside each other, additions of whole rows.
+By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Programs of ours are
+compiled without that (`determinism.compiler_options`), and XLA's own loops add up one result after the other: over columns ten times slower.
+So a long sum becomes additions of whole blocks, up to sixteen in one expression, again and again, until little is left. That takes no longer
+than YNNPACK. How it is cut, shapes alone decide. Largest and smallest elements go the same way.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from unisono.xla.rewrite.arrays import padded
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
 
-UNSHARED = 1 << 14
-"""Elements that one thread takes by itself. Of somewhat more than twice as many, several do."""
+LEAST = 1 << 13
+"""Elements from which on a reduction is taken in stages."""
 
-WIDE = 1 << 10
-"""Where more sums than this lie beside each other, rows are added."""
+AT_ONCE = 16
+"""Blocks in one expression."""
 
-AT_ONCE = 8
-"""How many rows one addition takes."""
+SHORT = 64
+"""Neighbours in memory that a loop of XLA's takes as fast."""
+
+NARROWEST = 32
+"""Of them in a block."""
+
+FEWEST = 2
+"""Rows that are left for a reduction of XLA's. Without it the last stage would be computed again by each element of what reads it."""
+
+WINDOW = 32
+"""XLA takes many rows by so many at a time, which is fast where their number is no multiple of it, and slow where it is."""
+
+
+class Fold(NamedTuple):
+    """How two elements become one."""
+
+    combine: Callable[[Any, Any], Any]
+    reduce: Callable[..., Any]
+
+
+FOLDS = {
+    "reduce_sum": Fold(lax.add, lax.reduce_sum),
+    "reduce_max": Fold(lax.max, lax.reduce_max),
+    "reduce_min": Fold(lax.min, lax.reduce_min),
+}
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     operand, axes = shape(eqn.invars[0]), eqn.params["axes"]
-    summed = math.prod(operand[axis] for axis in axes)
-    if summed == 1 or math.prod(operand) <= UNSHARED or eqn.params["out_sharding"] is not None:
+    together = math.prod(operand[axis] for axis in axes)
+    if together == 1 or math.prod(operand) < LEAST or eqn.params.get("out_sharding") is not None:
         return None
-    return Replacement(functools.partial(in_stages, axes=axes), eqn.invars)
+    return Replacement(functools.partial(in_stages, axes=axes, fold=FOLDS[eqn.primitive.name]), eqn.invars)
 
 
-def in_stages(x: Any, axes: Sequence[int]) -> Any:
-    """The sum over these axes: first over the last ones of them, as many as are short together."""
-    dtype, axes = x.dtype, sorted(axes)
+def in_stages(x: Any, axes: Sequence[int], fold: Fold) -> Any:
+    """The reduction over these axes, the last ones first; neighbours are one dimension."""
+    dtype = x.dtype
     x = x.astype("float32")
-    while axes:
-        beside = math.prod(x.shape[axes[-1] + 1 :])
-        now: list[int] = []
-        while axes and beside * math.prod(x.shape[axis] for axis in [axes[-1], *now]) <= UNSHARED:
-            now.append(axes.pop())
-        if now:
-            x = lax.reduce_sum(x, now)
-        elif beside > WIDE:
-            x = added(x, axes.pop())
-        else:
-            x = lax.reduce_sum(cut(x, axes[-1], UNSHARED // beside), [axes[-1] + 1])
-        if axes:
-            x = lax.optimization_barrier(x)  # XLA would make one sum of two
+    for start, stop in reversed(runs(sorted(axes))):
+        x = over(x.reshape(*x.shape[:start], -1, *x.shape[stop:]), start, fold)
     return x.astype(dtype)
 
 
-def added(x: Any, axis: int) -> Any:
-    """The sum over a dimension: blocks of rows are added to each other until one row is left."""
-    while (n := x.shape[axis]) > 1:
-        size = math.ceil(n / AT_ONCE)
-        blocks = [lax.slice_in_dim(x, start, min(n, start + size), axis=axis) for start in range(0, n, size)]
-        missing = size - blocks[-1].shape[axis]
-        blocks[-1] = padded(blocks[-1], 0, [(0, missing * (place == axis), 0) for place in range(x.ndim)])
-        x = lax.optimization_barrier(functools.reduce(lax.add, blocks))
-    return lax.squeeze(x, [axis])
+def runs(axes: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last + 1) of the axes that follow on each other.
+
+    >>> runs([0, 1, 3])
+    [(0, 2), (3, 4)]
+    """
+    groups = itertools.groupby(enumerate(axes), lambda place: place[1] - place[0])
+    found = [[axis for _, axis in group] for _, group in groups]
+    return [(group[0], group[-1] + 1) for group in found]
 
 
-def cut(x: Any, axis: int, most: int) -> Any:
-    """With two dimensions in place of this one, of which the second has so many elements or less."""
-    n = x.shape[axis]
-    length = next(size for size in range(most, 0, -1) if n % size == 0)
-    if 2 * length < most:  # zeros make it divisible; the barrier, since with them in it the sum would be another program
-        length = most
-        x = padded(x, 0, [(0, -n % length * (place == axis), 0) for place in range(x.ndim)])
-        x = lax.optimization_barrier(x)
-    return x.reshape(*x.shape[:axis], -1, length, *x.shape[axis + 1 :])
+def over(x: Any, axis: int, fold: Fold) -> Any:
+    """The reduction over one dimension."""
+    while (blocks := blocks_of(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
+        parts = lax.split(x, [x.shape[axis] // blocks] * blocks, axis)
+        x = lax.optimization_barrier(functools.reduce(fold.combine, parts))  # XLA would make one reduction of two
+    return fold.reduce(x, [axis])
+
+
+def blocks_of(n: int, is_last: bool) -> int:
+    """Into how many blocks of one size a dimension is cut; 1 where XLA takes it as it is.
+
+    >>> [blocks_of(n, is_last=False) for n in (32768, 6000, 169, 4)]
+    [16, 1, 1, 1]
+    >>> [blocks_of(n, is_last=True) for n in (70000, 128, 64)]
+    [16, 4, 1]
+    """
+    if n <= (SHORT if is_last else 2 * FEWEST) or (not is_last and n > WINDOW and n % WINDOW):
+        return 1
+    least = NARROWEST if is_last else FEWEST
+    return next((blocks for blocks in range(AT_ONCE, 1, -1) if n % blocks == 0 and n // blocks >= least), 1)

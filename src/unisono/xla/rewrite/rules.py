@@ -16,6 +16,8 @@ CPU: Rules = {
     "dot_general": contraction.rule,
     "conv_general_dilated": convolution.rule,
     "reduce_sum": reduction.rule,
+    "reduce_max": reduction.rule,
+    "reduce_min": reduction.rule,
     "reduce_window_max": pooling.rule,
     "reduce_window_min": pooling.rule,
     "reduce_window_sum": pooling.rule,

@@ -1,0 +1,64 @@
+"""What a test leaves behind is found, and told by its name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import jax
+import keras
+import pytest
+
+import left_behind
+from left_behind import Found, Namespaces
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(left_behind, "PATIENCE", 0.05)
+
+
+def test_a_thread():
+    before, end = Found(), threading.Event()
+    thread = threading.Thread(target=end.wait, name="of the test")
+    thread.start()
+    (line,) = left_behind.after_a_while(before)
+    end.set()
+    thread.join()
+    assert line.startswith("a thread runs on: <Thread(of the test")
+    assert left_behind.after_a_while(before) == []
+
+
+def test_a_process():
+    before = Found()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        (line,) = left_behind.after_a_while(before)
+        process.kill()
+    assert line.startswith("a child process runs on: ")
+    assert "time.sleep(60)" in line
+
+
+def test_an_environment_variable_and_a_setting(monkeypatch):
+    before = Found()
+    monkeypatch.setenv("UNISONO_TRIED", "1")
+    with jax.enable_x64(True):
+        lines = left_behind.after_a_while(before)
+    assert lines == [
+        "environment variable UNISONO_TRIED: None before, '1' after",
+        "setting jax.config.jax_enable_x64: False before, True after",
+    ]
+
+
+@pytest.mark.parametrize("owner", [keras.Model, type(jax.numpy.zeros(())), keras.losses])
+def test_a_changed_class_or_module(owner, monkeypatch):
+    """Of Keras or JAX; what was changed and changed back is not told."""
+    namespaces = Namespaces()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "tried", lambda self: None, raising=False)
+        (line,) = namespaces.changed()
+        assert line.endswith(".tried was changed")
+    namespaces.changed()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "tried", lambda self: None, raising=False)
+    assert namespaces.changed() == []

@@ -1,0 +1,89 @@
+"""A process of its own: trains small random nets on one placement and prints their fingerprints, as JSON.
+
+python train_nets.py '{"devices": 3, "first": 0, "count": 5}': net 0 is always the same plain one, the others are drawn by their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import unisono as un
+
+spec = json.loads(sys.argv[1])
+strategy = un.MirroredStrategy(devices=spec["devices"], replicas=spec.get("replicas", 4))  # before anything starts JAX
+
+import keras
+import numpy as np
+from keras import layers
+
+ROWS, BATCH, CLASSES = 60, 32, 10
+
+
+def plain() -> tuple[tuple[int, ...], list[Any]]:
+    """A strided convolution with a bias, its mean over space, a dense layer."""
+    return (32, 32, 3), [layers.Conv2D(8, 3, strides=2, padding="same"), layers.GlobalAveragePooling2D()]
+
+
+def drawn(number: int) -> tuple[tuple[int, ...], list[Any]]:
+    """(the shape of a row, layers)"""
+    random = np.random.default_rng(number)
+    pick = lambda *values: values[random.integers(len(values))]
+    size = lambda least, most: int(np.exp(random.uniform(np.log(least), np.log(most + 1))))
+    activation = lambda: pick(None, "relu", "gelu", "tanh", "softmax")
+    kind = pick("images", "images", "series", "rows")
+    if kind == "rows":
+        stack: list[Any] = []
+        for _ in range(size(1, 4)):
+            stack.append(layers.Dense(size(1, 300), activation()))
+            stack += pick([], [layers.BatchNormalization()], [layers.LayerNormalization()], [layers.Dropout(0.2)])
+        return (size(1, 800),), stack
+    if kind == "series":
+        stack = []
+        for _ in range(size(1, 3)):
+            stack += pick(
+                [layers.Conv1D(size(1, 40), pick(1, 3, 5), strides=pick(1, 2), padding="same", activation=activation())],
+                [layers.LSTM(size(2, 40), return_sequences=True)],
+                [layers.GRU(size(2, 40), return_sequences=True)],
+                [layers.Dense(size(2, 100), activation()), layers.LayerNormalization()],
+            )
+        return (size(4, 60), size(1, 40)), [
+            *stack,
+            pick(layers.GlobalAveragePooling1D, layers.GlobalMaxPooling1D, layers.Flatten)(),
+        ]
+    stack = []
+    for _ in range(size(1, 3)):
+        kernel, stride, padding = pick(1, 2, 3, 3, 5, 7), pick(1, 1, 2), "same"
+        stack += pick(
+            [
+                layers.Conv2D(
+                    size(1, 40), kernel, strides=stride, padding=padding, use_bias=pick(True, False), activation=activation()
+                )
+            ],
+            [layers.Conv2D(size(1, 40), kernel, dilation_rate=2, padding=padding)],
+            [layers.SeparableConv2D(size(1, 40), kernel, strides=stride, padding=padding)],
+            [layers.DepthwiseConv2D(kernel, strides=stride, padding=padding)],
+            [layers.Conv2DTranspose(size(1, 24), kernel, strides=stride, padding=padding)],
+        )
+        stack += pick([], [layers.BatchNormalization()], [layers.GroupNormalization(1)], [layers.Dropout(0.2)])
+        stack += pick([], [layers.MaxPooling2D(2, padding="same")], [layers.AveragePooling2D(3, 2, padding="same")])
+    side = size(6, 40)
+    return (side, side, pick(1, 3, size(1, 24))), [*stack, pick(layers.GlobalAveragePooling2D, layers.Flatten)()]
+
+
+def fingerprint(number: int) -> str:
+    keras.utils.set_random_seed(number)
+    random = np.random.default_rng(number)
+    with strategy.scope():
+        shape, stack = drawn(number) if number else plain()
+        model = keras.Sequential([layers.Input(shape), *stack, layers.Dense(CLASSES)])
+    model.compile("adam" if number % 2 else "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = random.standard_normal((ROWS, *shape), "float32"), random.integers(0, CLASSES, ROWS)
+    history = model.fit(x, y, batch_size=BATCH, epochs=1, verbose=0).history
+    return un.fingerprint(model, np.array(history["loss"]), model.predict(x, batch_size=BATCH, verbose=0))
+
+
+if __name__ == "__main__":
+    numbers = range(spec.get("first", 0), spec.get("first", 0) + spec["count"])
+    print(json.dumps({number: fingerprint(number) for number in numbers}))
