@@ -559,7 +559,7 @@ def test_a_map_dataset_of_grain_begins_at_any_batch():
     grain = pytest.importorskip("grain")
     read = []
     rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
-    dataset = rows.batch(BATCH).map_with_index(lambda index, batch: (read.append(index), batch)[1])
+    dataset = rows.batch(10).map_with_index(lambda index, batch: (read.append(index), batch)[1])
     source, order = keras_seam.adapter_of(dataset, None, None), Order(0)
     wanted = list(in_order.batches(source, order))
     assert in_order.has_index(source)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+import jax.numpy
 
 from unisono import keras_seam
 from unisono.exporting import extras
@@ -17,7 +22,20 @@ def check() -> None:
 def write(model: Any, path: Path, example: Any) -> None:
     taken = inputs_of(model, example)
     keras_seam.settle(model)
-    model.export(str(path), format="onnx", verbose=False, input_signature=taken.specs)
+    with as_before(jax.numpy):  # jax2onnx leaves a `cumsum` of its own there
+        model.export(str(path), format="onnx", verbose=False, input_signature=taken.specs)
+
+
+@contextlib.contextmanager
+def as_before(module: types.ModuleType) -> Iterator[None]:
+    """After the block, the module's names stand for what they stood for."""
+    before = dict(vars(module))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if vars(module).get(name) is not value:
+                setattr(module, name, value)
 
 
 def refuse(path: Path) -> NoReturn:
