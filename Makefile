@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
-	@echo "make test     the tests of every feature (eight minutes, half as long the second time)"
+	@echo "make test     the tests of every feature; the second time programs are found compiled"
 	@echo "make test-all all tests, with short forms of matrix and soak"
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
