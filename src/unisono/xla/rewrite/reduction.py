@@ -25,8 +25,8 @@ LEAST = 1 << 13
 AT_ONCE = 16
 """Blocks in one expression."""
 
-SHORT = 64
-"""Neighbours in memory that a loop of XLA's takes as fast."""
+SHORT = 1 << 12
+"""Neighbours in memory that are left to a loop of XLA's: it is fused with what makes and what reads them, as in a softmax."""
 
 NARROWEST = 32
 """Of them in a block."""
@@ -94,7 +94,7 @@ def blocks_of(n: int, is_last: bool) -> int:
     >>> [blocks_of(n, is_last=False) for n in (32768, 6000, 169, 4)]
     [16, 1, 1, 1]
     >>> [blocks_of(n, is_last=True) for n in (70000, 128, 64)]
-    [16, 4, 1]
+    [16, 1, 1]
     """
     if n <= (SHORT if is_last else 2 * FEWEST) or (not is_last and n > WINDOW and n % WINDOW):
         return 1
