@@ -4,7 +4,7 @@ python by_jax.py WORKLOAD SETTINGS-AS-JSON
 
 What the engine rewrites is written by hand here: a pool that does not overlap is a maximum over a reshaped array, whose gradient goes to
 the first largest value; batch statistics are taken in one pass. With {"form": {"rewritten": true}} the engine's rewrites are applied to
-it as well.
+it as well, and it is compiled with the engine's options.
 """
 
 from __future__ import annotations
@@ -263,11 +263,14 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
             return step(state, jax.tree.map(lambda of: of[0], batches))[0]
         return lax.scan(step, state, batches)[0]
 
+    options = None
     if is_rewritten:
+        from unisono.xla.determinism import compiler_options
         from unisono.xla.rewrite import rewritten
 
         steps = rewritten(steps, jax.default_backend())
-    call = jax.jit(steps, donate_argnums=0)
+        options = compiler_options(jax.default_backend())
+    call = jax.jit(steps, donate_argnums=0, compiler_options=options)
     workload = WORKLOADS[name]
     x, y = workload.data()
 

@@ -115,10 +115,8 @@ def convolution(draw: Draw) -> Case:
     shape = (draw.size(1, 24), *[size] * space, ins)
     dtype = draw.of(*DTYPES)
     padding = draw.of("SAME", "VALID") if (kernel - 1) * dilation < size else "SAME"
-    bias, name = (
-        draw.of(True, False),
-        f"conv of {dtype}{shape}, {kernel} to {outs}, stride {stride}, dilation {dilation}, groups {groups}, {padding}",
-    )
+    bias = draw.of(True, False)
+    name = f"conv of {dtype}{shape}, {kernel} to {outs}, stride {stride}, dilation {dilation}, groups {groups}, {padding}"
 
     def convolved(x: Any, w: Any, b: Any) -> Any:
         y = lax.conv_general_dilated(
@@ -140,13 +138,14 @@ def convolution(draw: Draw) -> Case:
 
 
 def pool(draw: Draw) -> Case:
-    shape, size, stride = (
-        (draw.size(1, 16), draw.size(4, 40), draw.size(4, 40), draw.size(1, 64)),
-        draw.of(2, 3),
-        draw.of(1, 2, 3),
-    )
-    x, padding, kind = draw.array(shape), draw.of("SAME", "VALID"), draw.of("max", "average")
-    window, steps = (1, size, size, 1), (1, stride, stride, 1)
+    shape = draw.size(1, 16), draw.size(4, 40), draw.size(4, 40), draw.size(1, 64)
+    size = draw.of(2, 3)
+    stride = draw.of(1, 2, 3)
+    x = draw.array(shape)
+    padding = draw.of("SAME", "VALID")
+    kind = draw.of("max", "average")
+    window = (1, size, size, 1)
+    steps = (1, stride, stride, 1)
 
     def pooled(x: Any) -> Any:
         if kind == "max":
@@ -172,7 +171,20 @@ def order(draw: Draw) -> Case:
     return f"{kind} of {x.dtype}{shape}", kinds[kind], [x]
 
 
-KINDS = (reduction, reduction, product, convolution, convolution, pool, order)
+def transform(draw: Draw) -> Case:
+    shape = (draw.size(1, 8), draw.size(1, 100), draw.of(draw.size(2, 5000), 2 ** draw.size(1, 12)))
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "fft": lambda x: jnp.abs(jnp.fft.fft(x)),
+        "fft2": lambda x: jnp.fft.fft2(x).real,
+        "ifftn": lambda x: jnp.fft.ifftn(x).imag,
+        "rfft2": lambda x: jnp.fft.rfft2(x).imag,
+        "irfftn": lambda x: jnp.fft.irfftn(x + 0j),
+    }
+    kind = draw.of(*kinds)
+    return f"{kind} of {shape}", kinds[kind], [draw.array(shape, "float32")]
+
+
+KINDS = (reduction, reduction, product, convolution, convolution, pool, order, transform)
 
 
 def digests(case: Case) -> str:

@@ -24,7 +24,7 @@ PATIENCE = 5.0
 """Seconds that threads and processes which were told to end have for it."""
 
 POOLS = ("asyncio_", "ThreadPoolExecutor", "ocdbt", "grain", "tokio", "pydevd")
-"""Threads that libraries make once, and keep for as long as the process lives."""
+"""Threads of pools that libraries make once, and keep for as long as the process lives. None of the engine's threads is of a pool."""
 
 PACKAGES = ("keras", "jax", "jaxlib")
 """Their classes and modules stay as they are."""
@@ -78,12 +78,14 @@ def children() -> set[str]:
 
 
 def command_line(process: str) -> str:
-    """Nothing for one that has ended, or that Python itself has started to look after shared memory."""
+    """Nothing for a process that has ended, or that Python itself has started to look after shared memory."""
+    here = pathlib.Path("/proc", process)
     try:
-        line = pathlib.Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ").strip()
+        has_ended = here.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        line = here.joinpath("cmdline").read_text().replace("\0", " ").strip()  # empty for a moment after the start
     except OSError:
         return ""
-    return "" if "resource_tracker" in line or not line else f"{process}: {line}"
+    return "" if has_ended or "resource_tracker" in line else f"{process}: {line}"
 
 
 def settings() -> dict[str, Any]:

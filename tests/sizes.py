@@ -16,16 +16,20 @@ programs to compile, or one."""
 
 
 def cases(few: T, many: T) -> T:
-    """`few` in `make test`, `many` in `make test-all`."""
+    """Return `few` in `make test`, `many` in `make test-all`."""
     return many if os.environ.get("UNISONO_TESTS") == "all" else few
 
 
-def slow(*cases: Any) -> list[Any]:
-    """These cases of a parametrized test, which `make test` leaves out."""
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+def slow(*parameters: Any) -> list[Any]:
+    """Return these parameters of a test, marked so that `make test` leaves them out."""
+    return [marked(parameter, pytest.mark.slow) for parameter in parameters]
 
 
-def thorough(*cases: Any) -> list[Any]:
-    """These cases of a test of processes, which `.ci/run` leaves out as well."""
-    marks = [pytest.mark.slow, pytest.mark.thorough]
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks) for case in cases]
+def thorough(*parameters: Any) -> list[Any]:
+    """Return these parameters of a test of processes, marked so that `.ci/run` leaves them out as well."""
+    return [marked(parameter, pytest.mark.slow, pytest.mark.thorough) for parameter in parameters]
+
+
+def marked(parameter: Any, *marks: pytest.MarkDecorator) -> Any:
+    """Return the parameter with these marks; a tuple is one for each argument."""
+    return pytest.param(*(parameter if isinstance(parameter, tuple) else (parameter,)), marks=marks)

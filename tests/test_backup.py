@@ -114,6 +114,7 @@ def whole():
 @pytest.mark.soak
 @pytest.mark.parametrize("source", ["arrays", *slow("PyDataset"), *pipelines()])
 @settings(max_examples=100 if FULL else cases(1, 3))
+@cases(lambda test: test, example(after=STEPS, freq=1, then=(2, 4)))
 @example(after=2 * STEPS - 1, freq=2, then=(4, 4))
 @given(
     after=st.integers(1, EPOCHS * STEPS), freq=st.sampled_from([1, 2, 3, "epoch"]), then=st.sampled_from([(1, 4), (3, 4), (4, 4)])

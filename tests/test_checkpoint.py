@@ -97,6 +97,7 @@ COMMON = ("arrays",)
 @pytest.mark.soak
 @pytest.mark.parametrize("data", [pytest.param(data, marks=[pytest.mark.slow] * (data not in COMMON)) for data in DATA])
 @settings(max_examples=100 if FULL else cases(1, 2))
+@cases(lambda test: test, example(at=STEPS, then=(2, 4)))
 @example(at=2 * STEPS + 1, then=(4, 4))
 @given(at=st.integers(1, EPOCHS * STEPS), then=st.sampled_from([(1, 4), (2, 4), (3, 4), (4, 4)]))
 def test_every_point_over_every_source(tmp_path_factory, whole, data, at, then):

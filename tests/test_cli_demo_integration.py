@@ -8,6 +8,7 @@ import pytest
 
 import unisono as un
 from processes import python
+from sizes import slow
 from unisono import cli
 from unisono.cli import datasets, demo
 
@@ -25,16 +26,17 @@ assert "unisono" not in sys.modules
 """
 
 
-def test_demo_keeps_its_promises(tmp_path):
+@pytest.mark.parametrize(("options", "accuracy"), [(["--epochs", "3"], 60), *slow(([], 97))])
+def test_demo_keeps_its_promises(tmp_path, options, accuracy):
     """One test, so that tests run in parallel do not run the demo once for each worker."""
     folder = tmp_path / "a" / "folder"
-    finished = python("-m", "unisono.cli", "demo", "--epochs", "3", "--out", str(folder), timeout=500)
+    finished = python("-m", "unisono.cli", "demo", *options, "--out", str(folder), timeout=500)
     assert finished.returncode == 0, finished.stderr
     text = finished.stdout
     check_placements(text)
     several, one = (float(figure) for figure in re.findall(r"(\d+\.\d+)%  ", text))
     assert several == one
-    assert several > 60
+    assert several > accuracy
     for file in (folder / "digits_curves.png", folder / "digits.keras"):
         assert str(file) in text
     assert (folder / "digits_curves.png").read_bytes().startswith(b"\x89PNG")

@@ -8,9 +8,10 @@ import statistics
 import pytest
 
 from processes import FULL, kept_in, python
+from sizes import cases
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-SEEDS = 5 if FULL else 2
+SEEDS = 5 if FULL else cases(2, 5)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

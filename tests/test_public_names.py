@@ -43,6 +43,17 @@ def test_the_public_names_are_these():
     ]  # fmt: skip
 
 
+def test_type_checkers_see_the_public_names_where_they_come_from():
+    """They read imports that are never run."""
+    seen = {}
+    for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            seen |= {alias.asname: node.module for alias in node.names if alias.asname and not alias.asname.startswith("_")}
+    assert seen.pop("callbacks") == "unisono"
+    assert seen == {name: f"unisono.{module}" for name, module in un._MODULES.items()}
+    assert set(un.__all__) == {"callbacks", *seen}
+
+
 @pytest.mark.parametrize("name", un.callbacks.__all__)
 def test_every_callback_is_documented(name):
     assert inspect.getdoc(getattr(un.callbacks, name))

@@ -13,7 +13,7 @@ from kept_programs import NOTHING_KEPT
 from processes import FULL, HERE, python
 from sizes import cases, slow
 
-FAMILIES = ["conv", "attention"] if FULL else ["attention"]
+FAMILIES = ["conv", "attention"] if FULL else cases(["attention"], ["conv", "attention"])
 ON_CORES = """
 import os, runpy, sys
 os.sched_setaffinity(0, map(int, sys.argv.pop(1).split(",")))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jax.extend.core import JaxprEqn
 
-from unisono.xla.rewrite import contraction, convolution, pooling, reduction
+from unisono.xla.rewrite import contraction, convolution, fourier, pooling, reduction
 from unisono.xla.rewrite.equations import MadeBy, Replacement, Rule
 
 Rules = Mapping[str, Rule]
@@ -15,6 +15,7 @@ Rules = Mapping[str, Rule]
 CPU: Rules = {
     "dot_general": contraction.rule,
     "conv_general_dilated": convolution.rule,
+    "fft": fourier.rule,
     "reduce_sum": reduction.rule,
     "reduce_max": reduction.rule,
     "reduce_min": reduction.rule,
@@ -26,6 +27,8 @@ CPU: Rules = {
 GPU: Rules = {"select_and_scatter_add": pooling.max_gradient_rule_without_overlap}
 BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
+OF_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128")}
+"""Where they are others than `DTYPES`."""
 
 
 def rules_for(platform: str) -> Rules:
@@ -33,8 +36,9 @@ def rules_for(platform: str) -> Rules:
 
 
 def replacement(rules: Rules, eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
-    """None where `eqn` stays: it has no rule, is not of a float type that XLA:CPU has fast code for, or is empty."""
-    rule = rules.get(eqn.primitive.name)
-    if rule is None or any(v.aval.dtype.name not in DTYPES or v.aval.size == 0 for v in [*eqn.invars, *eqn.outvars]):
+    """Return None where `eqn` stays: it has no rule, is not of a float type that XLA:CPU has fast code for, or is empty."""
+    name = eqn.primitive.name
+    rule, dtypes = rules.get(name), OF_PRIMITIVE.get(name, DTYPES)
+    if rule is None or any(v.aval.dtype.name not in dtypes or v.aval.size == 0 for v in [*eqn.invars, *eqn.outvars]):
         return None
     return rule(eqn, made_by)
