@@ -41,6 +41,8 @@ def convolved(x: Any, w: Any, window: Window, precision: Precision, groups: int 
         return lax.squeeze(y, [1])
     if set(window.spread) != {1}:
         x, window = already_spread(x, window)
+    if is_cut_away(x.shape, window):
+        x, window = already_padded(x, window)
     outs = w.shape[-1]
     if groups == 1 and is_left_to_eigen(x.shape, w.shape, window):
         if grows(x.shape, w.shape, window):
@@ -90,6 +92,11 @@ def is_narrow(w: Shape) -> bool:
 def grows(x: Shape, w: Shape, window: Window) -> bool:
     """Whether the padding makes a result larger than the input."""
     return any(after > before for before, after in zip(x[1:-1], window.results(x[1:-1], w[:-2]), strict=True))
+
+
+def is_cut_away(x: Shape, window: Window) -> bool:
+    """Whether negative padding leaves nothing of the input, and only zeros are read. YNNPACK ends the process over it."""
+    return any(n + min(low, 0) + min(high, 0) <= 0 for n, (low, high) in zip(x[1:-1], window.padding, strict=True))
 
 
 def already_spread(x: Any, window: Window) -> tuple[Any, Window]:
