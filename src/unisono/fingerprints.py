@@ -19,7 +19,7 @@ MODEL_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_vari
 
 
 def fingerprint(*objects: Any) -> str:
-    """A digest of the state of models, optimizers, metrics, layers, variables, and trees of arrays.
+    """Return a digest of the state of models, optimizers, metrics, layers, variables, and trees of arrays, numbers and texts.
 
     It covers positions, shapes, dtypes and bits, never names, which Keras numbers as it goes. A model stands for its
     weights, its random and moving state, and its optimizer. Two objects with one fingerprint hold the same bits.
@@ -77,6 +77,8 @@ def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
                 yield from held_by(leaf)
             elif isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex, bool)):
                 yield "array", leaf
+            elif isinstance(leaf, str):
+                yield "text", np.frombuffer(leaf.encode(), "uint8")
             else:
                 raise TypeError(
                     f"fingerprint received {leaf!r} of type {type(leaf).__name__}, which holds no bits that it knows. Pass models, "

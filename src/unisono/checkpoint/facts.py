@@ -9,18 +9,20 @@ from typing import Any
 import jax
 
 from unisono.version import versions
-from unisono.xla import runtime
+from unisono.xla import kinds, runtime
 
 
 def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
-    """In JSON. `strategy` is None outside of every scope, and R where nothing says it."""
+    """Return on what the bits of a run depend, beside its program, its seed and its data, in JSON.
+
+    `strategy` is None outside of every scope, and R where nothing says it.
+    """
     return {
         "versions": versions(),
         "replicas": replicas,
         "deterministic": None if strategy is None else strategy.deterministic,
-        "device": jax.local_devices()[0].device_kind,
+        "device": kinds.kind_of(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
         "single_thread": runtime.threads() < runtime.FEWEST_THREADS,
-        "threads": runtime.threads(),
         "precision": {
             "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
             "matmul": jax.config.jax_default_matmul_precision,  # pyright: ignore[reportAttributeAccessIssue]
@@ -73,7 +75,8 @@ def warn_of_others(
     for name, version_here in ours["versions"].items():
         if theirs["versions"][name] != version_here:
             said.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
-    for name, words in (("device", "device"), ("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
+    said += kinds.differences(theirs["device"], ours["device"])
+    for name, words in (("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
             said.append(f"{words}: {theirs[name]} there, {ours[name]} here")
     for name, value in theirs["precision"].items():

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from unisono import exchange, keras_seam, refusals
+from unisono.checkpoint import facts
 from unisono.loop import reduction, running, values
 from unisono.loop.datasets import DistributedDataset, undistributed
 from unisono.loop.pipelines import InputContext, pipelines
@@ -90,6 +91,14 @@ class Strategy(running.Runner):
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that run the replicas, in contiguous blocks."""
         return self.placement.devices
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """On what the bits of a run depend, beside its program, its seed and its data: R, versions, precisions, the kind of device.
+
+        Where `un.fingerprint(strategy.facts)` is the same, so are the results. A checkpoint holds them.
+        """
+        return facts.of_run(self, self.num_replicas_in_sync)
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Models made inside belong to this strategy, wherever they are compiled and fitted."""

@@ -23,6 +23,7 @@ from unisono.strategy.arguments import Devices, found
 from unisono.strategy.base import Strategy
 from unisono.version import versions
 from unisono.xla import runtime
+from unisono.xla.kinds import Kind, differences, kind_of
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -79,6 +80,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         all_ = self._agreement.told("its devices", [device.id for device in found])
         counts = tuple(map(len, all_))
         self._agreement.check(self._identity(replicas, accumulate))
+        all_kinds = self._agreement.told("the kind of its devices", kind_of(found[0]))
+        if self.writes:
+            warn_of_kinds(all_kinds)
         leads = beginning.devices_of([ids[0] for ids in all_])
         together = Processes(self.cluster.process, leads, counts)
         return Placement(replicas or sum(counts) * (accumulate or 1), tuple(found), together)
@@ -127,3 +131,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         for variable in variables:
             mine = jax.device_put(jax.numpy.ravel(keras_seam.raw_value(variable)), self.placement.lead)
             variable.assign(of_first(mine).reshape(variable.shape))
+
+
+def warn_of_kinds(kinds: list[Kind]) -> None:
+    """Say where processes, of which these are the devices, may compute other bits from the same numbers."""
+    for process, kind in enumerate(kinds):
+        if said := differences(kind, kinds[0], f"in process {process}", "in process 0"):
+            warnings.warn(
+                f"Processes run on devices of different kinds: {'; '.join(said)}. The bits of this training then depend on which process "
+                f"runs which replica, and the weights of the processes may drift apart. Start all processes on machines of one kind.",
+                stacklevel=4,
+            )
+            return

@@ -24,7 +24,7 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 
 def compiler_options(platform: str) -> dict[str, str | bool]:
-    """For each program of ours on this platform."""
+    """Return the options of each program of ours on this platform."""
     return {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
 
 

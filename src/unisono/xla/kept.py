@@ -7,10 +7,8 @@ shortest compilation that is kept, and the size of the folder.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
-import platform
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ import jax
 from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX's own cache keeps its entries in
 
 from unisono.version import versions
-from unisono.xla import determinism, runtime
+from unisono.xla import determinism, processor, runtime
 
 DIGEST = 32
 """Bytes before the code: a process may have died while it wrote."""
@@ -34,7 +32,7 @@ def is_wanted() -> bool:
 def key_of(text: str, device: jax.Device) -> str:
     """Of a program: whatever may make other code of it is in there, the machine too."""
     made_by = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
-    said = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), platform.machine(), instructions())
+    said = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), *processor.facts().values(), processor.all_instructions())
     options = map(str, determinism.compiler_options(device.platform).items())
     together = "\0".join((text, *made_by, *said, *options))
     return f"unisono-{hashlib.sha256(together.encode()).hexdigest()}"
@@ -82,13 +80,3 @@ def folder() -> LRUCache:
 
 def setting(name: str) -> Any:
     return getattr(jax.config, f"jax_{name}")
-
-
-@functools.cache
-def instructions() -> str:
-    """Those that the processor has: code for others may not run."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

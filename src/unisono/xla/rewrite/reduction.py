@@ -2,8 +2,8 @@
 
 By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Programs of ours are
 compiled without that (`determinism.compiler_options`), and XLA's own loops add up one result after the other: over columns ten times slower.
-So a long sum becomes additions of whole blocks, up to sixteen in one expression, again and again, until little is left. That takes no longer
-than YNNPACK. How it is cut, shapes alone decide. Largest and smallest elements go the same way.
+So a long sum becomes additions of whole blocks, up to sixteen in one expression, again and again, until little is left. How it is cut,
+shapes alone decide. Largest and smallest elements go the same way.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
 
 
 def in_stages(x: Any, axes: Sequence[int], fold: Fold) -> Any:
-    """The reduction over these axes, the last ones first; neighbours are one dimension."""
+    """Return the reduction over these axes, the last ones first; neighbours are one dimension."""
     dtype = x.dtype
     x = x.astype("float32")
-    for start, stop in reversed(runs(sorted(axes))):
-        x = over(x.reshape(*x.shape[:start], -1, *x.shape[stop:]), start, fold)
+    for start, stop in reversed(neighbours_among(sorted(axes))):
+        x = folded_over(x.reshape(*x.shape[:start], -1, *x.shape[stop:]), start, fold)
     return x.astype(dtype)
 
 
-def runs(axes: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, last + 1) of the axes that follow on each other.
+def neighbours_among(axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first, last + 1) of the axes that follow on each other.
 
-    >>> runs([0, 1, 3])
+    >>> neighbours_among([0, 1, 3])
     [(0, 2), (3, 4)]
     """
     groups = itertools.groupby(enumerate(axes), lambda place: place[1] - place[0])
@@ -80,8 +80,8 @@ def runs(axes: Sequence[int]) -> list[tuple[int, int]]:
     return [(group[0], group[-1] + 1) for group in found]
 
 
-def over(x: Any, axis: int, fold: Fold) -> Any:
-    """The reduction over one dimension."""
+def folded_over(x: Any, axis: int, fold: Fold) -> Any:
+    """Return the reduction over one dimension."""
     while (blocks := blocks_of(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
         parts = lax.split(x, [x.shape[axis] // blocks] * blocks, axis)
         x = lax.optimization_barrier(functools.reduce(fold.combine, parts))  # XLA would make one reduction of two
@@ -89,7 +89,7 @@ def over(x: Any, axis: int, fold: Fold) -> Any:
 
 
 def blocks_of(n: int, is_last: bool) -> int:
-    """Into how many blocks of one size a dimension is cut; 1 where XLA takes it as it is.
+    """Return into how many blocks of one size a dimension is cut; 1 where XLA takes it as it is.
 
     >>> [blocks_of(n, is_last=False) for n in (32768, 6000, 169, 4)]
     [16, 1, 1, 1]

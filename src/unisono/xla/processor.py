@@ -1,0 +1,88 @@
+"""What a CPU is, as far as it decides bits: code is compiled for its instructions, and products are cut by the sizes of its caches."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import platform
+
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+CORES = pathlib.Path("/sys/devices/system/cpu")
+
+MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+"""What Linux says of x86 first, then of Arm."""
+
+FOR_NUMBERS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
+"""How the names of instructions of x86 begin that compute; others differ between virtual machines on one processor."""
+
+
+@functools.cache
+def facts() -> dict[str, str]:
+    """Return what two processors that give the same bits have in common; where the system does not tell it, what Python knows.
+
+    Cores of one processor that are not alike are told one beside the other.
+    """
+    cores = [core(lines) for lines in told().split("\n\n") if lines.strip()]
+    return {
+        "processor": alternatives([" ".join(of[name] for name in MODEL if name in of) for of in cores]) or platform.processor(),
+        "instructions": alternatives([" ".join(computing(of)) for of in cores]) or platform.machine(),
+        "caches": alternatives([caches_of(path) for path in sorted(CORES.glob("cpu[0-9]*"))]),
+    }
+
+
+@functools.cache
+def all_instructions() -> str:
+    """Return the names of all that the first core has: machine code for others may not run."""
+    of = core(told().split("\n\n")[0])
+    return of.get("flags") or of.get("Features") or platform.machine()
+
+
+def told() -> str:
+    """Return what Linux tells of the cores."""
+    try:
+        return CPUINFO.read_text()
+    except OSError:
+        return ""
+
+
+def core(lines: str) -> dict[str, str]:
+    """Return what Linux tells of a core, by name.
+
+    >>> core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
+    {'model': '17', 'flags': 'fpu avx2'}
+    """
+    pairs = (line.partition(":") for line in lines.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def computing(of: dict[str, str]) -> list[str]:
+    """Return the names of the instructions that compute.
+
+    >>> computing({"flags": "fpu avx2 hypervisor fma"})
+    ['avx2', 'fma']
+    >>> computing({"Features": "fp asimd bf16"})
+    ['asimd', 'bf16', 'fp']
+    """
+    return sorted([name for name in of.get("flags", "").split() if name.startswith(FOR_NUMBERS)] + of.get("Features", "").split())
+
+
+def caches_of(path: pathlib.Path) -> str:
+    """Return the sizes of the caches of a core, the first level first."""
+    found = []
+    for index in sorted(path.glob("cache/index[0-9]*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found.append((int(level), size))
+    return " ".join(size for _, size in sorted(found))
+
+
+def alternatives(found: list[str]) -> str:
+    """Return each that is there, once.
+
+    >>> alternatives(["48K 1280K", "48K 1280K", "32K 2048K", ""])
+    '32K 2048K beside 48K 1280K'
+    """
+    return " beside ".join(sorted(set(found) - {""}))

@@ -1,0 +1,113 @@
+"""What one kind of device is, and who says that two are of different kinds."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import keras
+import pytest
+from keras import layers
+
+import unisono as un
+from unisono.strategy.workers import warn_of_kinds
+from unisono.xla import kinds, processor
+
+X86 = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 151
+model name\t: a name that says little
+flags\t\t: fpu avx2 fma hypervisor
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: 50.00
+Features\t: fp asimd bf16
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes this machine one of cores of which the kernel tells `told`, with these caches."""
+
+    def of(told, *caches):
+        (tmp_path / "cpuinfo").write_text("\n".join(told))
+        for number, sizes in enumerate(caches):
+            for index, (level, kind, size) in enumerate(sizes):
+                folder = tmp_path / f"cpu/cpu{number}/cache/index{index}"
+                folder.mkdir(parents=True)
+                for name, value in (("level", level), ("type", kind), ("size", size)):
+                    (folder / name).write_text(f"{value}\n")
+        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(processor, "CORES", tmp_path / "cpu")
+        processor.facts.cache_clear()
+        return processor.facts()
+
+    yield of
+    processor.facts.cache_clear()
+
+
+def test_a_processor_is_its_model_its_instructions_and_its_caches(machine):
+    caches = [(1, "Data", "48K"), (1, "Instruction", "32K"), (2, "Unified", "1280K")]
+    assert machine([X86, X86], caches, caches) == {
+        "processor": "GenuineIntel 6 151",
+        "instructions": "avx2 fma",
+        "caches": "48K 1280K",
+    }
+
+
+def test_cores_that_are_not_alike_are_told(machine):
+    found = machine([X86, X86], [(1, "Data", "48K")], [(1, "Data", "32K")])
+    assert found["caches"] == "32K beside 48K"
+    found = machine([ARM, ARM.replace("0xd40", "0xd41")])
+    assert (found["processor"], found["instructions"]) == ("0x41 0xd40 beside 0x41 0xd41", "asimd bf16 fp")
+
+
+def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(processor, "CORES", tmp_path / "none")
+    processor.facts.cache_clear()
+    assert processor.facts()["instructions"]
+    assert kinds.differences(processor.facts(), {"caches": "32K"}) == []
+
+
+def other(**facts: str) -> dict[str, str]:
+    return dict(un.OneDeviceStrategy().facts["device"]) | facts
+
+
+def test_what_a_run_depends_on_has_a_fingerprint(monkeypatch):
+    """Devices do not belong to it, their kind does."""
+    one, eight = un.OneDeviceStrategy(replicas=8), un.MirroredStrategy(devices=8, replicas=8)
+    alike = un.fingerprint(one.facts)
+    assert un.fingerprint(eight.facts) == alike
+    assert un.fingerprint(un.OneDeviceStrategy(replicas=4).facts) != alike
+    there = other(caches="1K 2K")
+    monkeypatch.setattr(processor, "facts", lambda: there)
+    assert un.fingerprint(one.facts) != alike
+
+
+def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    checkpoint = un.Checkpoint(model=model)
+    here = processor.facts()
+    with monkeypatch.context() as patch:
+        patch.setattr(processor, "facts", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
+        path = checkpoint.save(tmp_path / "ckpt")
+        checkpoint.wait()
+    said = rf"results may differ: caches: 1K 2K there, {here['caches']} here; instructions: amx_tile only there, .* only here"
+    with pytest.warns(UserWarning, match=said):
+        checkpoint.restore(path)
+
+
+def test_processes_on_devices_of_different_kinds_are_told():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_kinds([other(), other(), other(caches="")])
+    said = (
+        "different kinds: caches: 1K in process 2, 2K in process 0; processor: B in process 2, A in process 0. The bits of this"
+    )
+    alike = other(caches="2K", processor="A")
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        warn_of_kinds([alike, alike, other(caches="1K", processor="B")])
