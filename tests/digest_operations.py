@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from unisono.xla import lapack
 from unisono.xla.programs import Program
 from unisono.xla.rewrite import rewritten
 
@@ -184,7 +185,21 @@ def transform(draw: Draw) -> Case:
     return f"{kind} of {shape}", kinds[kind], [draw.array(shape, "float32")]
 
 
-KINDS = (reduction, reduction, product, convolution, convolution, pool, order, transform)
+def algebra(draw: Draw) -> Case:
+    x = draw.array((draw.size(1, 600),) * 2, "float32")
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "solution": lambda x: jnp.linalg.solve(x, jnp.ones_like(x)),
+        "triangular solution": lambda x: jax.scipy.linalg.solve_triangular(jnp.tril(x) + 9 * jnp.eye(len(x)), jnp.ones_like(x)),
+        "cholesky": lambda x: jnp.linalg.cholesky(x @ x.T + len(x) * jnp.eye(len(x))),
+        "qr": lambda x: jnp.linalg.qr(x)[0],
+        "eigenvalues": lambda x: jnp.linalg.eigvalsh(x + x.T),
+        "singular values": lambda x: jnp.linalg.svd(x, compute_uv=False),
+    }
+    kind = draw.of(*kinds)
+    return f"{kind} of {x.shape}", kinds[kind], [x]
+
+
+KINDS = (reduction, reduction, product, convolution, convolution, pool, order, transform, algebra)
 
 
 def digests(case: Case) -> str:
@@ -200,6 +215,7 @@ def digests(case: Case) -> str:
 
 
 if __name__ == "__main__":
+    lapack.use_one_thread()  # as a strategy does
     seed, count, first = (int(word) for word in (*sys.argv[1:], 0)[:3])
     found = {}
     for number in range(first, first + count):

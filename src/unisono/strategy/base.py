@@ -20,7 +20,7 @@ from unisono.owned import Owned
 from unisono.placement import Placement
 from unisono.strategy import arguments, scopes
 from unisono.strategy.arguments import Devices
-from unisono.xla import determinism, runtime
+from unisono.xla import determinism, lapack, runtime
 
 
 class Strategy(running.Runner):
@@ -74,6 +74,7 @@ class Strategy(running.Runner):
         of_machine = devices is None and replicas is None and self._uses_all_devices
         if deterministic:
             determinism.check({device.platform for device in found})
+            lapack.use_one_thread()
         self.placement = self._place(found, devices is None, replicas, accumulate)
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic

@@ -1,7 +1,7 @@
 """Whether JAX has started, and what must be settled before it does: CPU devices, and that its thread pool has two threads.
 
-How many threads there are changes no bit (see `rewrite.contraction`, `rewrite.reduction` and `determinism`), with one exception: for a
-single one, XLA makes other code of some expressions.
+How many threads there are changes no bit (see `determinism`, `lapack`, and of `rewrite` `contraction`, `reduction` and `fourier`), with one
+exception: for a single one, XLA makes other code of some expressions.
 """
 
 from __future__ import annotations
