@@ -67,8 +67,13 @@ def test_optimizers_metrics_layers_and_trees_have_fingerprints():
 
 
 def test_what_has_no_bits_is_refused():
-    with pytest.raises(TypeError, match="received 'a' of type str"):
-        un.fingerprint("a")
+    with pytest.raises(TypeError, match="of type function, which holds no bits that it knows"):
+        un.fingerprint([1.0, un.fingerprint])
+
+
+def test_texts_differ_by_their_letters():
+    assert un.fingerprint({"a": "1"}) == un.fingerprint({"a": "1"})
+    assert len({un.fingerprint(thing) for thing in ("1", "2", 1, np.frombuffer(b"1", "uint8"))}) == 4
 
 
 def test_a_callback_sees_the_state_of_the_step(rng):

@@ -116,6 +116,28 @@ def test_a_model_of_the_same_make_is_not_compiled_again(compiled, rng):
     assert compiled["train"] == 1
 
 
+class OneOfTwo(layers.Layer):
+    """Scales by one of two weights of the same shape."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.used = used
+
+    def build(self, shape):
+        self.scales = [self.add_weight(shape=(), initializer=keras.initializers.Constant(value)) for value in (1, 5)]
+
+    def call(self, x):
+        return x * self.scales[self.used]
+
+
+def test_models_that_use_other_weights_of_one_shape_have_programs_of_their_own():
+    """Their programs differ in nothing else."""
+    for used, expected in ((0, 1.0), (1, 5.0)):
+        with un.OneDeviceStrategy(replicas=2).scope():
+            model = keras.Sequential([layers.Input((1,)), OneOfTwo(used)])
+        assert set(model.predict(np.ones((4, 1)), verbose=0).ravel()) == {expected}
+
+
 @pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="Linux says how many pieces of memory a process has")
 def test_machine_code_is_unloaded_where_no_model_uses_it():
     """A process may have only so many pieces of memory; what is kept for the next model of the same make is one copy."""

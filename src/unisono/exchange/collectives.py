@@ -22,6 +22,7 @@ from unisono.cluster.watch.progress import current
 from unisono.exchange.base import Add, Elsewhere
 from unisono.flat import flat, unflat
 from unisono.placement import Placement
+from unisono.xla.determinism import compiler_options
 from unisono.xla.programs import Program
 
 Schedule = tuple[tuple[tuple[int, int, bool], ...], ...]
@@ -83,7 +84,8 @@ class Meeting:
         arrays = {name: self._global([of[name] for of in packed]) for name in packed[0]}
         told = self._global([jax.device_put(np.array([words], np.int32), device) for device in self._own]) if words else None
         if key not in self._programs:
-            self._programs[key] = jax.jit(partial(self._summed, leaves, schedule))
+            options = compiler_options(self._own[0].platform)
+            self._programs[key] = jax.jit(partial(self._summed, leaves, schedule), compiler_options=options)
         one_at_a_time = jax.block_until_ready if self._own[0].platform == "cpu" else lambda arrays: arrays
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
         with current().busy("computing"):

@@ -29,6 +29,8 @@ from unisono.loop.same import Same
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.values import is_value
 from unisono.replica.code import current
+from unisono.xla.determinism import compiler_options
+from unisono.xla.rewrite import rewritten
 
 ROUNDS = 4
 REMADE = 3
@@ -125,7 +127,8 @@ class Function:
 
         check_nothing_left(method_of(self._fn, leaves))
         check_iterators(method_of(self._fn, leaves))
-        return Traced(variables, jax.jit(pure))
+        platform = jax.default_backend()
+        return Traced(variables, jax.jit(rewritten(pure, platform), compiler_options=compiler_options(platform)))
 
     def _note_compiled(self, key: Any) -> None:
         """Says once that numbers of Python's, which the compiler takes as they are, change from call to call."""

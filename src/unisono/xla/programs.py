@@ -75,8 +75,9 @@ class Program:
             return compiled(self._lowered(device, args), device)
 
     def _lowered(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Lowered:
+        """Arguments that are not used stay, since a program is found by its text: two that use different ones would be one."""
         with jax.default_device(device):
-            return jax.jit(self._function, donate_argnums=self._donate).lower(*args)
+            return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*args)
 
 
 def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
