@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import example
 
 T = TypeVar("T")
 
@@ -23,6 +26,16 @@ def cases(few: T, many: T) -> T:
 def slow(*parameters: Any) -> list[Any]:
     """Return these parameters of a test, marked so that `make test` leaves them out."""
     return [marked(parameter, pytest.mark.slow) for parameter in parameters]
+
+
+def mostly_slow(names: Iterable[Any], *quick: Any) -> list[Any]:
+    """Return all names as parameters of a test, marked slow but for the quick ones."""
+    return [*quick, *slow(*(name for name in names if name not in quick))]
+
+
+def tried_on(*of: Any) -> Callable[[Any], Any]:
+    """Return a decorator of a property: it is tried on these, beside those that are drawn."""
+    return lambda test: functools.reduce(lambda decorated, one: example(one)(decorated), of, test)
 
 
 def thorough(*parameters: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from processes import python
-from sizes import cases
+from sizes import cases, slow
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.folders import METADATA
 from unisono.checkpoint.latest import latest_checkpoint
@@ -116,7 +116,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-@pytest.mark.parametrize("gone", ["_CHECKPOINT_METADATA", "arrays", "all"])
+@pytest.mark.parametrize("gone", ["arrays", *slow("_CHECKPOINT_METADATA", "all")])
 def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
     """It is named and left in place, and the next save takes another number."""
     store = Store(tmp_path)
@@ -230,7 +230,7 @@ FORBIDDEN = """
 import os, sys
 import keras
 import unisono as un
-from sizes import cases
+from sizes import cases, slow
 checkpoint = un.Checkpoint(of=keras.Variable(1.0))
 checkpoint.save(sys.argv[1] + "/ckpt")
 checkpoint.wait()

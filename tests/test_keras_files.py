@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import mostly_slow
 from trainings import distance, labels, on, rows
 
 X, Y = rows(36, 6), labels(36, 3)
@@ -48,12 +50,14 @@ def of_file(model, path, how):
     return loaded
 
 
+ONCE = [("R = 4 on 3", "R = 4 on 1", "keras"), ("R = 4 on 1", "outside", "weights.h5"), ("outside", "R = 4 on 3", "keras")]
 PLACES = {"outside": lambda: None, "R = 4 on 1": lambda: on(1, 4), "R = 4 on 3": lambda: on(3, 4)}
 
 
-@pytest.mark.parametrize("how", ["keras", "weights.h5"])
-@pytest.mark.parametrize("there", PLACES)
-@pytest.mark.parametrize("here", PLACES)
+@pytest.mark.parametrize(
+    ("here", "there", "how"),
+    mostly_slow(itertools.product(PLACES, PLACES, ("keras", "weights.h5")), *ONCE),
+)
 def test_the_next_step_is_that_of_the_run_that_was_not_interrupted(tmp_path, here, there, how):
     """The optimizer's state with it. With the same R to the bit."""
     with inside(PLACES[here]()):
@@ -72,7 +76,7 @@ def test_the_next_step_is_that_of_the_run_that_was_not_interrupted(tmp_path, her
         assert distance(opened, model) < (1e-6 if here == there else 0.05)
 
 
-@pytest.mark.parametrize("there", PLACES)
+@pytest.mark.parametrize("there", mostly_slow(PLACES, "R = 4 on 3"))
 def test_a_copy_has_a_make_of_its_own(there):
     """clone_model begins anew, wherever it is called."""
     with on(1, 4).scope():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from processes import HERE, LIMIT, environment, kept_in
+from processes import HERE, LIMIT, environment
 from sizes import cases, thorough
 
 pytestmark = pytest.mark.processes
@@ -29,8 +29,7 @@ PLACEMENTS = [0, 1, 2, 3, 4, 8]
 def started(directory: Path, devices: int, how: str) -> subprocess.Popen[str]:
     """Those that are started again load what the first has compiled, so that more of the moments lie in steps and saves."""
     command = [sys.executable, SCRIPT, json.dumps({"directory": str(directory), "devices": devices, "how": how})]
-    kept = kept_in(directory.parent / "programs")
-    return subprocess.Popen(command, env=environment(**kept), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def killed(process: subprocess.Popen[str], directory: Path, moment: random.Random, in_save: bool) -> bool:

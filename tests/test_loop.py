@@ -13,13 +13,13 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, bits, crossentropy, data
-from sizes import cases
+from sizes import cases, slow
 from trainings import on
 
 X, Y = data("dense", 43)
 
 
-@pytest.fixture(params=[(1, 1), (1, 4), (3, 4)], ids=["R=1", "R=4 on 1", "R=4 on 3"])
+@pytest.fixture(params=[(3, 4), *slow(((1, 1),), ((1, 4),))], ids=["R=4 on 3", "R=1", "R=4 on 1"])
 def loop(request):
     return Loop(on(*request.param))
 
@@ -275,7 +275,7 @@ def test_a_loss_that_the_code_scales_itself():
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("scales", [(8, 8), (8, 1024), (1024, 8), (0, 8)])
+@pytest.mark.parametrize("scales", [(8, 1024), *slow(*(((one, other),) for one, other in ((8, 8), (1024, 8), (0, 8))))])
 def test_every_optimizer_has_its_own_loss_scale(scales):
     """One loss over the weights of two optimizers."""
 
@@ -508,7 +508,7 @@ def test_average_losses():
         value(lambda losses: un.compute_average_loss(losses, sample_weight=np.ones(7, "float32")))
 
 
-@pytest.mark.parametrize("form", ["argument", "division", "product"])
+@pytest.mark.parametrize("form", ["division", *slow("argument", "product")])
 def test_a_constant_divisor_on_a_ragged_batch_is_warned_about_once(form):
     """As program 1's author wrote it: 128 on a last batch of 80."""
     loop = Loop(on(1, 4), loss="fixed")

@@ -9,6 +9,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, data
+from sizes import slow
 from trainings import on
 from unisono.loop import surroundings
 
@@ -194,7 +195,7 @@ def test_frozen_layers_stay_as_they_are():
     assert min(moved(loop, batch)) > 0
 
 
-@pytest.mark.parametrize("what", ["a number", "a schedule", "clipping"])
+@pytest.mark.parametrize("what", ["a number", *slow("a schedule", "clipping")])
 def test_settings_of_the_optimizer(what):
     loop = Loop(on(1, 4), optimizer=lambda: keras.optimizers.SGD(0.1))
     batch = batch_of(loop)

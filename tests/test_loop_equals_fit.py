@@ -1,43 +1,29 @@
 """A loop of the user's own and fit train to the same bits, on every placement."""
 
+import itertools
+
 import keras
 import pytest
 
 import unisono as un
 from loops import MODELS, Loop, by_fit, data, policy
+from sizes import slow
 from trainings import on
 
 ROWS = {48: 123, 128: 300}
+DEEP = ("conv", "lstm", "transformer")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
 def scaled():
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=64, dynamic_growth_steps=3)
 
 
-def slow(*case):
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("name", "batch_size", "precision"),
     [
-        slow("conv", 48, "float32"),
-        slow("conv", 48, "mixed_float16"),
         ("dense", 48, "mixed_float16"),
-        slow("conv", 128, "mixed_bfloat16"),
-        slow("lstm", 128, "float32"),
-        slow("lstm", 48, "mixed_float16"),
-        slow("transformer", 48, "float32"),
-        slow("transformer", 128, "mixed_bfloat16"),
-        slow("conv", 128, "float32"),
-        slow("conv", 128, "mixed_float16"),
-        slow("conv", 48, "mixed_bfloat16"),
-        slow("lstm", 48, "float32"),
-        slow("lstm", 128, "mixed_float16"),
-        slow("lstm", 48, "mixed_bfloat16"),
-        slow("lstm", 128, "mixed_bfloat16"),
-        slow("transformer", 128, "float32"),
-        slow("transformer", 48, "mixed_bfloat16"),
+        *slow(*itertools.product(DEEP, ROWS, PRECISIONS)),
     ],
 )
 def test_loop_and_fit_have_one_fingerprint(name, batch_size, precision):
@@ -68,7 +54,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", [o if o == "SGD" else pytest.param(o, marks=pytest.mark.slow) for o in OPTIMIZERS])
+@pytest.mark.parametrize("name", slow(*OPTIMIZERS))
 def test_every_optimizer_and_every_form_of_a_loop(name):
     """66 rows in batches of 32: the last has fewer rows than there are replicas."""
     x, y = data("dense", 66)
@@ -78,8 +64,8 @@ def test_every_optimizer_and_every_form_of_a_loop(name):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("replicas", [slow(1), slow(2), 5])
-@pytest.mark.parametrize("loss", [slow("vector"), "average", slow("fixed")])
+@pytest.mark.parametrize("replicas", [5, *slow(1, 2)])
+@pytest.mark.parametrize("loss", ["average", *slow("vector", "fixed")])
 def test_every_r_and_every_loss(replicas, loss):
     """A fixed divisor that is every batch's real one."""
     x, y = data("conv", 48)
@@ -133,11 +119,8 @@ class Says(Loop):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        pytest.param("conv", "", marks=pytest.mark.slow),
         ("dense", "metric predictions rows"),
-        pytest.param("conv", "metric predictions rows", marks=pytest.mark.slow),
-        pytest.param("conv", "gradients loss", marks=pytest.mark.slow),
-        pytest.param("transformer", "predictions loss", marks=pytest.mark.slow),
+        *slow(("conv", ""), ("conv", "metric predictions rows"), ("conv", "gradients loss"), ("transformer", "predictions loss")),
     ],
 )
 def test_what_the_code_returns_changes_no_bit(name, what):

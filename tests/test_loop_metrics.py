@@ -7,13 +7,14 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
-from sizes import slow
+from sizes import mostly_slow, slow
 from trainings import on
 
 X, Y = data("dense", 43)
 SCORES = np.random.default_rng(5).uniform(size=43).astype("float32")
 TRUE = np.random.default_rng(6).integers(0, 2, 43)
 
+COMMON = ("Mean", "Precision")
 METRICS = {
     "Mean": lambda: keras.metrics.Mean(),
     "Precision": lambda: keras.metrics.Precision(),
@@ -25,7 +26,7 @@ METRICS = {
 }
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", mostly_slow(METRICS, *COMMON))
 @pytest.mark.parametrize("devices", [3, *slow(1)])
 def test_metrics_of_replicas_are_those_of_all_rows(name, devices):
     strategy = on(devices, 4)
@@ -307,8 +308,8 @@ class Total(keras.metrics.Metric):
         return self.matrix
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("rows", [12, 7])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
+@pytest.mark.parametrize("rows", [7, *slow(12)])
 def test_what_is_summed_up_already_is_added_up(replicas, rows):
     """A number or a matrix of a replica's rows, fed to a sum: that of all rows, as in tf.distribute."""
     loop = Loop(on(1, replicas))

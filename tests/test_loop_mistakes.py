@@ -12,6 +12,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
+from sizes import mostly_slow
 from trainings import on
 from unisono.loop.run import identity
 
@@ -977,7 +978,10 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("how", RIGHT)
+COMMON = ("the rows", "a sum", "weighted", "a regularizer", "a weighted mean by the replicas", "values of each token")
+
+
+@pytest.mark.parametrize("how", mostly_slow(RIGHT, *COMMON))
 def test_a_loss_that_is_divided_rightly_is_not(how):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

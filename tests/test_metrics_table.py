@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
+from sizes import mostly_slow
 from trainings import assert_same_bits, fitting, labels, rows, run
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -148,7 +150,7 @@ def trained(task: str) -> Callable[[keras.Model], Any]:
 
 
 @of_keras
-@pytest.mark.parametrize("task", [pytest.param(of, marks=() if of == "numbers" else pytest.mark.slow) for of in TASKS])
+@pytest.mark.parametrize("task", mostly_slow(TASKS, "whole numbers"))
 def test_metrics_in_training_and_validation(task):
     """The same bits on one device and three, and the values of plain Keras, of training and held-out rows, with weights and
     without."""
@@ -231,8 +233,9 @@ def feeding_once(kind, reduce):
     return make
 
 
-@pytest.mark.parametrize("kind", FED_BY_THE_MODEL.values())
-@pytest.mark.parametrize("reduce", [ops.mean, ops.sum], ids=["mean", "sum"])
+@pytest.mark.parametrize(
+    ("kind", "reduce"), mostly_slow(itertools.product(FED_BY_THE_MODEL.values(), (ops.mean, ops.sum)), (metrics.Mean, ops.mean))
+)
 def test_metrics_that_the_model_feeds_with_one_number_for_a_batch(kind, reduce):
     """The mean of all rows, or their sum: what the replicas' numbers make is plain Keras' number, not that many times it."""
     make = feeding_once(kind, reduce)

@@ -8,6 +8,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import slow
 from trainings import on, rows, run
 from unisono import pace
 from unisono.step.step import Step
@@ -41,8 +42,7 @@ def unhurried(monkeypatch):
 
 
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 3), *slow((1, 2), (2, 2), (2, 3))])
 def test_the_number_of_steps_in_a_call_changes_no_bit(devices, replicas, calls):
     """With a callback that looks at every batch, one at a time; else several; ragged batches and validation included."""
     look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)

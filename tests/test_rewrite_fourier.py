@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sizes import slow
 from unisono.xla.rewrite import fourier, rewritten
 
 TRANSFORMS = {
@@ -23,7 +24,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(5, 13, 96), (1, 40, 5), (64,) * 3])
+@pytest.mark.parametrize("shape", [*slow(((5, 13, 96),), ((64,) * 3,)), (1, 40, 5)])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_pieces_are_transformed_as_the_whole(name, shape, rng, monkeypatch):
     monkeypatch.setattr(fourier, "MOST", 500)

@@ -14,7 +14,7 @@ from sizes import cases
 
 FULL = os.environ.get("UNISONO_MATRIX") == "full"
 THREADS = (2, 3, 4, 8, 16) if FULL else cases((2, 3), (2, 3, 8))
-COUNT = 200 if FULL else cases(15, 60)
+COUNT = 200 if FULL else cases(25, 60)
 """Operations of one seed: a minute for a hundred."""
 
 
@@ -26,6 +26,7 @@ def digests(threads: int, script: str, *words: str) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_operations_that_xla_cuts_by_threads_are_cut_by_shapes():
     """Plain ones do differ; where they no longer do, the rules of `contraction` and `kernel` have no use any more."""
     first, *others = (digests(threads, "digest_contractions.py") for threads in (2, 3, 16))

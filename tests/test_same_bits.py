@@ -16,7 +16,7 @@ from sizes import cases
 
 pytestmark = pytest.mark.compat
 
-EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(3, 8)
+EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 8)
 
 PIECES = {
     "dense": lambda: layers.Dense(5, "tanh", kernel_regularizer="l2"),

@@ -9,7 +9,7 @@ import pytest
 from keras import layers, optimizers
 
 import unisono as un
-from sizes import BATCH, ROWS, slow
+from sizes import BATCH, ROWS, mostly_slow, slow
 from trainings import ADAM_TOLERANCE, assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run, weights
 
 X, Y = rows(ROWS, 5), 3 * rows(ROWS, 2, seed=1)
@@ -77,11 +77,11 @@ def test_every_optimizer_of_keras_is_here():
     assert {name.split()[0] for name in OPTIMIZERS} == kinds - {"Optimizer"}
 
 
-COMMON = {"Adam", "SGD", "MultiOptimizer", "LossScaleOptimizer"}
+COMMON = ("Adam", "MultiOptimizer")
 """The optimizers that `make test` tries; `make test-all` tries all."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in COMMON else pytest.mark.slow) for n in OPTIMIZERS])
+@pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, *COMMON))
 def test_optimizers_of_keras(name):
     """Five ragged steps are those of plain Keras on whole batches, slots and weights the same bits on every placement."""
     assert_equals_keras(regressor(OPTIMIZERS[name]), FIT, tolerance=ADAM_TOLERANCE)
@@ -311,7 +311,7 @@ def test_batch_normalization_under_a_mask():
 # --- steps per execution ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [2, 3, 50])
+@pytest.mark.parametrize("steps", [3, *slow(2, 50)])
 def test_steps_per_execution_that_do_not_divide_the_epoch(steps):
     """Five batches, three epochs with validation: plain Keras' training, with the same bits on every placement."""
     fit = fitting(X, Y, batch_size=10, epochs=3, validation_data=(X[:23], Y[:23]), validation_batch_size=4)

@@ -12,6 +12,7 @@ import pytest
 from keras.src.backend.common import global_state
 
 import unisono as un
+from sizes import slow
 from unisono import keras_seam
 from unisono.keras_seam.masks import MASKS
 
@@ -138,7 +139,7 @@ def by_step_of_its_own(alone):
     return un.fingerprint(model), model.evaluate(X[:rows], Y[:rows], batch_size=rows, verbose=0)
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["R1", "R4"])
+@pytest.mark.parametrize("alone", [False, *slow(True)], ids=["R4", "R1"])
 @pytest.mark.parametrize("train", [by_fit, by_loop, by_function, by_step_of_its_own])
 def test_masks_left_behind_change_no_bit(train, alone, request):
     clean = train(alone)

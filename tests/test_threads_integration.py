@@ -55,7 +55,7 @@ def test_a_single_thread_is_said():
     assert "JAX runs with" not in more.stderr
 
 
-NETS = 100 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 6)
+NETS = 100 if os.environ.get("UNISONO_MATRIX") == "full" else cases(1, 6)
 PLACES = [(devices, None) for devices in (1, 2, 3, 4, 8)] + [(1, threads) for threads in (2, 3, 4, 8, 16)]
 """(devices, threads): all of them in `make matrix`."""
 FEW = [(1, None), (3, None)]

@@ -8,6 +8,7 @@ import pytest
 from keras import callbacks, layers
 
 import unisono as un
+from sizes import mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, on, rows, run
 
 X, Y = rows(43, 5), rows(43, 2, seed=1)
@@ -46,7 +47,7 @@ for hook_name in [*PHASES, *BATCHES, "on_epoch_begin", "on_epoch_end"]:
     setattr(Hooks, hook_name, noted(hook_name))
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [1, *slow(3)])
 def test_the_hooks_of_fit_evaluate_and_predict(steps):
     """Every hook, in its order and with its numbers, as plain Keras calls them."""
     seen = []
@@ -71,7 +72,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("steps", GROUPS)
+@pytest.mark.parametrize("steps", mostly_slow(GROUPS, 20))
 def test_batch_hooks_of_several_steps_per_execution(steps):
     """50 batches in groups: the numbers of each group's begin and end, in fit, evaluate and predict."""
     x, y, hooks = rows(149, 5), rows(149, 2, seed=1), Hooks()

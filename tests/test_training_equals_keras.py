@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import slow
+from sizes import mostly_slow, slow
 from trainings import ADAM_TOLERANCE, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 CLASSES = 3
@@ -43,7 +43,7 @@ FAMILIES = {
 COMMON = ("dense", "conv and max-pooling", "masked embedding")
 
 
-@pytest.mark.parametrize("family", [*COMMON, *slow(*(name for name in FAMILIES if name not in COMMON))])
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, *COMMON))
 def test_five_steps_of_every_layer_family(family):
     """Weights, loss and accuracy after five steps, the last of three rows, equal those of plain Keras."""
     x, stack = FAMILIES[family]

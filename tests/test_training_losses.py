@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, losses, ops
 
-from sizes import slow
+from sizes import mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
@@ -55,7 +55,7 @@ LOSSES = {
 COMMON = ("Huber", "ignored class", "one number for a batch", "a loss class with its own __call__")
 
 
-@pytest.mark.parametrize("name", [*COMMON, *slow(*(name for name in LOSSES if name not in COMMON))])
+@pytest.mark.parametrize("name", mostly_slow(LOSSES, *COMMON))
 def test_loss_equals_keras(name):
     """Ragged batches of this loss, some replicas without rows, equal plain Keras."""
     loss, y, last = LOSSES[name]

@@ -67,6 +67,7 @@ def test_validation_metrics():
 
 
 @of_keras_iou
+@pytest.mark.slow
 def test_metrics_of_several_classes():
     """Metrics by name and by object, over ragged batches."""
     assert_equals_keras(binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=10, epochs=2))

@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import slow
 from trainings import distance, fitting, labels, on, rows, run, weights
 
 pytestmark = pytest.mark.compat
@@ -35,7 +36,7 @@ def trained(strategy, **options):
     return run(make, fit, strategy).model, [{name: float(value) for name, value in of.items()} for of in logs]
 
 
-@pytest.mark.parametrize("options", [{}, {"sample_weight": WEIGHT}])
+@pytest.mark.parametrize("options", [{"sample_weight": WEIGHT}, *slow({})])
 def test_training_on_batches_equals_keras_and_fit(options):
     """Logs and weights of plain Keras, equal bits on every placement, and the bits of fit."""
     plain, plain_logs = trained(None, **options)

@@ -102,7 +102,7 @@ class MoreLoss(Nested):
         return loss + 0.2 * ops.mean(ops.square(y_pred[1]))
 
 
-@pytest.mark.parametrize("kind", [OwnLoss, MoreLoss])
+@pytest.mark.parametrize("kind", [MoreLoss, *slow(OwnLoss)])
 def test_overridden_compute_loss(kind):
     """A model's own loss, a mean over rows, is weighted by rows; Keras' part in it keeps its divisors."""
 

@@ -6,6 +6,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from sizes import slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5) * 2 + 1, labels(43, 3)
@@ -27,6 +28,7 @@ def test_batch_normalization_and_dropout_on_every_placement():
     assert all(np.isfinite(np.asarray(w.value)).all() for w in ours.model.weights)
 
 
+@pytest.mark.slow
 def test_a_convolutional_net_with_batch_normalization():
     """The same for images, evaluated in between."""
     stack = [lambda: layers.Conv2D(4, 3), layers.BatchNormalization, lambda: layers.SpatialDropout2D(0.3), layers.Flatten]
@@ -34,7 +36,7 @@ def test_a_convolutional_net_with_batch_normalization():
     assert_same_bits(classifier(*stack), fitting(x, Y, batch_size=10, epochs=2, validation_data=(x[:13], Y[:13])))
 
 
-@pytest.mark.parametrize("momentum", [0.8, 0.9, 0.99])
+@pytest.mark.parametrize("momentum", [0.9, *slow(0.8, 0.99)])
 def test_the_moving_mean_is_that_of_all_rows(momentum):
     """Replicas' means weighted by their rows are the mean of the whole batch, as in plain Keras."""
     make = classifier(lambda: layers.BatchNormalization(momentum=momentum))
