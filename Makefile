@@ -52,6 +52,7 @@ compat: $(VENV)-compat/made
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-all/made
 	UNISONO_MATRIX=full $(VENV)-all/bin/$(PYTEST) -m matrix --timeout 0 $(ARGS)
+	$(VENV)-all/bin/python tests/matrix_of_threads.py
 	$(VENV)-all/bin/python tests/matrix.py
 
 # One at a time: the long runs load the machine by themselves.

@@ -18,9 +18,17 @@ ROWS = BATCH * (STEPS - 1) + 1
 programs to compile, or one."""
 
 
+RAGGED = 43
+"""Rows whose last batch has fewer rows than eight replicas."""
+
+
 def cases(few: T, many: T) -> T:
     """Return `few` in `make test`, `many` in `make test-all`."""
     return many if os.environ.get("UNISONO_TESTS") == "all" else few
+
+
+ROWS_AT_ONCE = cases(8, 10)
+"""The batch of them: eight replicas have one row or none in `make test`, which is one program; in `make test-all` two as well."""
 
 
 def slow(*parameters: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from keras import layers
 
 import unisono as un
 from processes import FULL
-from sizes import BATCH, ROWS, STEPS, cases, slow
+from sizes import STEPS, cases, slow
 from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
@@ -31,6 +31,9 @@ from unisono.checkpoint.writer import wait_for_all
 from unisono.data import in_order
 from unisono.data.order import Order
 
+BATCH = cases(4, 8)
+"""In `make test` each of four replicas has one row, or none: that is one program."""
+ROWS = BATCH * (STEPS - 1) + 1
 X, Y = rows(ROWS, 6), labels(ROWS, 3)
 EPOCHS = 3
 
@@ -524,7 +527,7 @@ def test_other_rows_are_stopped(tmp_path, source):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("arrays", "pass 1 had 5 batches then, 6 now, 33 rows then, 41 now"),
+        ("arrays", f"pass 1 had 5 batches then, 6 now, {ROWS} rows then, {ROWS + BATCH} now"),
         *slow(("PyDataset", "pass 1 had 5 batches then, 6 now")),
     ],
 )

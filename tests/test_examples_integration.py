@@ -10,6 +10,7 @@ import pytest
 from processes import FULL, kept_in, python
 from sizes import cases
 
+pytestmark = pytest.mark.processes
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SEEDS = 5 if FULL else cases(2, 5)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -94,6 +95,7 @@ def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
     assert "mean of the shares 1.75" in finished.stdout
 
 
+@pytest.mark.slow
 def test_three_loads_of_a_model_evaluate_the_same(tmp_path):
     finished = python(str(EXAMPLES / "mnist_fit.py"), "--directory", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
@@ -128,7 +130,6 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     script = str(EXAMPLES / "multi_worker_fit.py")
     programs = kept_in(tmp_path / "programs")
@@ -148,7 +149,6 @@ def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.processes
 def test_a_loop_goes_on_in_several_processes(tmp_path):
     script, directory = str(EXAMPLES / "multi_worker_loop.py"), str(tmp_path / "ckpts")
     alone = python(script, "--checkpoints", directory)

@@ -18,7 +18,7 @@ from keras import layers, ops
 
 import layer_groups
 import unisono as un
-from sizes import slow
+from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
 from unisono.checkpoint.reading import DamagedError, load
 from unisono.exporting import export, extras, load_exported, places, structure
@@ -105,10 +105,7 @@ MODELS = {
 }
 
 
-ALL = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in ("mixed_bfloat16", "mixed_float16", "attention", "LSTM")))
-    for name in MODELS
-]
+ALL = mostly_slow(MODELS, "convolution", "dicts", "subclass")
 
 
 class Case:
@@ -160,7 +157,7 @@ def equal(ours, theirs):
 # The same model.
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "convolution"))
 def test_loss_and_accuracy_are_the_same_to_the_last_printed_digit(cases, name):
     """Of the model itself, and of the loaded one without a strategy and with one."""
     case = cases(name)

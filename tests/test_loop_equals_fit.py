@@ -64,7 +64,7 @@ def test_every_optimizer_and_every_form_of_a_loop(name):
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("replicas", [5, *slow(1, 2)])
+@pytest.mark.parametrize("replicas", slow(1, 2, 5))
 @pytest.mark.parametrize("loss", ["average", *slow("vector", "fixed")])
 def test_every_r_and_every_loss(replicas, loss):
     """A fixed divisor that is every batch's real one."""

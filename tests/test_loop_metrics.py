@@ -224,7 +224,7 @@ class SquaredErrors(keras.metrics.Metric):
         return self.total.value
 
 
-@pytest.mark.parametrize("layer", [layers.BatchNormalization, lambda: layers.Dropout(0.5)])
+@pytest.mark.parametrize("layer", [lambda: layers.Dropout(0.5), *slow(layers.BatchNormalization)])
 def test_a_metric_of_the_users_in_a_step_that_looks_at_the_batch_or_draws(layer):
     """It is a sum, whatever the step does beside it: what fit says."""
     x, y = data("dense", 24)

@@ -12,14 +12,14 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from trainings import on
 from unisono.loop.run import identity
 
 X, Y = data("dense", 24)
 
 
-@pytest.fixture(params=[1, 4])
+@pytest.fixture(params=[4, *slow(1)])
 def loop(request):
     return Loop(on(1, request.param))
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
-from sizes import mostly_slow
+from sizes import RAGGED, ROWS_AT_ONCE, mostly_slow
 from trainings import assert_same_bits, fitting, labels, rows, run
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs" / "metrics.md"
-COUNT, BATCH = 43, 10  # batches of ten rows for eight replicas, then three rows: five replicas have none
+COUNT, BATCH = RAGGED, ROWS_AT_ONCE
 X = rows(COUNT, 5)
 CLASS = labels(COUNT, 3)
 WEIGHT = np.where(np.arange(COUNT) % 5, np.abs(rows(COUNT, seed=2)), 0).astype("float32")

@@ -51,8 +51,11 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """The first process has one core, the other what there is; each draws weights of its own where one check asks for it."""
+def pair(alone, tmp_path_factory):
+    """They load what the one alone has compiled.
+
+    The first process has one core, the other what there is; each draws weights of its own where one check asks for it.
+    """
     folder = tmp_path_factory.mktemp("files")
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(folder)}

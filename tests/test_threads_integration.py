@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kept_programs import NOTHING_KEPT
+from matrix_of_threads import FIRST, Place, different, nets, table
 from processes import FULL, HERE, python
 from sizes import cases, slow
 
@@ -55,25 +56,22 @@ def test_a_single_thread_is_said():
     assert "JAX runs with" not in more.stderr
 
 
-NETS = 100 if os.environ.get("UNISONO_MATRIX") == "full" else cases(1, 6)
-PLACES = [(devices, None) for devices in (1, 2, 3, 4, 8)] + [(1, threads) for threads in (2, 3, 4, 8, 16)]
-"""(devices, threads): all of them in `make matrix`."""
-FEW = [(1, None), (3, None)]
+NETS = cases(1, 6)
+PLACES = cases([Place(3)], [Place(3), Place(8), Place(threads=3)])
 
 
-@pytest.mark.matrix
 def test_random_nets_have_one_fingerprint_in_fresh_processes():
-    """A pool has a thread for each core, or for each CPU device where there are more of them; nothing that another has compiled is taken."""
-    found = {}
-    for devices, threads in PLACES if os.environ.get("UNISONO_MATRIX") == "full" else cases(FEW, [*FEW, (1, 3), (8, None)]):
-        spec = json.dumps({"devices": devices, "count": NETS})
-        settings = NOTHING_KEPT | ({} if threads is None else {"PJRT_NPROC": str(threads)})
-        done = python(str(HERE / "train_nets.py"), spec, **settings)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[devices, threads] = json.loads(done.stdout.splitlines()[-1])
-    first = found[1, None]
-    for place, of in found.items():
-        assert of == first, f"{place}: other nets are {[number for number in first if of[number] != first[number]]}"
+    """A pool has a thread for each core, or for each CPU device where there are more of them; `make matrix` tries more nets and places."""
+    first = nets(FIRST, NETS)
+    for place in PLACES:
+        assert different(nets(place, NETS), first) == [], str(place)
+
+
+@pytest.mark.parametrize("wrong", [{"0": "b"}, {}])
+def test_the_table_tells_what_is_different(wrong):
+    same = {"0": "a", "1": "c"}
+    found = {FIRST: (same, same), Place(3): (same | wrong if wrong else {"0": "a"}, same)}
+    assert table(found).splitlines()[2:] == ["| 1 device | 2 of 2 | 2 of 2 |", "| 3 devices | 1 of 2 | 2 of 2 |"]
 
 
 CRASH = """

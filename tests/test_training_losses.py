@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, losses, ops
 
-from sizes import mostly_slow, slow
+from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
@@ -66,7 +66,7 @@ def test_loss_equals_keras(name):
 def test_reductions_of_weighted_rows(reduction):
     """Each reduction divides by what Keras divides by on the whole batch, zero weights included."""
     make = regressor(losses.MeanSquaredError(reduction=reduction), weighted_metrics=["mae"])
-    assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=10))
+    assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE))
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", *slow("sum", "mean_with_sample_weight")])
@@ -82,19 +82,19 @@ def test_reductions_under_a_mask_and_weights_of_positions(reduction):
         return model
 
     weights = np.abs(rows(43, 4, seed=2))
-    assert_equals_keras(make, fitting(words, labels(43, 3, 4), sample_weight=weights, batch_size=10))
+    assert_equals_keras(make, fitting(words, labels(43, 3, 4), sample_weight=weights, batch_size=ROWS_AT_ONCE))
 
 
 def test_reduction_none_is_refused():
     """fit needs one number; the error says what to write."""
     with pytest.raises(ValueError, match=r"has reduction='none'.*Write reduction='sum_over_batch_size'"):
-        run(regressor(losses.MeanSquaredError(reduction="none")), fitting(X, Y, batch_size=10), on(3))
+        run(regressor(losses.MeanSquaredError(reduction="none")), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
 
 
 def test_weights_on_a_loss_of_one_number_are_refused():
     """Sample weights cannot reach the rows behind one number."""
     with pytest.raises(ValueError, match="sample or class weights cannot reach the rows"):
-        run(regressor(scalar_loss), fitting(X, Y, sample_weight=WEIGHTS, batch_size=10), on(3))
+        run(regressor(scalar_loss), fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE), on(3))
 
 
 def test_class_weights():
@@ -105,13 +105,13 @@ def test_class_weights():
         model.compile(keras.optimizers.SGD(0.1), losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         return model
 
-    assert_equals_keras(make, fitting(X, labels(43, 3), class_weight={0: 0.5, 1: 2.0, 2: 0.0}, batch_size=10))
+    assert_equals_keras(make, fitting(X, labels(43, 3), class_weight={0: 0.5, 1: 2.0, 2: 0.0}, batch_size=ROWS_AT_ONCE))
 
 
 def test_a_batch_whose_weights_are_all_zero():
     """Nothing is divided by zero: the weights stay, the loss is zero."""
     make = regressor(losses.MeanSquaredError(reduction="mean_with_sample_weight"))
-    assert_equals_keras(make, fitting(X, Y, sample_weight=np.where(np.arange(43) < 20, 0, WEIGHTS), batch_size=10))
+    assert_equals_keras(make, fitting(X, Y, sample_weight=np.where(np.arange(43) < 20, 0, WEIGHTS), batch_size=ROWS_AT_ONCE))
 
 
 @pytest.mark.parametrize("loss", [losses.Dice, *slow(losses.Tversky, losses.Circle)])
@@ -137,7 +137,7 @@ def test_regularizers_count_once():
         return model
 
     for strategy in (None, on(1, 1), on(1), on(3), on(4, 6)):
-        found = run(make, fitting(X[:10], batch_size=10), strategy)
+        found = run(make, fitting(X[:10], batch_size=ROWS_AT_ONCE), strategy)
         assert np.asarray(found.model.trainable_variables[0].value).tolist() == [-1.0]
         assert found.logs["loss"] == [1.0]
 
@@ -154,7 +154,7 @@ def test_l1_l2_and_bias_regularizers():
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    assert_equals_keras(make, fitting(X, Y, batch_size=10))
+    assert_equals_keras(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))
 
 
 class MeanActivity(layers.Layer):
@@ -178,7 +178,7 @@ def test_add_loss_in_a_reused_layer():
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    assert_equals_keras(make, fitting(X, Y, batch_size=10, validation_data=(X[:7], Y[:7])))
+    assert_equals_keras(make, fitting(X, Y, batch_size=ROWS_AT_ONCE, validation_data=(X[:7], Y[:7])))
 
 
 @pytest.mark.slow
@@ -222,9 +222,11 @@ def test_a_model_without_targets():
         model.compile(keras.optimizers.SGD(0.1))
         return model
 
-    plain = assert_equals_keras(make, fitting(X, batch_size=10)).model
-    ours = run(make, fitting(X, batch_size=10), on(3)).model
-    np.testing.assert_allclose(ours.evaluate(X, batch_size=10, verbose=0), plain.evaluate(X, batch_size=10, verbose=0), rtol=1e-5)
+    plain = assert_equals_keras(make, fitting(X, batch_size=ROWS_AT_ONCE)).model
+    ours = run(make, fitting(X, batch_size=ROWS_AT_ONCE), on(3)).model
+    np.testing.assert_allclose(
+        ours.evaluate(X, batch_size=ROWS_AT_ONCE, verbose=0), plain.evaluate(X, batch_size=ROWS_AT_ONCE, verbose=0), rtol=1e-5
+    )
     np.testing.assert_allclose(ours.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-4, atol=1e-5)
 
 
@@ -236,4 +238,4 @@ def test_activity_regularizers():
         model.compile(keras.optimizers.SGD(0.1), "mse")
         return model
 
-    assert_equals_keras(make, fitting(X, Y, batch_size=10))
+    assert_equals_keras(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))

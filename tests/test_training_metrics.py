@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
-from sizes import slow
+from sizes import ROWS_AT_ONCE, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
@@ -56,21 +56,21 @@ of_keras_iou = pytest.mark.filterwarnings("ignore:Explicitly requested dtype int
 def test_metrics_of_two_classes():
     """Seventeen metrics, every second one weighted, over ragged batches, equal plain Keras'."""
     make = binary(metrics=BINARY_METRICS[::2], weighted_metrics=BINARY_METRICS[1::2])
-    assert_equals_keras(make, fitting(X, BINARY, sample_weight=WEIGHT, batch_size=10), devices=(3,))
+    assert_equals_keras(make, fitting(X, BINARY, sample_weight=WEIGHT, batch_size=ROWS_AT_ONCE), devices=(3,))
 
 
 def test_validation_metrics():
     """Metrics of held-out weighted rows, among them some of many thresholds, equal plain Keras'."""
     held_out = (X[:13], BINARY[:13], WEIGHT[:13])
     make = binary(metrics=["mae", metrics.AUC], weighted_metrics=["mse", metrics.Precision])
-    assert_equals_keras(make, fitting(X, BINARY, batch_size=10, validation_data=held_out), devices=(3,))
+    assert_equals_keras(make, fitting(X, BINARY, batch_size=ROWS_AT_ONCE, validation_data=held_out), devices=(3,))
 
 
 @of_keras_iou
 @pytest.mark.slow
 def test_metrics_of_several_classes():
     """Metrics by name and by object, over ragged batches."""
-    assert_equals_keras(binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=10, epochs=2))
+    assert_equals_keras(binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=ROWS_AT_ONCE, epochs=2))
 
 
 def test_a_metric_of_one_number_for_a_batch():
@@ -84,7 +84,7 @@ def test_a_metric_of_one_number_for_a_batch():
 def test_evaluation_metrics_of_any_number_of_rows(count):
     """Batches with fewer rows than replicas put nothing into a metric but their rows."""
     model = run(binary(metrics=["mae", metrics.BinaryAccuracy, metrics.AUC]), lambda model: model, on(3)).model
-    logs = model.evaluate(X[:count], BINARY[:count], batch_size=10, verbose=0, return_dict=True)
+    logs = model.evaluate(X[:count], BINARY[:count], batch_size=ROWS_AT_ONCE, verbose=0, return_dict=True)
     y_pred = model.predict(X[:count], verbose=0)
     np.testing.assert_allclose(logs["mae"], np.abs(y_pred - BINARY[:count]).mean(), rtol=1e-5)
     np.testing.assert_allclose(logs["metric_1"], ((y_pred > 0.5) == BINARY[:count]).mean(), rtol=1e-6)
@@ -125,7 +125,7 @@ def test_a_metric_that_a_layer_keeps():
         model.compile("sgd", "mse")
         return model
 
-    ours = assert_same_bits(watched, fitting(X, BINARY, batch_size=10))
+    ours = assert_same_bits(watched, fitting(X, BINARY, batch_size=ROWS_AT_ONCE))
     np.testing.assert_allclose(ours.logs["seen"], [X.mean()], rtol=1e-4)
 
 
@@ -151,7 +151,7 @@ class Keeps(metrics.Metric):
 def test_a_metric_that_is_no_sum_is_refused(keep):
     """Replicas' maxima cannot be added: the error names the metric."""
     with pytest.raises(ValueError, match="metric_0"):
-        run(binary(metrics=[partial(Keeps, keep)]), fitting(X, BINARY, batch_size=10), on(3))
+        run(binary(metrics=[partial(Keeps, keep)]), fitting(X, BINARY, batch_size=ROWS_AT_ONCE), on(3))
 
 
 class Counts(metrics.Metric):
@@ -171,15 +171,15 @@ class Counts(metrics.Metric):
 @pytest.mark.slow
 def test_a_metric_of_integers():
     """An integer sum over the rows is exact: every row of both epochs once."""
-    ours = assert_same_bits(binary(metrics=[Counts]), fitting(X, BINARY, batch_size=10, epochs=2))
+    ours = assert_same_bits(binary(metrics=[Counts]), fitting(X, BINARY, batch_size=ROWS_AT_ONCE, epochs=2))
     assert ours.logs["metric_0"] == [int(BINARY.sum())] * 2
 
 
 def test_metrics_start_anew_in_every_epoch_and_evaluation():
     """Nothing of training reaches an evaluation, nor of one epoch the next."""
     make = binary(metrics=["mae", metrics.TruePositives])
-    model = run(make, fitting(X, BINARY, batch_size=10, epochs=2), on(3)).model
+    model = run(make, fitting(X, BINARY, batch_size=ROWS_AT_ONCE, epochs=2), on(3)).model
     first = model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0)
     assert model.evaluate(X[:13], BINARY[:13], batch_size=4, verbose=0) == first
-    history = fitting(X, BINARY, batch_size=10)(model).history
+    history = fitting(X, BINARY, batch_size=ROWS_AT_ONCE)(model).history
     assert 0 <= history["metric_1"][0] <= BINARY.sum()

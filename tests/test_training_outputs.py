@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from sizes import slow
+from sizes import ROWS_AT_ONCE, slow
 from trainings import assert_equals_keras, fitting, labels, rows
 
 ONE, TWO = rows(43, 3), rows(43, 4, seed=3)
@@ -37,7 +37,7 @@ def test_containers_of_inputs_and_outputs(container):
     """Dicts, lists and tuples of inputs and outputs: total loss and the loss of each output equal plain Keras."""
     loss = packed(list if container is tuple else container, "mse", CROSSENTROPY(from_logits=True), ("value", "kind"))
     x, y = packed(container, ONE, TWO), packed(container, Y, CLASS, ("value", "kind"))
-    plain = assert_equals_keras(two_headed(container, container, loss=loss), fitting(x, y, batch_size=10))
+    plain = assert_equals_keras(two_headed(container, container, loss=loss), fitting(x, y, batch_size=ROWS_AT_ONCE))
     assert sorted(plain.logs) == ["kind_loss", "loss", "value_loss"]
 
 
@@ -51,13 +51,13 @@ def test_loss_weights_metrics_and_sample_weights_of_each_output():
     )
     x, y, weight = {"one": ONE, "two": TWO}, {"value": Y, "kind": CLASS}, {"value": WEIGHT, "kind": WEIGHT[::-1].copy()}
     held_out = ({"one": ONE[:13], "two": TWO[:13]}, {"value": Y[:13], "kind": CLASS[:13]})
-    assert_equals_keras(make, fitting(x, y, sample_weight=weight, batch_size=10, validation_data=held_out))
+    assert_equals_keras(make, fitting(x, y, sample_weight=weight, batch_size=ROWS_AT_ONCE, validation_data=held_out))
 
 
 def test_an_output_without_a_loss():
     """An output that has no loss takes no part."""
     make = two_headed(loss={"value": "mse", "kind": None})
-    assert_equals_keras(make, fitting({"one": ONE, "two": TWO}, {"value": Y, "kind": CLASS}, batch_size=10))
+    assert_equals_keras(make, fitting({"one": ONE, "two": TWO}, {"value": Y, "kind": CLASS}, batch_size=ROWS_AT_ONCE))
 
 
 class Nested(keras.Model):
@@ -82,7 +82,7 @@ def test_nested_inputs_of_a_subclassed_model():
         return model
 
     x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
-    assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=10))
+    assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=ROWS_AT_ONCE))
 
 
 class OwnLoss(Nested):
@@ -112,7 +112,7 @@ def test_overridden_compute_loss(kind):
         return model
 
     x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
-    assert_equals_keras(make, fitting(x, (Y, CLASS), sample_weight=(WEIGHT, WEIGHT), batch_size=10))
+    assert_equals_keras(make, fitting(x, (Y, CLASS), sample_weight=(WEIGHT, WEIGHT), batch_size=ROWS_AT_ONCE))
 
 
 class OwnMetrics(Nested):
@@ -137,5 +137,5 @@ def test_overridden_compute_metrics():
         return model
 
     x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
-    plain = assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=10))
+    plain = assert_equals_keras(make, fitting(x, (Y, CLASS), batch_size=ROWS_AT_ONCE))
     assert {"spread", "size"} <= set(plain.logs)

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import slow
+from sizes import ROWS_AT_ONCE, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5) * 2 + 1, labels(43, 3)
@@ -24,7 +24,9 @@ def classifier(*stack):
 def test_batch_normalization_and_dropout_on_every_placement():
     """Statistics and random numbers of a replica's rows: equal bits, some replicas without rows, two epochs."""
     stack = [lambda: layers.Dense(7), layers.BatchNormalization, lambda: layers.Dropout(0.4)]
-    ours = assert_same_bits(classifier(*stack), fitting(X, Y, batch_size=10, epochs=2, shuffle=True), devices=(1, 2, 3, 8))
+    ours = assert_same_bits(
+        classifier(*stack), fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True), devices=(1, 2, 3, 8)
+    )
     assert all(np.isfinite(np.asarray(w.value)).all() for w in ours.model.weights)
 
 
@@ -33,21 +35,21 @@ def test_a_convolutional_net_with_batch_normalization():
     """The same for images, evaluated in between."""
     stack = [lambda: layers.Conv2D(4, 3), layers.BatchNormalization, lambda: layers.SpatialDropout2D(0.3), layers.Flatten]
     x = rows(43, 6, 6, 2)
-    assert_same_bits(classifier(*stack), fitting(x, Y, batch_size=10, epochs=2, validation_data=(x[:13], Y[:13])))
+    assert_same_bits(classifier(*stack), fitting(x, Y, batch_size=ROWS_AT_ONCE, epochs=2, validation_data=(x[:13], Y[:13])))
 
 
 @pytest.mark.parametrize("momentum", [0.9, *slow(0.8, 0.99)])
 def test_the_moving_mean_is_that_of_all_rows(momentum):
     """Replicas' means weighted by their rows are the mean of the whole batch, as in plain Keras."""
     make = classifier(lambda: layers.BatchNormalization(momentum=momentum))
-    plain, ours = (run(make, fitting(X, Y, batch_size=10), strategy).model.layers[0] for strategy in (None, on(3)))
+    plain, ours = (run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE), strategy).model.layers[0] for strategy in (None, on(3)))
     np.testing.assert_allclose(ours.moving_mean.value, plain.moving_mean.value, rtol=1e-5)
 
 
 def test_the_moving_variance_is_the_mean_of_the_replicas():
     """One batch of ten rows: (momentum) old + (1 - momentum) times the replicas' variances, weighted by rows."""
     layer = run(
-        classifier(lambda: layers.BatchNormalization(momentum=0.8)), fitting(X[:10], Y[:10], batch_size=10), on(3, 4)
+        classifier(lambda: layers.BatchNormalization(momentum=0.8)), fitting(X[:10], Y[:10], batch_size=ROWS_AT_ONCE), on(3, 4)
     ).model.layers[0]
     parts = np.split(X[:10], [3, 6, 8])
     expected = 0.8 + 0.2 * sum(len(part) / 10 * part.var(axis=0) for part in parts)
@@ -72,7 +74,7 @@ def test_predictions_of_batch_normalization_are_normal():
 def test_one_replica_draws_what_keras_draws():
     """With R = 1, dropout and noise in two layers: the weights of plain Keras."""
     stack = [lambda: layers.Dense(7), lambda: layers.Dropout(0.4), lambda: layers.GaussianNoise(0.1), lambda: layers.Dropout(0.3)]
-    assert_equals_keras(classifier(*stack), fitting(X, Y, batch_size=10), replicas=(1,), tolerance=1e-5)
+    assert_equals_keras(classifier(*stack), fitting(X, Y, batch_size=ROWS_AT_ONCE), replicas=(1,), tolerance=1e-5)
 
 
 class Kept(layers.Layer):
@@ -99,18 +101,18 @@ def test_replicas_and_layers_draw_different_masks():
 def test_random_state_moves_on_as_in_keras():
     """After five steps every seed generator stands where it stands in plain Keras."""
     make = classifier(lambda: layers.Dense(7), lambda: layers.Dropout(0.4), lambda: layers.Dropout(0.4))
-    plain, ours = (run(make, fitting(X, Y, batch_size=10), strategy).model for strategy in (None, on(3)))
+    plain, ours = (run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE), strategy).model for strategy in (None, on(3)))
     states = [[np.asarray(v.value).tolist() for v in model.non_trainable_variables] for model in (ours, plain)]
     assert states[0] == states[1] != [[0, 0], [0, 0]]
 
 
 def test_dropout_is_for_training_only():
     """Nearly everything is dropped in fit, and nothing in predict and evaluate."""
-    model = run(classifier(lambda: layers.Dropout(0.9999)), fitting(X, Y, batch_size=10), on(3)).model
+    model = run(classifier(lambda: layers.Dropout(0.9999)), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3)).model
     expected = X @ np.asarray(model.layers[-1].kernel.value) + np.asarray(model.layers[-1].bias.value)
-    np.testing.assert_allclose(model.predict(X, batch_size=10, verbose=0), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.predict(X, batch_size=ROWS_AT_ONCE, verbose=0), expected, rtol=1e-4, atol=1e-5)
     before = un.fingerprint(model)
-    model.evaluate(X, Y, batch_size=10, verbose=0)
+    model.evaluate(X, Y, batch_size=ROWS_AT_ONCE, verbose=0)
     assert un.fingerprint(model) == before
 
 
@@ -130,14 +132,14 @@ class Assigning(layers.Layer):
 def test_a_counter_counts_steps():
     """An integer that every replica raises by one is raised by one a step."""
     make = classifier(lambda: Assigning(lambda own, x: own + 1))
-    ours = assert_same_bits(make, fitting(X, Y, batch_size=10))
+    ours = assert_same_bits(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))
     assert int(ours.model.layers[0].own.value) == 5
 
 
 def test_a_float_that_the_forward_pass_assigns():
     """It becomes the mean of what the replicas leave, weighted by rows: here plain Keras' mean."""
     make = classifier(lambda: Assigning(lambda own, x: 0.9 * own + 0.1 * ops.mean(x), dtype="float32"))
-    assert_equals_keras(make, fitting(X, Y, batch_size=10))
+    assert_equals_keras(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))
 
 
 REFUSED = {
@@ -151,7 +153,7 @@ REFUSED = {
 def test_state_that_cannot_be_merged_is_refused(what):
     """By the path of the variable."""
     with pytest.raises(ValueError, match="own"):
-        run(classifier(REFUSED[what]), fitting(X, Y, batch_size=10), on(3))
+        run(classifier(REFUSED[what]), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
 
 
 def test_a_variable_that_the_model_does_not_track_is_refused():
@@ -162,4 +164,4 @@ def test_a_variable_that_the_model_does_not_track_is_refused():
         return classifier(lambda: layers.Lambda(lambda x: (hidden[-1].assign(ops.mean(x)), x)[1]))()
 
     with pytest.raises(ValueError, match="hidden.*does not track"):
-        run(make, fitting(X, Y, batch_size=10), on(3))
+        run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
