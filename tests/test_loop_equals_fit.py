@@ -119,8 +119,13 @@ class Says(Loop):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("dense", "metric predictions rows"),
-        *slow(("conv", ""), ("conv", "metric predictions rows"), ("conv", "gradients loss"), ("transformer", "predictions loss")),
+        *slow(
+            ("dense", "metric predictions rows"),
+            ("conv", ""),
+            ("conv", "metric predictions rows"),
+            ("conv", "gradients loss"),
+            ("transformer", "predictions loss"),
+        ),
     ],
 )
 def test_what_the_code_returns_changes_no_bit(name, what):

@@ -2,9 +2,7 @@
 
 import json
 import os
-import pathlib
 import re
-from typing import NamedTuple
 
 import pytest
 
@@ -41,50 +39,26 @@ def alone():
     return json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND "))
 
 
-class Pair(NamedTuple):
-    """Two processes of two devices each, which have run all checks that end well."""
-
-    found: list
-    lines: list
-    folder: pathlib.Path
-    """Of the files that they wrote."""
-
-
-@pytest.fixture(scope="module")
-def pair(alone, tmp_path_factory):
-    """They load what the one alone has compiled.
-
-    The first process has one core, the other what there is; each draws weights of its own where one check asks for it.
-    """
-    folder = tmp_path_factory.mktemp("files")
+def test_two_processes_have_the_bits_of_one(alone, tmp_path):
+    """One launched pair, of two devices each, runs all checks that end well. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
-    files = {"check": "files", "replicas": 4, "folder": str(folder)}
+    files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
     done = python(*command(2, 2, FIT | cores, LOOP, FIVE | {"other_weights": True}, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    return Pair(printed(lines, 2), lines, folder)
-
-
-@pytest.mark.parametrize("check", [0, 1], ids=["fit", "loop"])
-def test_two_processes_have_the_bits_of_one(pair, alone, check):
-    """Batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas."""
-    for found in pair.found:
-        assert found[check] == alone[check]
-
-
-def test_replicas_need_not_divide_and_every_process_starts_from_the_weights_of_the_first(pair, alone):
-    """Five replicas on four devices; each process draws weights of its own."""
-    for found in pair.found:
-        assert found[2] == alone[2]
-
-
-def test_one_process_writes_and_shows_and_all_stop_at_one_epoch(pair):
-    epochs = [found[3] for found in pair.found]
-    assert epochs == [epochs[0]] * 2
+    for fit, loop, five, _ in printed(lines, 2):
+        assert fit == alone[0], "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
+        assert loop == alone[1]
+        assert five == alone[2], (
+            "five replicas on four devices; each process drew weights of its own, and took those of the first"
+        )
+    epochs = [epoch for *_, epoch in printed(lines, 2)]
+    assert epochs == [epochs[0]] * 2, "all stop at one epoch"
     assert 1 < epochs[0] < 5
-    assert (pair.folder / "log.csv").read_text().count("\n") == 1 + epochs[0]
-    assert len(list(pair.folder.glob("*.weights.h5"))) == epochs[0]
-    assert {line[:3] for line in pair.lines if "Epoch" in line} == {"[0]"}
+    # One process writes and shows.
+    assert (tmp_path / "log.csv").read_text().count("\n") == 1 + epochs[0]
+    assert len(list(tmp_path.glob("*.weights.h5"))) == epochs[0]
+    assert {line[:3] for line in lines if "Epoch" in line} == {"[0]"}
 
 
 @pytest.mark.parametrize(("processes", "devices"), [*slow((2, 1)), *thorough((1, 4), (3, 1), (4, 1))])

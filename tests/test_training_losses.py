@@ -66,7 +66,7 @@ def test_loss_equals_keras(name):
 def test_reductions_of_weighted_rows(reduction):
     """Each reduction divides by what Keras divides by on the whole batch, zero weights included."""
     make = regressor(losses.MeanSquaredError(reduction=reduction), weighted_metrics=["mae"])
-    assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE))
+    assert_equals_keras(make, fitting(X, Y, sample_weight=WEIGHTS, batch_size=10))
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", *slow("sum", "mean_with_sample_weight")])
@@ -82,7 +82,7 @@ def test_reductions_under_a_mask_and_weights_of_positions(reduction):
         return model
 
     weights = np.abs(rows(43, 4, seed=2))
-    assert_equals_keras(make, fitting(words, labels(43, 3, 4), sample_weight=weights, batch_size=ROWS_AT_ONCE))
+    assert_equals_keras(make, fitting(words, labels(43, 3, 4), sample_weight=weights, batch_size=10))
 
 
 def test_reduction_none_is_refused():
@@ -137,7 +137,7 @@ def test_regularizers_count_once():
         return model
 
     for strategy in (None, on(1, 1), on(1), on(3), on(4, 6)):
-        found = run(make, fitting(X[:10], batch_size=ROWS_AT_ONCE), strategy)
+        found = run(make, fitting(X[:10], batch_size=10), strategy)
         assert np.asarray(found.model.trainable_variables[0].value).tolist() == [-1.0]
         assert found.logs["loss"] == [1.0]
 

@@ -73,6 +73,7 @@ def test_metrics_of_several_classes():
     assert_equals_keras(binary(3, metrics=CLASS_METRICS), fitting(X, CLASS, batch_size=ROWS_AT_ONCE, epochs=2))
 
 
+@pytest.mark.slow
 def test_a_metric_of_one_number_for_a_batch():
     """It is weighted by rows: in a batch of even shards the mean of all rows, on every placement the same bits."""
     ours = assert_same_bits(binary(metrics=[whole_batch]), fitting(X[:40], BINARY[:40], batch_size=20), devices=(1, 3, 8))
