@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from unittest import mock
 
 import jax
@@ -693,3 +694,17 @@ def test_other_platforms_are_left_alone():
     args = normal((2, 6, 6, 2)), normal((3, 3, 2, 3), 1)
     step = jax.grad(loss)
     assert primitives(step, *args, platform="tpu") == [e.primitive.name for e in equations(jax.make_jaxpr(step)(*args).jaxpr)]
+
+
+@pytest.mark.parametrize("form", ["ij,jk->ik", "ji,jk->ik", "bij,bjk->bik", "ij,kj->ik"])
+def test_a_transposed_product_is_the_product_of_its_operands_the_other_way_round(form):
+    """An operand, which is smaller, is brought into order instead of the result."""
+    sizes = {"b": 3, "i": 40, "j": 8, "k": 24}
+    args = [normal(tuple(sizes[name] for name in part), seed) for seed, part in enumerate(form.split("->")[0].split(","))]
+    function = lambda *args: jnp.swapaxes(jnp.einsum(form, *args), -1, -2)
+    assert_close(*both(function, *args))
+    assert_close(*both(jax.grad(lambda *args: jnp.cos(function(*args)).sum(), argnums=(0, 1)), *args))
+    hlo = jax.jit(rewritten(function, "cpu"), compiler_options=compiler_options("cpu")).lower(*args).compile().as_text()
+    results = function(*args).size
+    moved = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]\S* transpose\(", hlo)]
+    assert results not in moved

@@ -7,10 +7,9 @@ whose edges it adds in another order. So what Eigen would take is brought to a f
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from jax import lax
 from jax.extend.core import JaxprEqn
@@ -24,49 +23,103 @@ LEAST = 8
 """YNNPACK takes a product of which one dimension has so many elements; of smaller ones XLA makes loops of its own."""
 
 
+class Product(NamedTuple):
+    """A product whose dimensions are those of the batch, then those of `left` alone, then those of `right` alone."""
+
+    params: Mapping[str, Any]
+    left: Shape
+    right: Shape
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Product:
+        return cls(eqn.params, *map(shape, eqn.invars))
+
+    @property
+    def free_of_left(self) -> Axes:
+        (contracted, _), (batch, _) = self.params["dimension_numbers"]
+        return free(self.left, contracted, batch)
+
+    @property
+    def free_of_right(self) -> Axes:
+        (_, contracted), (_, batch) = self.params["dimension_numbers"]
+        return free(self.right, contracted, batch)
+
+    @property
+    def is_left_to_xla(self) -> bool:
+        """Whether one operand is a vector, for which XLA has code that nobody cuts, or all is small."""
+        (contracted, _), _ = self.params["dimension_numbers"]
+        rows, columns = volume(self.left, self.free_of_left), volume(self.right, self.free_of_right)
+        is_small = max(rows, columns, volume(self.left, contracted)) < LEAST
+        return min(rows, columns) == 1 or is_small or self.params["out_sharding"] is not None
+
+    @property
+    def results(self) -> int:
+        (contracted, _), _ = self.params["dimension_numbers"]
+        return math.prod(self.left) // volume(self.left, contracted) * volume(self.right, self.free_of_right)
+
+    @property
+    def moved(self) -> int:
+        """How many elements are brought into another order before `computed`."""
+        (contracted, _), (batch, _) = self.params["dimension_numbers"]
+        is_last = (*batch, *self.free_of_left, *contracted) == tuple(range(len(self.left)))
+        return 0 if is_last else math.prod(self.left)
+
+    def swapped(self) -> Product:
+        """Return the product of the operands the other way round: the last two groups of its dimensions change places."""
+        contracted, batch = self.params["dimension_numbers"]
+        return Product({**self.params, "dimension_numbers": (contracted[::-1], batch[::-1])}, self.right, self.left)
+
+    def computed(self, left: Any, right: Any) -> Any:
+        """Return the product, of the left operand with the contracted dimensions behind all others.
+
+        The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
+        """
+        (contracted, of_right), (batch, batch_of_right) = self.params["dimension_numbers"]
+        outside = (*batch, *self.free_of_left)
+        left = lax.optimization_barrier(lax.transpose(left, (*outside, *contracted)))
+        numbers = ((tuple(range(len(outside), left.ndim)), of_right), (tuple(range(len(batch))), batch_of_right))
+        y = lax.dot_general(left, right, numbers, self.params["precision"], self.params["preferred_element_type"])
+        return lax.optimization_barrier(y)
+
+    def behind_each_other(self) -> tuple[int, ...]:
+        """Return the permutation that puts the dimensions of `right` alone before those of `left` alone."""
+        _, (batch, _) = self.params["dimension_numbers"]
+        ahead, behind = len(batch), len(batch) + len(self.free_of_left)
+        return (*range(ahead), *range(behind, behind + len(self.free_of_right)), *range(ahead, behind))
+
+
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
-    """A product whose left operand is contracted over its last dimensions, as YNNPACK takes it.
+    """Replace a product by one whose left operand is contracted over its last dimensions, as YNNPACK takes it.
 
-    The gradients by a Dense layer's kernel are others. A product with a vector has code of its own, which nobody cuts.
+    The gradients by a Dense layer's kernel are others.
     """
-    params, (left, right) = eqn.params, map(shape, eqn.invars)
-    (of_left, of_right), (batch, right_batch) = params["dimension_numbers"]
-    left_free, right_free = free(left, of_left, batch), free(right, of_right, right_batch)
-    rows, columns, length = (
-        math.prod(a[axis] for axis in axes) for a, axes in ((left, left_free), (right, right_free), (left, of_left))
-    )
-    if min(rows, columns) == 1 or max(rows, length, columns) < LEAST or params["out_sharding"] is not None:
+    product = Product.of(eqn)
+    return None if product.is_left_to_xla else Replacement(in_order(product), eqn.invars)
+
+
+def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
+    """Replace a transposed product, which JAX's gradients are, by the product of the operands the other way round."""
+    maker = made_by.of_once_read(eqn.invars[0])
+    if maker is None or maker.primitive.name != "dot_general":
         return None
-    product = functools.partial(contracted_last, params)
-    is_last = (*batch, *left_free, *of_left) == tuple(range(len(left)))
-    if is_last or math.prod(left) <= math.prod(right) + math.prod(shape(eqn.outvars[0])):
-        return Replacement(lambda left, right: product(left, right, (of_left, of_right), (batch, right_batch)), eqn.invars)
-    # The other way round the smaller one is brought into order, and the result.
-    ahead = len(batch)
-    back = (
-        *range(ahead),
-        *range(ahead + len(right_free), ahead + len(right_free) + len(left_free)),
-        *range(ahead, ahead + len(right_free)),
-    )
+    product = Product.of(maker)
+    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.behind_each_other():
+        return None
+    compute = in_order(product.swapped())
+    return Replacement(lambda left, right: compute(right, left), maker.invars)
 
-    def swapped(left: Any, right: Any) -> Any:
-        return lax.transpose(product(right, left, (of_right, of_left), (right_batch, batch)), back)
 
-    return Replacement(swapped, eqn.invars)
+def in_order(product: Product) -> Callable[[Any, Any], Any]:
+    """Return what computes a product as YNNPACK takes it: as it is, or the other way round where less is brought into another order."""
+    other = product.swapped()
+    if product.moved <= other.moved + product.results:
+        return product.computed
+    return lambda left, right: lax.transpose(other.computed(right, left), other.behind_each_other())
+
+
+def volume(of: Shape, axes: Axes) -> int:
+    return math.prod(of[axis] for axis in axes)
 
 
 def free(of: Shape, contracted: Axes, batch: Axes) -> Axes:
     return tuple(axis for axis in range(len(of)) if axis not in (*contracted, *batch))
-
-
-def contracted_last(
-    params: Mapping[str, Any], left: Any, right: Any, contracted: tuple[Axes, Axes], batch: tuple[Axes, Axes]
-) -> Any:
-    """The product of the operands, the left one's contracted dimensions behind all others.
-
-    The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
-    """
-    outside = (*batch[0], *free(left.shape, contracted[0], batch[0]))
-    left = lax.optimization_barrier(lax.transpose(left, (*outside, *contracted[0])))
-    numbers = ((tuple(range(len(outside), left.ndim)), contracted[1]), (tuple(range(len(batch[0]))), batch[1]))
-    return lax.optimization_barrier(lax.dot_general(left, right, numbers, params["precision"], params["preferred_element_type"]))

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-MadeBy = Mapping[Any, JaxprEqn]
-"""For each variable of a program, the equation that made it."""
+
+class MadeBy(dict[Any, JaxprEqn]):
+    """For each variable of a program, the equation that made it."""
+
+    def __init__(self, program: Jaxpr) -> None:
+        super().__init__({variable: eqn for eqn in program.eqns for variable in eqn.outvars})
+        read = [atom for eqn in program.eqns for atom in eqn.invars] + list(program.outvars)
+        self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
+
+    def of_once_read(self, atom: Any) -> JaxprEqn | None:
+        """Return the equation that made a variable, if it made nothing else and the variable is read once."""
+        eqn = self.get(atom) if isinstance(atom, Var) and self._times_read[atom] == 1 else None
+        return eqn if eqn is not None and len(eqn.outvars) == 1 else None
 
 
 class Replacement(NamedTuple):

@@ -71,7 +71,7 @@ class Rewriter:
         return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
 
     def _open(self, program: Jaxpr) -> Jaxpr:
-        made_by = {variable: eqn for eqn in program.eqns for variable in eqn.outvars}
+        made_by = MadeBy(program)
         eqns = [self._equation(eqn, made_by) for eqn in program.eqns]
         return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
 

@@ -15,6 +15,7 @@ Rules = Mapping[str, Rule]
 CPU: Rules = {
     "dot_general": contraction.rule,
     "conv_general_dilated": convolution.rule,
+    "transpose": contraction.transpose_rule,
     "fft": fourier.rule,
     "reduce_sum": reduction.rule,
     "reduce_max": reduction.rule,
