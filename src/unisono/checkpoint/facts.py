@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from unisono.version import versions
-from unisono.xla import kinds, runtime
+from unisono.xla import device_kind, runtime
 
 
 def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
         "versions": versions(),
         "replicas": replicas,
         "deterministic": None if strategy is None else strategy.deterministic,
-        "device": kinds.kind_of(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
+        "device": device_kind.kind_of(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
         "single_thread": runtime.threads() < runtime.FEWEST_THREADS,
         "precision": {
             "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
@@ -75,7 +75,7 @@ def warn_of_others(
     for name, version_here in ours["versions"].items():
         if theirs["versions"][name] != version_here:
             said.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
-    said += kinds.differences(theirs["device"], ours["device"])
+    said += device_kind.differences(theirs["device"], ours["device"])
     for name, words in (("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
             said.append(f"{words}: {theirs[name]} there, {ours[name]} here")

@@ -95,7 +95,7 @@ class Strategy(running.Runner):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """On what the bits of a run depend, beside its program, its seed and its data: R, versions, precisions, the kind of device.
+        """Return on what the bits of a run depend, beside its program, its seed and its data: R, versions, precisions, the kind of device.
 
         Where `un.fingerprint(strategy.facts)` is the same, so are the results. A checkpoint holds them.
         """

@@ -23,7 +23,7 @@ from unisono.strategy.arguments import Devices, found
 from unisono.strategy.base import Strategy
 from unisono.version import versions
 from unisono.xla import runtime
-from unisono.xla.kinds import Kind, differences, kind_of
+from unisono.xla.device_kind import Kind, differences, kind_of
 
 
 class MultiWorkerMirroredStrategy(Strategy):

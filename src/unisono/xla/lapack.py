@@ -19,5 +19,5 @@ OF_NUMPY = "numpy.libs"
 def use_one_thread() -> None:
     """Have LAPACK compute on one thread for as long as the process lives: a program may run at any time."""
     controller = ThreadpoolController()
-    found = [of["filepath"] for of in controller.info() if of["user_api"] == "blas" and OF_NUMPY not in of["filepath"]]
-    controller.select(filepath=found).limit(limits=1)
+    libraries = [library["filepath"] for library in controller.info() if library["user_api"] == "blas"]
+    controller.select(filepath=[path for path in libraries if OF_NUMPY not in path]).limit(limits=1)

@@ -22,10 +22,11 @@ def facts() -> dict[str, str]:
 
     Cores of one processor that are not alike are told one beside the other.
     """
-    cores = [core(lines) for lines in told().split("\n\n") if lines.strip()]
+    cores = [described_core(lines) for lines in read_cpuinfo().split("\n\n") if lines.strip()]
+    models = [" ".join(core[name] for name in MODEL if name in core) for core in cores]
     return {
-        "processor": alternatives([" ".join(of[name] for name in MODEL if name in of) for of in cores]) or platform.processor(),
-        "instructions": alternatives([" ".join(computing(of)) for of in cores]) or platform.machine(),
+        "processor": alternatives(models) or platform.processor(),
+        "instructions": alternatives([" ".join(computing_instructions(core)) for core in cores]) or platform.machine(),
         "caches": alternatives([caches_of(path) for path in sorted(CORES.glob("cpu[0-9]*"))]),
     }
 
@@ -33,11 +34,11 @@ def facts() -> dict[str, str]:
 @functools.cache
 def all_instructions() -> str:
     """Return the names of all that the first core has: machine code for others may not run."""
-    of = core(told().split("\n\n")[0])
-    return of.get("flags") or of.get("Features") or platform.machine()
+    core = described_core(read_cpuinfo().split("\n\n")[0])
+    return core.get("flags") or core.get("Features") or platform.machine()
 
 
-def told() -> str:
+def read_cpuinfo() -> str:
     """Return what Linux tells of the cores."""
     try:
         return CPUINFO.read_text()
@@ -45,44 +46,45 @@ def told() -> str:
         return ""
 
 
-def core(lines: str) -> dict[str, str]:
+def described_core(lines: str) -> dict[str, str]:
     """Return what Linux tells of a core, by name.
 
-    >>> core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
+    >>> described_core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
     {'model': '17', 'flags': 'fpu avx2'}
     """
     pairs = (line.partition(":") for line in lines.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def computing(of: dict[str, str]) -> list[str]:
+def computing_instructions(core: dict[str, str]) -> list[str]:
     """Return the names of the instructions that compute.
 
-    >>> computing({"flags": "fpu avx2 hypervisor fma"})
+    >>> computing_instructions({"flags": "fpu avx2 hypervisor fma"})
     ['avx2', 'fma']
-    >>> computing({"Features": "fp asimd bf16"})
+    >>> computing_instructions({"Features": "fp asimd bf16"})
     ['asimd', 'bf16', 'fp']
     """
-    return sorted([name for name in of.get("flags", "").split() if name.startswith(FOR_NUMBERS)] + of.get("Features", "").split())
+    of_x86 = [name for name in core.get("flags", "").split() if name.startswith(FOR_NUMBERS)]
+    return sorted(of_x86 + core.get("Features", "").split())
 
 
 def caches_of(path: pathlib.Path) -> str:
     """Return the sizes of the caches of a core, the first level first."""
-    found = []
+    sizes = []
     for index in sorted(path.glob("cache/index[0-9]*")):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
         except OSError:
             continue
         if kind != "Instruction":
-            found.append((int(level), size))
-    return " ".join(size for _, size in sorted(found))
+            sizes.append((int(level), size))
+    return " ".join(size for _, size in sorted(sizes))
 
 
-def alternatives(found: list[str]) -> str:
+def alternatives(descriptions: list[str]) -> str:
     """Return each that is there, once.
 
     >>> alternatives(["48K 1280K", "48K 1280K", "32K 2048K", ""])
     '32K 2048K beside 48K 1280K'
     """
-    return " beside ".join(sorted(set(found) - {""}))
+    return " beside ".join(sorted(set(descriptions) - {""}))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from unisono.xla.rewrite.equations import MadeBy, Replacement, shape
@@ -69,7 +69,7 @@ class Product(NamedTuple):
         contracted, batch = self.params["dimension_numbers"]
         return Product({**self.params, "dimension_numbers": (contracted[::-1], batch[::-1])}, self.right, self.left)
 
-    def computed(self, left: Any, right: Any) -> Any:
+    def computed(self, left: Array, right: Array) -> Array:
         """Return the product, of the left operand with the contracted dimensions behind all others.
 
         The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
@@ -94,7 +94,7 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     The gradients by a Dense layer's kernel are others.
     """
     product = Product.of(eqn)
-    return None if product.is_left_to_xla else Replacement(in_order(product), eqn.invars)
+    return None if product.is_left_to_xla else Replacement(as_ynnpack_takes_it(product), eqn.invars)
 
 
 def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
@@ -105,11 +105,11 @@ def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     product = Product.of(maker)
     if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.behind_each_other():
         return None
-    compute = in_order(product.swapped())
+    compute = as_ynnpack_takes_it(product.swapped())
     return Replacement(lambda left, right: compute(right, left), maker.invars)
 
 
-def in_order(product: Product) -> Callable[[Any, Any], Any]:
+def as_ynnpack_takes_it(product: Product) -> Callable[[Array, Array], Array]:
     """Return what computes a product as YNNPACK takes it: as it is, or the other way round where less is brought into another order."""
     other = product.swapped()
     if product.moved <= other.moved + product.results:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
-import jax
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 from jax.lax import FftType
 
@@ -29,7 +27,7 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     return Replacement(functools.partial(transformed, kind=FftType(eqn.params["fft_type"]), lengths=lengths), eqn.invars)
 
 
-def transformed(x: Any, kind: FftType, lengths: tuple[int, ...]) -> Any:
+def transformed(x: Array, kind: FftType, lengths: tuple[int, ...]) -> Array:
     """Return the transform over the last dimensions, one after another: of real numbers the last one first, to real numbers last."""
     first = x.ndim - len(lengths)
     others = FftType.IFFT if kind in (FftType.IFFT, FftType.IRFFT) else FftType.FFT
@@ -40,7 +38,7 @@ def transformed(x: Any, kind: FftType, lengths: tuple[int, ...]) -> Any:
     return x
 
 
-def over_axis(x: Any, axis: int, kind: FftType, length: int) -> Any:
+def over_axis(x: Array, axis: int, kind: FftType, length: int) -> Array:
     """Return the transform over one dimension."""
     order = (*(place for place in range(x.ndim) if place != axis), axis)
     x = lax.transpose(x, order)
@@ -49,12 +47,12 @@ def over_axis(x: Any, axis: int, kind: FftType, length: int) -> Any:
     return lax.transpose(y, [order.index(place) for place in range(x.ndim)])
 
 
-def of_lines(x: Any, kind: FftType, length: int) -> Any:
+def of_lines(x: Array, kind: FftType, length: int) -> Array:
     """Return the transform of each line, of so many lines at a time as one thread takes."""
     few = max(1, MOST // max(length, x.shape[1]))
     transform = functools.partial(lax.fft, fft_type=kind, fft_lengths=(length,))
     whole = len(x) // few * few
-    parts = [jax.lax.map(transform, x[:whole].reshape(-1, few, x.shape[1]))] if whole else []
+    parts = [lax.map(transform, x[:whole].reshape(-1, few, x.shape[1]))] if whole else []
     parts = [part.reshape(whole, -1) for part in parts]
     if whole < len(x):
         parts.append(transform(x[whole:]))

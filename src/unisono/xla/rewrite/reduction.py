@@ -53,7 +53,8 @@ FOLDS = {
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
-    operand, axes = shape(eqn.invars[0]), eqn.params["axes"]
+    operand = shape(eqn.invars[0])
+    axes = eqn.params["axes"]
     together = math.prod(operand[axis] for axis in axes)
     if together == 1 or math.prod(operand) < LEAST or eqn.params.get("out_sharding") is not None:
         return None

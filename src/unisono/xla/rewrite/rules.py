@@ -39,7 +39,8 @@ def rules_for(platform: str) -> Rules:
 def replacement(rules: Rules, eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     """Return None where `eqn` stays: it has no rule, is not of a float type that XLA:CPU has fast code for, or is empty."""
     name = eqn.primitive.name
-    rule, dtypes = rules.get(name), OF_PRIMITIVE.get(name, DTYPES)
+    rule = rules.get(name)
+    dtypes = OF_PRIMITIVE.get(name, DTYPES)
     if rule is None or any(v.aval.dtype.name not in dtypes or v.aval.size == 0 for v in [*eqn.invars, *eqn.outvars]):
         return None
     return rule(eqn, made_by)

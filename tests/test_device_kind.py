@@ -11,7 +11,7 @@ from keras import layers
 
 import unisono as un
 from unisono.strategy.workers import warn_of_kinds
-from unisono.xla import kinds, processor
+from unisono.xla import device_kind, processor
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -70,7 +70,7 @@ def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, t
     monkeypatch.setattr(processor, "CORES", tmp_path / "none")
     processor.facts.cache_clear()
     assert processor.facts()["instructions"]
-    assert kinds.differences(processor.facts(), {"caches": "32K"}) == []
+    assert device_kind.differences(processor.facts(), {"caches": "32K"}) == []
 
 
 def other(**facts: str) -> dict[str, str]:
