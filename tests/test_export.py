@@ -115,6 +115,9 @@ class Case:
         make, self.x, self.y, self.loss, example = MODELS[name]
         keras.utils.set_random_seed(0)
         self.model = make()
+        for variable in self.model.non_trainable_variables:  # as if it had been trained: they are zeros and ones in a new model
+            if keras.backend.is_float_dtype(variable.dtype):
+                variable.assign(variable + np.random.default_rng(0).uniform(0.1, 1.0, variable.shape))
         self.path = export(self.model, directory / name.replace(" ", "_"), inputs=example)
 
     def load(self, strategy=None):
