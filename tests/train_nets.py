@@ -1,6 +1,7 @@
 """A process of its own: trains small random nets on one placement and prints their fingerprints, as JSON.
 
-python train_nets.py '{"devices": 3, "first": 0, "count": 5}': net 0 is always the same plain one, the others are drawn by their numbers.
+python train_nets.py '{"devices": 3, "first": 0, "count": 5}': JAX has so many devices, and four replicas run on four of them at most. Net 0
+is always the same plain one, the others are drawn by their numbers.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import json
 import sys
 from typing import Any
 
+import jax
+
 import unisono as un
 
+REPLICAS = 4
 spec = json.loads(sys.argv[1])
-strategy = un.MirroredStrategy(devices=spec["devices"], replicas=spec.get("replicas", 4))  # before anything starts JAX
+jax.config.update("jax_num_cpu_devices", spec["devices"])
+strategy = un.MirroredStrategy(devices=min(spec["devices"], REPLICAS), replicas=REPLICAS)  # before anything starts JAX
 
 import keras
 import numpy as np
