@@ -1,6 +1,6 @@
 """A process of its own: prints a digest of each of many single operations and their gradients, as the engine's programs compute them.
 
-python digest_operations.py SEED COUNT [FIRST [DEVICES]]: what is drawn depends on the seed alone, whatever the number of threads, of which
+python digest_operations.py SEED COUNT FIRST DEVICES: what is drawn depends on the seed alone, whatever the number of threads, of which
 CPU devices make some.
 """
 
@@ -217,7 +217,7 @@ def digests(case: Case) -> str:
 
 if __name__ == "__main__":
     lapack.use_one_thread()  # as a strategy does
-    seed, count, first, devices = map(int, (*sys.argv[1:], *("0", "1")[len(sys.argv) - 3 :]))
+    seed, count, first, devices = map(int, sys.argv[1:])
     jax.config.update("jax_num_cpu_devices", devices)
     found = {}
     for number in range(first, first + count):

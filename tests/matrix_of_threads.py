@@ -9,6 +9,7 @@ taken. Writes `threads.md`, the table, and exits with 1 where two differ or a pr
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import json
 import pathlib
@@ -58,6 +59,7 @@ def operations(place: Place, seed: int, count: int, first: int = 0) -> Found:
 
 
 def printed(place: Place, script: str, *words: str) -> Found:
+    """Return what a script prints in a fresh process."""
     done = python(str(HERE / script), *words, timeout=LIMIT, **place.environment)
     if done.returncode:
         raise RuntimeError(f"{script} {' '.join(words)} on {place}: {done.stderr[-3000:]}")
@@ -81,13 +83,14 @@ def table(found: Mapping[Place, tuple[Found, Found]]) -> str:
 
 def all_at(place: Place, net_count: int, operation_count: int, seed: int) -> tuple[Found, Found]:
     """Return what a place gives, some at a time."""
-    trained: Found = {}
-    computed: Found = {}
-    for first in range(0, net_count, IN_A_PROCESS):
-        trained |= nets(place, min(IN_A_PROCESS, net_count - first), first)
-    for first in range(0, operation_count, IN_A_PROCESS):
-        computed |= operations(place, seed, min(IN_A_PROCESS, operation_count - first), first)
-    return trained, computed
+    trained = [nets(place, count, first) for first, count in portions(net_count)]
+    computed = [operations(place, seed, count, first) for first, count in portions(operation_count)]
+    return {**collections.ChainMap(*trained)}, {**collections.ChainMap(*computed)}
+
+
+def portions(count: int) -> list[tuple[int, int]]:
+    """Return (the first, how many) of those that one process takes."""
+    return [(first, min(IN_A_PROCESS, count - first)) for first in range(0, count, IN_A_PROCESS)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

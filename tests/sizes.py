@@ -12,20 +12,19 @@ from hypothesis import example
 
 T = TypeVar("T")
 
-BATCH, STEPS = 8, 5
-ROWS = BATCH * (STEPS - 1) + 1
-"""Four replicas have shards of two rows, eight of one; in the last batch one replica has a row, and the others none. So there are two
-programs to compile, or one."""
-
-
-RAGGED = 43
-"""Rows whose last batch has fewer rows than eight replicas."""
-
 
 def cases(few: T, many: T) -> T:
     """Return `few` in `make test`, `many` in `make test-all`."""
     return many if os.environ.get("UNISONO_TESTS") == "all" else few
 
+
+BATCH, STEPS = 8, 5
+ROWS = BATCH * (STEPS - 1) + 1
+"""Four replicas have shards of two rows, eight of one; in the last batch one replica has a row, and the others none. So there are two
+programs to compile, or one."""
+
+RAGGED = 43
+"""Rows whose last batch has fewer rows than eight replicas."""
 
 ROWS_AT_ONCE = cases(8, 10)
 """The batch of them: eight replicas have one row or none in `make test`, which is one program; in `make test-all` two as well."""
@@ -37,13 +36,15 @@ def slow(*parameters: Any) -> list[Any]:
 
 
 def mostly_slow(names: Iterable[Any], *quick: Any) -> list[Any]:
-    """Return all names as parameters of a test, marked slow but for the quick ones."""
+    """Return all names as parameters of a test, marked slow but for the quick ones, which are some of them."""
+    names = list(names)
+    assert all(name in names for name in quick), quick
     return [*quick, *slow(*(name for name in names if name not in quick))]
 
 
-def tried_on(*of: Any) -> Callable[[Any], Any]:
-    """Return a decorator of a property: it is tried on these, beside those that are drawn."""
-    return lambda test: functools.reduce(lambda decorated, one: example(one)(decorated), of, test)
+def tried_on(*values: Any) -> Callable[[Any], Any]:
+    """Return a decorator of a property: it is tried on these values, beside those that are drawn."""
+    return lambda test: functools.reduce(lambda decorated, value: example(value)(decorated), values, test)
 
 
 def thorough(*parameters: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from unisono.checkpoint import facts
 from unisono.strategy.workers import warn_of_kinds
 from unisono.xla import device_kind, processor
 
@@ -99,6 +100,12 @@ def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
     said = rf"results may differ: caches: 1K 2K there, {here['caches']} here; instructions: amx_tile only there, .* only here"
     with pytest.warns(UserWarning, match=said):
         checkpoint.restore(path)
+
+
+def test_a_checkpoint_that_knows_the_name_of_its_device_alone_is_restored():
+    """As they were written before."""
+    assert facts.kind_in({"device": "cpu"}) == {"device": "cpu"}
+    assert device_kind.differences(facts.kind_in({"device": "cpu"}), other()) == []
 
 
 def test_processes_on_devices_of_different_kinds_are_told():

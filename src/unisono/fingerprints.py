@@ -82,7 +82,7 @@ def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
             else:
                 raise TypeError(
                     f"fingerprint received {leaf!r} of type {type(leaf).__name__}, which holds no bits that it knows. Pass models, "
-                    f"optimizers, metrics, layers, variables, arrays, or lists, tuples and dicts of them."
+                    f"optimizers, metrics, layers, variables, arrays, numbers, texts, or lists, tuples and dicts of them."
                 )
 
 

@@ -13,7 +13,7 @@ from unisono.xla import device_kind, runtime
 
 
 def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
-    """Return on what the bits of a run depend, beside its program, its seed and its data, in JSON.
+    """Return what the bits of a run depend on beside its program, seed and data, in JSON.
 
     `strategy` is None outside of every scope, and R where nothing says it.
     """
@@ -28,6 +28,12 @@ def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
             "matmul": jax.config.jax_default_matmul_precision,  # pyright: ignore[reportAttributeAccessIssue]
         },
     }
+
+
+def kind_in(record: Mapping[str, Any]) -> device_kind.Kind:
+    """Return the kind of device of a checkpoint; older ones have no more than its name."""
+    kind = record["device"]
+    return {"device": kind} if isinstance(kind, str) else kind
 
 
 def check_replicas(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any], allowed: bool) -> None:
@@ -75,7 +81,7 @@ def warn_of_others(
     for name, version_here in ours["versions"].items():
         if theirs["versions"][name] != version_here:
             said.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
-    said += device_kind.differences(theirs["device"], ours["device"])
+    said += device_kind.differences(kind_in(theirs), ours["device"])
     for name, words in (("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
             said.append(f"{words}: {theirs[name]} there, {ours[name]} here")

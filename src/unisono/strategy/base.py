@@ -73,8 +73,10 @@ class Strategy(running.Runner):
         found = self._find(devices)
         of_machine = devices is None and replicas is None and self._uses_all_devices
         if deterministic:
-            determinism.check({device.platform for device in found})
-            lapack.use_one_thread()
+            platforms = {device.platform for device in found}
+            determinism.check(platforms)
+            if "cpu" in platforms:
+                lapack.use_one_thread()
         self.placement = self._place(found, devices is None, replicas, accumulate)
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
@@ -95,7 +97,7 @@ class Strategy(running.Runner):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return on what the bits of a run depend, beside its program, its seed and its data: R, versions, precisions, the kind of device.
+        """What the bits of a run depend on beside its program, seed and data: R, versions, precisions, the kind of device.
 
         Where `un.fingerprint(strategy.facts)` is the same, so are the results. A checkpoint holds them.
         """

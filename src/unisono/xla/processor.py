@@ -20,13 +20,13 @@ FOR_NUMBERS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
 def facts() -> dict[str, str]:
     """Return what two processors that give the same bits have in common; where the system does not tell it, what Python knows.
 
-    Cores of one processor that are not alike are told one beside the other.
+    Models and caches of cores that are not alike are told one beside the other; instructions are those that all have.
     """
     cores = [described_core(lines) for lines in read_cpuinfo().split("\n\n") if lines.strip()]
     models = [" ".join(core[name] for name in MODEL if name in core) for core in cores]
     return {
         "processor": alternatives(models) or platform.processor(),
-        "instructions": alternatives([" ".join(computing_instructions(core)) for core in cores]) or platform.machine(),
+        "instructions": " ".join(sorted(set.intersection(*map(computing_instructions, cores)))) if cores else platform.machine(),
         "caches": alternatives([caches_of(path) for path in sorted(CORES.glob("cpu[0-9]*"))]),
     }
 
@@ -56,16 +56,16 @@ def described_core(lines: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def computing_instructions(core: dict[str, str]) -> list[str]:
+def computing_instructions(core: dict[str, str]) -> set[str]:
     """Return the names of the instructions that compute.
 
-    >>> computing_instructions({"flags": "fpu avx2 hypervisor fma"})
+    >>> sorted(computing_instructions({"flags": "fpu avx2 hypervisor fma"}))
     ['avx2', 'fma']
-    >>> computing_instructions({"Features": "fp asimd bf16"})
+    >>> sorted(computing_instructions({"Features": "fp asimd bf16"}))
     ['asimd', 'bf16', 'fp']
     """
-    of_x86 = [name for name in core.get("flags", "").split() if name.startswith(FOR_NUMBERS)]
-    return sorted(of_x86 + core.get("Features", "").split())
+    of_x86 = {name for name in core.get("flags", "").split() if name.startswith(FOR_NUMBERS)}
+    return of_x86 | set(core.get("Features", "").split())
 
 
 def caches_of(path: pathlib.Path) -> str:

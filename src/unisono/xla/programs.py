@@ -75,7 +75,10 @@ class Program:
             return compiled(self._lowered(device, args), device)
 
     def _lowered(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Lowered:
-        """Arguments that are not used stay, since a program is found by its text: two that use different ones would be one."""
+        """Return the program as JAX lowers it.
+
+        Arguments that are not used stay in it, since a program is found by its text: two that use different ones would be one.
+        """
         with jax.default_device(device):
             return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*args)
 

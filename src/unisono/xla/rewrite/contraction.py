@@ -23,69 +23,81 @@ LEAST = 8
 """YNNPACK takes a product of which one dimension has so many elements; of smaller ones XLA makes loops of its own."""
 
 
+class Operand(NamedTuple):
+    """An operand of a product: its shape, and which of its dimensions are contracted, and which are the batch's."""
+
+    shape: Shape
+    contracted: Axes
+    batch: Axes
+
+    @property
+    def alone(self) -> Axes:
+        """The dimensions that the other operand has not."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in (*self.contracted, *self.batch))
+
+    @property
+    def order(self) -> Axes:
+        """Its dimensions with the contracted ones behind all others."""
+        return (*self.batch, *self.alone, *self.contracted)
+
+    def volume(self, axes: Axes) -> int:
+        """Return how many elements these dimensions have."""
+        return math.prod(self.shape[axis] for axis in axes)
+
+
 class Product(NamedTuple):
     """A product whose dimensions are those of the batch, then those of `left` alone, then those of `right` alone."""
 
+    left: Operand
+    right: Operand
     params: Mapping[str, Any]
-    left: Shape
-    right: Shape
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Product:
-        return cls(eqn.params, *map(shape, eqn.invars))
-
-    @property
-    def free_of_left(self) -> Axes:
-        (contracted, _), (batch, _) = self.params["dimension_numbers"]
-        return free(self.left, contracted, batch)
-
-    @property
-    def free_of_right(self) -> Axes:
-        (_, contracted), (_, batch) = self.params["dimension_numbers"]
-        return free(self.right, contracted, batch)
+        (of_left, of_right), (batch, batch_of_right) = eqn.params["dimension_numbers"]
+        left, right = map(shape, eqn.invars)
+        return cls(Operand(left, of_left, batch), Operand(right, of_right, batch_of_right), eqn.params)
 
     @property
     def is_left_to_xla(self) -> bool:
         """Whether one operand is a vector, for which XLA has code that nobody cuts, or all is small."""
-        (contracted, _), _ = self.params["dimension_numbers"]
-        rows, columns = volume(self.left, self.free_of_left), volume(self.right, self.free_of_right)
-        is_small = max(rows, columns, volume(self.left, contracted)) < LEAST
+        rows = self.left.volume(self.left.alone)
+        columns = self.right.volume(self.right.alone)
+        is_small = max(rows, columns, self.left.volume(self.left.contracted)) < LEAST
         return min(rows, columns) == 1 or is_small or self.params["out_sharding"] is not None
 
     @property
     def results(self) -> int:
-        (contracted, _), _ = self.params["dimension_numbers"]
-        return math.prod(self.left) // volume(self.left, contracted) * volume(self.right, self.free_of_right)
+        """How many elements it has."""
+        return self.left.volume((*self.left.batch, *self.left.alone)) * self.right.volume(self.right.alone)
 
     @property
     def moved(self) -> int:
-        """How many elements are brought into another order before `computed`."""
-        (contracted, _), (batch, _) = self.params["dimension_numbers"]
-        is_last = (*batch, *self.free_of_left, *contracted) == tuple(range(len(self.left)))
-        return 0 if is_last else math.prod(self.left)
+        """How many elements `computed` brings into another order."""
+        is_in_order = self.left.order == tuple(range(len(self.left.shape)))
+        return 0 if is_in_order else math.prod(self.left.shape)
 
     def swapped(self) -> Product:
         """Return the product of the operands the other way round: the last two groups of its dimensions change places."""
-        contracted, batch = self.params["dimension_numbers"]
-        return Product({**self.params, "dimension_numbers": (contracted[::-1], batch[::-1])}, self.right, self.left)
+        return Product(self.right, self.left, self.params)
 
     def computed(self, left: Array, right: Array) -> Array:
         """Return the product, of the left operand with the contracted dimensions behind all others.
 
         The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
         """
-        (contracted, of_right), (batch, batch_of_right) = self.params["dimension_numbers"]
-        outside = (*batch, *self.free_of_left)
-        left = lax.optimization_barrier(lax.transpose(left, (*outside, *contracted)))
-        numbers = ((tuple(range(len(outside), left.ndim)), of_right), (tuple(range(len(batch))), batch_of_right))
+        left = lax.optimization_barrier(lax.transpose(left, self.left.order))
+        contracted = tuple(range(left.ndim - len(self.left.contracted), left.ndim))
+        batch = tuple(range(len(self.left.batch)))
+        numbers = ((contracted, self.right.contracted), (batch, self.right.batch))
         y = lax.dot_general(left, right, numbers, self.params["precision"], self.params["preferred_element_type"])
         return lax.optimization_barrier(y)
 
-    def behind_each_other(self) -> tuple[int, ...]:
-        """Return the permutation that puts the dimensions of `right` alone before those of `left` alone."""
-        _, (batch, _) = self.params["dimension_numbers"]
-        ahead, behind = len(batch), len(batch) + len(self.free_of_left)
-        return (*range(ahead), *range(behind, behind + len(self.free_of_right)), *range(ahead, behind))
+    def permutation_of_swapped(self) -> Axes:
+        """Return the permutation of dimensions that makes of this product the swapped one."""
+        batch = len(self.left.batch)
+        of_right = batch + len(self.left.alone)
+        return (*range(batch), *range(of_right, of_right + len(self.right.alone)), *range(batch, of_right))
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
@@ -103,7 +115,7 @@ def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     if maker is None or maker.primitive.name != "dot_general":
         return None
     product = Product.of(maker)
-    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.behind_each_other():
+    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_of_swapped():
         return None
     compute = as_ynnpack_takes_it(product.swapped())
     return Replacement(lambda left, right: compute(right, left), maker.invars)
@@ -114,12 +126,4 @@ def as_ynnpack_takes_it(product: Product) -> Callable[[Array, Array], Array]:
     other = product.swapped()
     if product.moved <= other.moved + product.results:
         return product.computed
-    return lambda left, right: lax.transpose(other.computed(right, left), other.behind_each_other())
-
-
-def volume(of: Shape, axes: Axes) -> int:
-    return math.prod(of[axis] for axis in axes)
-
-
-def free(of: Shape, contracted: Axes, batch: Axes) -> Axes:
-    return tuple(axis for axis in range(len(of)) if axis not in (*contracted, *batch))
+    return lambda left, right: lax.transpose(other.computed(right, left), other.permutation_of_swapped())

@@ -33,8 +33,8 @@ def transformed(x: Array, kind: FftType, lengths: tuple[int, ...]) -> Array:
     others = FftType.IFFT if kind in (FftType.IFFT, FftType.IRFFT) else FftType.FFT
     steps = [(first + place, others, length) for place, length in enumerate(lengths[:-1])]
     steps.insert(len(steps) if kind == FftType.IRFFT else 0, (x.ndim - 1, kind, lengths[-1]))
-    for axis, of, length in steps:
-        x = over_axis(x, axis, of, length)
+    for axis, kind_of_step, length in steps:
+        x = over_axis(x, axis, kind_of_step, length)
     return x
 
 
