@@ -179,6 +179,7 @@ def test_epochs_that_are_not_passes(tmp_path, after):
     assert broken_off_and_resumed(tmp_path / "b", after, source="PyDataset", **options) == reference
 
 
+@pytest.mark.slow
 def test_several_steps_in_a_call(tmp_path):
     """Callbacks see the executions that `steps_per_execution` makes; what is saved lies between two of them."""
     make = lambda strategy, **seed: model_on(strategy, steps_per_execution=2, **seed)
@@ -186,6 +187,7 @@ def test_several_steps_in_a_call(tmp_path):
     assert broken_off_and_resumed(tmp_path / "b", 4, freq=3, make=make) == reference
 
 
+@pytest.mark.slow
 def test_a_backup_alone_leaves_steps_in_groups(tmp_path):
     """It sees the steps that it saves, and no others."""
     seen = []
@@ -498,6 +500,7 @@ def test_another_optimizer(tmp_path):
         resume(tmp_path / "b", lambda strategy: model_on(strategy, lambda: keras.optimizers.Adam(0.01, beta_1=0.8)))
 
 
+@pytest.mark.slow
 def test_another_model(tmp_path):
     interrupted(tmp_path / "b")
 

@@ -8,6 +8,7 @@ import pytest
 import unisono as un
 from breakages import BREAKAGES, sums_by_device
 from families import BATCH, normalized
+from sizes import mostly_slow
 
 
 def trained(devices: int = 2) -> str:
@@ -24,7 +25,7 @@ def unbroken():
     return trained()
 
 
-@pytest.mark.parametrize("name", BREAKAGES)
+@pytest.mark.parametrize("name", mostly_slow(BREAKAGES, "tree_order", "key_rule"))
 def test_a_broken_rule_changes_the_fingerprint(name, unbroken, monkeypatch):
     BREAKAGES[name](monkeypatch)
     assert trained() != unbroken

@@ -107,6 +107,7 @@ def test_every_point_over_every_source(tmp_path_factory, whole, data, at, then):
     assert Training(on(*then), data).restored(path).run() == whole(data)
 
 
+@pytest.mark.slow
 def test_saved_between_epochs(tmp_path, whole):
     """A pass that has come to its end is not begun again."""
     first = Training(on(1, 4))
@@ -117,6 +118,7 @@ def test_saved_between_epochs(tmp_path, whole):
     assert Training(on(2, 4)).restored(path).run() == whole("arrays")
 
 
+@pytest.mark.slow
 def test_saved_again_before_the_next_batch(tmp_path, whole):
     """The place is that of the checkpoint that was restored, also where the process had gone on from there itself."""
     training = Training(on(1, 4))

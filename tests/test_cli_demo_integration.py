@@ -8,7 +8,7 @@ import pytest
 
 import unisono as un
 from processes import python
-from sizes import slow
+from sizes import slow, thorough
 from unisono import cli
 from unisono.cli import datasets, demo
 
@@ -26,7 +26,8 @@ assert "unisono" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(("options", "accuracy"), [(["--epochs", "3"], 60), *slow(([], 97))])
+@pytest.mark.processes
+@pytest.mark.parametrize(("options", "accuracy"), [*slow((["--epochs", "3"], 60)), *thorough(([], 97))])
 def test_demo_keeps_its_promises(tmp_path, options, accuracy):
     """One test, so that tests run in parallel do not run the demo once for each worker."""
     folder = tmp_path / "a" / "folder"

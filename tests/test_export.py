@@ -287,6 +287,7 @@ def test_replicas_and_steps_draw_their_own_numbers(tmp_path):
     assert drawn[1] == drawn[3]
 
 
+@pytest.mark.slow
 def test_one_layer_of_another_model(cases):
     """Frozen it stays what it is, statistics and random state too, and its gradient goes through it."""
     case = cases("convolution")

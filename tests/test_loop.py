@@ -199,6 +199,7 @@ def test_a_strategy_and_its_programs_can_be_let_go():
 # value_and_grad
 
 
+@pytest.mark.slow
 def test_gradients_outside_of_replica_code():
     model = keras.Sequential([layers.Input((6,)), layers.BatchNormalization(momentum=0.5), layers.Dense(CLASSES)])
     loss_fn, before = crossentropy(None), np.array(model.non_trainable_variables[0])
@@ -253,6 +254,7 @@ def test_gradients_that_code_changes_are_applied_as_they_are():
     np.testing.assert_allclose(*seen, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_loss_that_the_code_scales_itself():
     """Keras' form of a loop with a loss scale gives what the engine gives."""
     seen = []
@@ -488,6 +490,7 @@ def test_the_tutorials_example_of_average_losses():
         assert float(strategy.reduce("SUM", value)) == 3.5
 
 
+@pytest.mark.slow
 def test_average_losses():
     strategy = on(1, 2)
     batch = next(iter(strategy.distribute_dataset([np.arange(1, 6, dtype="float32")])))

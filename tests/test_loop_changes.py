@@ -115,6 +115,7 @@ def test_little_is_looked_through_at_every_step():
     assert surroundings.is_same(around, surroundings.kept(around, frozenset()))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:strategy.run has compiled")
 def test_what_a_method_finds_through_another():
     """An attribute of the object, one of its class, one behind a property."""

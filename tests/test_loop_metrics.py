@@ -94,6 +94,7 @@ def test_a_mean_of_one_number_for_each_replica_weighs_rows():
     np.testing.assert_allclose(mean.result(), SCORES.mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_metric_outside_of_replica_code():
     """Updated with what reduce gives, as a plain metric; and goes on in replica code from there."""
     loop = Loop(on(2, 4))
@@ -224,7 +225,7 @@ class SquaredErrors(keras.metrics.Metric):
         return self.total.value
 
 
-@pytest.mark.parametrize("layer", [lambda: layers.Dropout(0.5), *slow(layers.BatchNormalization)])
+@pytest.mark.parametrize("layer", slow(lambda: layers.Dropout(0.5), layers.BatchNormalization))
 def test_a_metric_of_the_users_in_a_step_that_looks_at_the_batch_or_draws(layer):
     """It is a sum, whatever the step does beside it: what fit says."""
     x, y = data("dense", 24)

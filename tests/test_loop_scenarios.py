@@ -37,7 +37,8 @@ def fitted(devices, optimizer):
     )
 
 
-@pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, pytest.param(keras.optimizers.Nadam, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adagrad, keras.optimizers.Nadam])
 def test_every_shape_of_loop_has_one_loss_one_accuracy_and_the_bits_of_fit(optimizer):
     shapes = ["for, outside", "for, inside", "iterator, outside", "iterator, inside", "epoch in a function"]
     found = {trained(how, devices, optimizer) for how, devices in zip(shapes, (1, 2, 3, 4, 1), strict=True)}

@@ -8,6 +8,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from sizes import mostly_slow
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 
@@ -88,7 +89,7 @@ def test_a_metric_of_sums_is_merged():
     assert model.fit(X, Y, batch_size=5, verbose=0).history["total"] == [16.0]
 
 
-@pytest.mark.parametrize("name", NO_SUMS)
+@pytest.mark.parametrize("name", mostly_slow(NO_SUMS, "largest"))
 def test_one_replica_keeps_metrics_of_any_kind(name):
     """Nothing is merged: the state goes on as in plain Keras."""
     y = np.arange(16, dtype="float32").reshape(8, 2)[::-1].copy()

@@ -197,6 +197,7 @@ def largest(y_true, y_pred):
     return ops.max(y_true)
 
 
+@pytest.mark.slow
 def test_a_metric_of_one_number_for_a_batch():
     """Every batch counts once, as in plain Keras, whatever the replicas: here they cannot but agree on its number."""
     y = np.repeat([1.0, 2.0, 4.0], [20, 20, 3])[:, None].astype("float32")

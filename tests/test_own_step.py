@@ -80,6 +80,7 @@ def test_every_placement_has_the_same_bits():
     assert_same_bits(own(dropout=0.3), fit, devices=(1, 3, 8))
 
 
+@pytest.mark.slow
 def test_one_replica_is_keras():
     plain = run(own(), fitting(X, Y, batch_size=BATCH))
     alone = run(own(), fitting(X, Y, batch_size=BATCH), on(1, replicas=1))

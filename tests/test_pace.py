@@ -90,6 +90,7 @@ def test_what_looks_at_batches_sees_each(options, calls):
     assert calls == [1] * 16
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_callbacks_by_epochs_do_not_slow_steps_down(calls, tmp_path):
     callbacks = [

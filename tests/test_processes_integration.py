@@ -1,5 +1,6 @@
 """Several processes, really launched: the bits of one."""
 
+import functools
 import json
 import os
 import re
@@ -31,28 +32,26 @@ def printed(lines, processes):
     return list(found.values())
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """What one process finds."""
-    done = python(SCRIPT, json.dumps([FIT, LOOP, FIVE]))
+@functools.cache
+def found_alone(specs):
+    """What one process finds; the checks are JSON."""
+    done = python(SCRIPT, specs)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1].removeprefix("FOUND "))
 
 
-def test_two_processes_have_the_bits_of_one(alone, tmp_path):
-    """One launched pair, of two devices each, runs all checks that end well. The first process has one core, the other what there is."""
+def test_two_processes_have_the_bits_of_one(tmp_path):
+    """One launched pair, of two devices each. The first process has one core, the other what there is."""
     cores = {"cores": [1, len(os.sched_getaffinity(0))]}
     files = {"check": "files", "replicas": 4, "folder": str(tmp_path)}
-    done = python(*command(2, 2, FIT | cores, LOOP, FIVE | {"other_weights": True}, files))
+    done = python(*command(2, 2, FIT | cores, LOOP, files))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
-    for fit, loop, five, _ in printed(lines, 2):
-        assert fit == alone[0], "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
-        assert loop == alone[1]
-        assert five == alone[2], (
-            "five replicas on four devices; each process drew weights of its own, and took those of the first"
-        )
-    epochs = [epoch for *_, epoch in printed(lines, 2)]
+    found, (fit_alone, loop_alone) = printed(lines, 2), found_alone(json.dumps([FIT, LOOP]))
+    for fit, loop, _ in found:
+        assert fit == fit_alone, "batch statistics and dropout, eight replicas; the last batch has fewer rows than replicas"
+        assert loop == loop_alone
+    epochs = [epoch for *_, epoch in found]
     assert epochs == [epochs[0]] * 2, "all stop at one epoch"
     assert 1 < epochs[0] < 5
     # One process writes and shows.
@@ -61,17 +60,14 @@ def test_two_processes_have_the_bits_of_one(alone, tmp_path):
     assert {line[:3] for line in lines if "Epoch" in line} == {"[0]"}
 
 
-@pytest.mark.parametrize(("processes", "devices"), [*slow((2, 1)), *thorough((1, 4), (3, 1), (4, 1))])
-def test_any_number_of_processes_has_the_bits_of_one(alone, processes, devices):
-    """Convolutions too."""
-    convolutions = FIT | {"family": "conv"}
-    one = python(SCRIPT, json.dumps([convolutions]))
-    assert one.returncode == 0, one.stderr[-3000:]
-    wanted = [*json.loads(one.stdout.splitlines()[-1].removeprefix("FOUND ")), *alone]
-    done = python(*command(processes, devices, convolutions, FIT, LOOP, FIVE))
+@pytest.mark.parametrize(("processes", "devices"), [*slow((2, 1), (2, 2)), *thorough((1, 4), (3, 1), (4, 1))])
+def test_any_number_of_processes_has_the_bits_of_one(processes, devices):
+    """Convolutions too; and five replicas, for which each process drew weights of its own, and took those of the first."""
+    specs = [FIT | {"family": "conv"}, FIT, LOOP, FIVE]
+    done = python(*command(processes, devices, *specs[:-1], FIVE | {"other_weights": True}))
     assert done.returncode == 0, done.stderr[-3000:]
     for found in printed(done.stdout.splitlines(), processes):
-        assert found == wanted
+        assert found == found_alone(json.dumps(specs))
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ def test_a_key_is_a_shape():
     assert program(device, 5, jax.numpy.zeros(5)).shape == (5,)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_same_make_is_not_compiled_again(compiled, rng):
     """On another placement neither; another number of units, or another name in the logs, is another program."""
 

@@ -8,6 +8,7 @@ import itertools
 import jax.numpy as jnp
 import keras
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers
@@ -40,6 +41,7 @@ def test_one_replica_draws_what_plain_keras_draws():
     assert all(np.array_equal(a, b) for a, b in zip(plain, ours, strict=True))
 
 
+@pytest.mark.slow
 def test_two_layers_of_one_shape_draw_different_masks():
     first, second = masks(un.OneDeviceStrategy(replicas=4))
     assert not np.array_equal(first, second)
@@ -79,6 +81,7 @@ def test_prediction_draws_what_plain_keras_draws_and_goes_on():
     assert seen["four on one"] == seen["four on three"] != seen["one"]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)), min_size=2, max_size=4, unique=True))
 def test_no_two_replicas_nor_generators_share_a_state(states):
     drawn = {

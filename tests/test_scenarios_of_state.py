@@ -215,6 +215,7 @@ def test_a_loss_scale_survives_saving(tmp_path):
     assert un.fingerprint(opened) == un.fingerprint(model)
 
 
+@pytest.mark.slow
 def test_clipping_and_averages_inside_a_loss_scale():
     """The inner optimizer clips the unscaled sum and averages the weights, as in plain Keras."""
     make = regressor(scaled(global_clipnorm=0.5, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=2))
@@ -263,6 +264,7 @@ def test_gradients_of_half_precision_are_added_in_full(dtype):
 # --- batch statistics -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_frozen_batch_normalization_is_plain_keras():
     """It keeps its statistics and looks at no batch: the layers around it train as on whole batches."""
 
@@ -311,7 +313,7 @@ def test_batch_normalization_under_a_mask():
 # --- steps per execution ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [3, *slow(2, 50)])
+@pytest.mark.parametrize("steps", slow(2, 3, 50))
 def test_steps_per_execution_that_do_not_divide_the_epoch(steps):
     """Five batches, three epochs with validation: plain Keras' training, with the same bits on every placement."""
     fit = fitting(X, Y, batch_size=10, epochs=3, validation_data=(X[:23], Y[:23]), validation_batch_size=4)

@@ -39,6 +39,7 @@ def test_a_later_strategy_may_use_some_of_them():
     assert show("MirroredStrategy(devices=4); strategy = un.MirroredStrategy(devices=2, replicas=8)") == [4, 2, 8, None, []]
 
 
+@pytest.mark.slow
 def test_one_core_has_two_threads():
     assert show("OneDeviceStrategy(replicas=12)", before=ONE_CORE) == [1, 1, 12, "2", []]
     assert show("MirroredStrategy(devices=3)", before=ONE_CORE) == [3, 3, 3, None, []]

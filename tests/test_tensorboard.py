@@ -130,6 +130,7 @@ def test_batches_are_what_callbacks_see_one_at_a_time(tmp_path, strategy, every)
     assert found["epoch_loss"].keys() == set(range(EPOCHS))
 
 
+@pytest.mark.slow
 def test_steps_are_taken_in_groups(tmp_path):
     """It sees the ones that it writes, and few others."""
     seen = []

@@ -49,6 +49,7 @@ def test_tf_data_that_is_divided_by_files_is_refused_in_several_processes(monkey
         begin()
 
 
+@pytest.mark.slow
 def test_endless_validation_data_is_refused():
     with pytest.raises(ValueError, match=r"no end.*validation_steps"):
         run(make, fitting(X, Y, batch_size=10, validation_data=Endless((X, Y))), on(3))

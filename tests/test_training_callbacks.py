@@ -168,6 +168,7 @@ def test_terminate_on_nan():
     assert hooks.of("on_train_batch_end") == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_swapped_averages():
     """SwapEMAWeights evaluates the averages and leaves the weights, as in plain Keras."""
 

@@ -122,6 +122,7 @@ def test_every_epoch_has_an_order_of_its_own():
     assert len(set(firsts)) == 5
 
 
+@pytest.mark.slow
 def test_shuffled_batches_of_a_dataset():
     """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
     runs = [
@@ -173,6 +174,7 @@ def test_steps_per_epoch_go_on_through_the_data():
     assert_equals_keras(make, fitting(X, Y, batch_size=9, epochs=2, steps_per_epoch=2))
 
 
+@pytest.mark.slow
 def test_initial_epoch():
     """Epochs 3 and 4 of four are two epochs."""
     plain = assert_equals_keras(make, fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4))

@@ -40,7 +40,7 @@ FAMILIES = {
 }
 
 
-COMMON = ("dense", "conv and max-pooling", "masked embedding")
+COMMON = ("conv and max-pooling", "masked embedding")
 
 
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES, *COMMON))
@@ -80,6 +80,7 @@ def test_embedding_and_time_distributed_dense():
     assert_equals_keras(classifier(*stack), fitting(WORDS, labels(43, CLASSES, 5), batch_size=10))
 
 
+@pytest.mark.slow
 def test_adam_after_five_steps():
     """Adam stays within its wider bound of plain Keras."""
     make = classifier(lambda: layers.Dense(7, "tanh"), optimizer=keras.optimizers.Adam)

@@ -52,7 +52,7 @@ LOSSES = {
 }
 
 
-COMMON = ("Huber", "ignored class", "one number for a batch", "a loss class with its own __call__")
+COMMON = ("ignored class", "one number for a batch", "a loss class with its own __call__")
 
 
 @pytest.mark.parametrize("name", mostly_slow(LOSSES, *COMMON))
@@ -108,6 +108,7 @@ def test_class_weights():
     assert_equals_keras(make, fitting(X, labels(43, 3), class_weight={0: 0.5, 1: 2.0, 2: 0.0}, batch_size=ROWS_AT_ONCE))
 
 
+@pytest.mark.slow
 def test_a_batch_whose_weights_are_all_zero():
     """Nothing is divided by zero: the weights stay, the loss is zero."""
     make = regressor(losses.MeanSquaredError(reduction="mean_with_sample_weight"))
@@ -142,6 +143,7 @@ def test_regularizers_count_once():
         assert found.logs["loss"] == [1.0]
 
 
+@pytest.mark.slow
 def test_l1_l2_and_bias_regularizers():
     """Regularizers of all kinds of weights, reused layers included, equal plain Keras."""
 
@@ -169,6 +171,7 @@ class MeanActivity(layers.Layer):
         return x * self.scale
 
 
+@pytest.mark.slow
 def test_add_loss_in_a_reused_layer():
     """Means over a replica's rows are weighted by rows, and add up to plain Keras' loss."""
 

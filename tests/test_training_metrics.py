@@ -59,6 +59,7 @@ def test_metrics_of_two_classes():
     assert_equals_keras(make, fitting(X, BINARY, sample_weight=WEIGHT, batch_size=ROWS_AT_ONCE), devices=(3,))
 
 
+@pytest.mark.slow
 def test_validation_metrics():
     """Metrics of held-out weighted rows, among them some of many thresholds, equal plain Keras'."""
     held_out = (X[:13], BINARY[:13], WEIGHT[:13])

@@ -164,6 +164,7 @@ def test_copies_made_inside_the_scope_belong_to_the_strategy(way):
     assert un.fingerprint(found) == un.fingerprint(model)
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_again_and_again():
     """compile() outside the scope keeps the strategy, and a second optimizer starts anew, as in plain Keras."""
 

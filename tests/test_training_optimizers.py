@@ -50,6 +50,7 @@ def test_five_steps_of_an_optimizer(name):
     assert_equals_keras(regressor(optimizer), fitting(X, Y, batch_size=BATCH), devices=devices, tolerance=tolerance)
 
 
+@pytest.mark.slow
 def test_one_replica_of_adam():
     """One replica is plain Keras, the optimizer's slots included."""
     plain = assert_equals_keras(
@@ -145,6 +146,7 @@ class Spare(layers.Layer):
         return x * self.used
 
 
+@pytest.mark.slow
 def test_weights_without_a_gradient():
     """They keep their values under Adam, and no other weight gets their slots."""
 

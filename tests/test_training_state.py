@@ -58,6 +58,7 @@ def test_the_moving_variance_is_the_mean_of_the_replicas():
     np.testing.assert_allclose(layer.moving_variance.value, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_predictions_of_batch_normalization_are_normal():
     """After some epochs the outputs at predict have mean 0 and standard deviation 1."""
 
@@ -73,6 +74,7 @@ def test_predictions_of_batch_normalization_are_normal():
     np.testing.assert_allclose(outputs.std(axis=0), 1, atol=0.1)
 
 
+@pytest.mark.slow
 def test_one_replica_draws_what_keras_draws():
     """With R = 1, dropout and noise in two layers: the weights of plain Keras."""
     stack = [lambda: layers.Dense(7), lambda: layers.Dropout(0.4), lambda: layers.GaussianNoise(0.1), lambda: layers.Dropout(0.3)]
@@ -92,6 +94,7 @@ class Kept(layers.Layer):
         return x
 
 
+@pytest.mark.slow
 def test_replicas_and_layers_draw_different_masks():
     """The mean of the replicas' masks is no mask of its own, and two layers of one shape differ."""
     model = run(classifier(lambda: layers.Dense(64), Kept, Kept), fitting(X[:8], Y[:8], batch_size=8), on(3)).model
@@ -100,6 +103,7 @@ def test_replicas_and_layers_draw_different_masks():
     assert not np.array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_random_state_moves_on_as_in_keras():
     """After five steps every seed generator stands where it stands in plain Keras."""
     make = classifier(lambda: layers.Dense(7), lambda: layers.Dropout(0.4), lambda: layers.Dropout(0.4))
@@ -108,6 +112,7 @@ def test_random_state_moves_on_as_in_keras():
     assert states[0] == states[1] != [[0, 0], [0, 0]]
 
 
+@pytest.mark.slow
 def test_dropout_is_for_training_only():
     """Nearly everything is dropped in fit, and nothing in predict and evaluate."""
     model = run(classifier(lambda: layers.Dropout(0.9999)), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3)).model
