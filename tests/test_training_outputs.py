@@ -54,6 +54,7 @@ def test_loss_weights_metrics_and_sample_weights_of_each_output():
     assert_equals_keras(make, fitting(x, y, sample_weight=weight, batch_size=ROWS_AT_ONCE, validation_data=held_out))
 
 
+@pytest.mark.slow
 def test_an_output_without_a_loss():
     """An output that has no loss takes no part."""
     make = two_headed(loss={"value": "mse", "kind": None})
@@ -113,6 +114,32 @@ def test_overridden_compute_loss(kind):
 
     x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
     assert_equals_keras(make, fitting(x, (Y, CLASS), sample_weight=(WEIGHT, WEIGHT), batch_size=ROWS_AT_ONCE))
+
+
+class TwoCalls(Nested):
+    """Calls the loss of compile() on all positions and, with another weight and a mask, on the first of them."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        whole = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        first = [part[:, :1] for part in y_pred[:1]] + [y_pred[1]]
+        mask = ops.cast(x["two"][:, 0] > 0, "float32")
+        some = super().compute_loss(x=x, y=(y[0][:, :1], y[1]), y_pred=first, sample_weight=(None, mask), training=training)
+        return whole + 0.5 * some
+
+
+@pytest.mark.parametrize("weights", [None, (WEIGHT, WEIGHT)])
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+def test_several_calls_of_the_compiled_loss(weights, reduction):
+    """Each is divided by what Keras divides that call by, whatever its positions, weights and masks."""
+
+    def make():
+        model = TwoCalls()
+        losses = [keras.losses.MeanSquaredError(reduction=reduction), CROSSENTROPY(from_logits=True, reduction=reduction)]
+        model.compile(keras.optimizers.SGD(0.01), loss=losses)
+        return model
+
+    x = {"pair": (ONE, ONE[::-1].copy()), "two": TWO}
+    assert_equals_keras(make, fitting(x, (Y, CLASS), sample_weight=weights, batch_size=ROWS_AT_ONCE))
 
 
 class OwnMetrics(Nested):

@@ -7,6 +7,8 @@ returns one number, is weighted by the replica's share of the rows.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -64,30 +66,42 @@ def count_of(values: Any, sample_weight: Any, mask: Any) -> Any:
     return float(values.size) if mask is None else ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
 
 
-class Term:
-    """Stands in for one loss of compile() while a replica is traced, and keeps what it saw."""
+class Terms:
+    """Stand in for the losses of compile() while a replica is traced, and keep what they saw.
 
-    def __init__(self, loss: Any, share: Any, total: Any = None, as_mean: bool = False) -> None:
-        self.loss = loss
-        self.share = share
-        self.total = total  # the divisor of the global batch; None while it is being counted
-        self.as_mean = as_mean  # whether the caller multiplies by the share once more
-        self.divisor: Any = None
-        self.value: Any = jnp.float32(0)
+    A model may call its compiled loss several times in a step. Each call has a divisor of its own.
+    """
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        value, self.divisor = numerator_and_divisor(self.loss, y_true, y_pred, sample_weight, self.share)
-        if self.divisor is not None and self.total is not None:
-            value = ops.divide_no_nan(value, self.total)
-        self.value = ops.cast(value, "float32")
-        return value / self.share if self.as_mean else value
+    def __init__(self, losses: Sequence[Any], share: Any, totals: Any = None, as_mean: bool = False) -> None:
+        """`totals` are the divisors of the global batch, in the order of the calls; None while they are counted.
+
+        `as_mean`: whether the caller multiplies by the share once more.
+        """
+        self.divisors: list[Any] = []
+        """Of each call, in order."""
+        self._share = share
+        self._totals = totals
+        self._as_mean = as_mean
+        self._values: list[list[Any]] = [[] for _ in losses]
+        self.stand_ins = [functools.partial(self._called, *pair) for pair in zip(losses, self._values, strict=True)]
+
+    @property
+    def values(self) -> Any:
+        """The replica's part of each term, as an array; of several calls the mean, as Keras' trackers show it."""
+        return jnp.array([sum(seen) / max(1, len(seen)) for seen in self._values], jnp.float32)
+
+    def _called(self, loss: Any, seen: list[Any], y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, self._share)
+        self.divisors.append(divisor)
+        if divisor is not None and self._totals is not None:
+            value = ops.divide_no_nan(value, self._totals[len(self.divisors) - 1])
+        seen.append(ops.cast(value, "float32"))
+        return value / self._share if self._as_mean else value
 
 
-def share_of_loss(
-    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: list[Term], share: Any
-) -> Any:
+def share_of_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: Terms, share: Any) -> Any:
     """The replica's part of the model's loss, regularizers and `add_loss` included, inside a scope that collects them."""
-    with keras_seam.other_losses(model, terms):
+    with keras_seam.other_losses(model, terms.stand_ins):
         if keras_seam.overrides(model, "compute_loss"):
             value = keras_seam.computed_loss(model, x, y, y_pred, sample_weight, training)
             return ops.cast(value, "float32") * share

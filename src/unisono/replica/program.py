@@ -76,7 +76,7 @@ class ReplicaFunctions:
         model, terms = self.model, self._terms(share, divisors, as_mean=True)
         trackers = [keras_seam.loss_tracker(model), *keras_seam.term_trackers(model)]
         means = metrics.BatchLevelMeans([*keras_seam.leaf_metrics(model), *trackers])
-        with keras_seam.other_losses(model, terms), means.watch():
+        with keras_seam.other_losses(model, terms.stand_ins), means.watch():
             weights, others, *slots, _ = state
             start, reset = self._for_replica(others, replica), self._reset()
             left = own_step.run(model, self.mode, (weights, start, *slots, reset), batch)
@@ -87,7 +87,7 @@ class ReplicaFunctions:
             self._handed_on(others, left.others, batch, replica),
             self._added(means, reset, left.metrics, share),
             jnp.float32(0),
-            jnp.zeros(len(terms)),
+            jnp.zeros(len(keras_seam.loss_terms(model))),
             self._beside_metrics(left.logs, left.metrics, share),
         )
 
@@ -107,16 +107,16 @@ class ReplicaFunctions:
         terms, training = self._terms(share, None), self.mode == "train"
         if self._is_own:
             if self.alone:  # it divides by itself
-                return [None for _ in terms]
-            with keras_seam.other_losses(self.model, terms):
+                return []
+            with keras_seam.other_losses(self.model, terms.stand_ins):
                 start = weights, self._for_replica(others, replica), *slots, tracked
                 own_step.run(self.model, self.mode, start, batch)
-            return [term.divisor for term in terms]
+            return terms.divisors
         with self._scope(weights, others, None, replica):
             x, y, sample_weight = keras_seam.unpack(batch)
             y_pred = keras_seam.call_model(self.model, x, training)
             losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
-        return [term.divisor for term in terms]
+        return terms.divisors
 
     @keras_seam.fresh_masks()
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
@@ -165,12 +165,9 @@ class ReplicaFunctions:
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
 
-    def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> list[losses.Term]:
+    def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> losses.Terms:
         as_mean = as_mean or keras_seam.overrides(self.model, "compute_loss")
-        return [
-            losses.Term(term.loss, share, None if totals is None else totals[index], as_mean)
-            for index, term in enumerate(keras_seam.loss_terms(self.model))
-        ]
+        return losses.Terms([term.loss for term in keras_seam.loss_terms(self.model)], share, totals, as_mean)
 
     def _reset(self) -> list[Any]:
         return metrics.reset_values(self.model.metrics, self.model.metrics_variables)
@@ -198,8 +195,7 @@ class ReplicaFunctions:
             self._note_assigned(scope)
             others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
             metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
-        values = jnp.stack([term.value for term in terms]) if terms else jnp.zeros(0)
-        return ops.cast(loss, "float32"), (values, y_pred, others_after, metrics_after)
+        return ops.cast(loss, "float32"), (terms.values, y_pred, others_after, metrics_after)
 
     def _note_assigned(self, scope: keras_seam.RecordingScope) -> None:
         model = self.model

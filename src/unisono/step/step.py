@@ -145,7 +145,7 @@ class Step:
         given = self._shapes(batch, rows), np.int32(0), np.float32(1), terms, self._held.constants()
         like = jax.eval_shape(self._contribution, state, *given)[0]
         empty = {name: np.zeros((height, size), name) for name, size in flat.sizes(like).items()}
-        return empty, {"float32": np.zeros((height, max(1, like.terms.size)), np.float32)}
+        return empty, {"float32": np.zeros((height, max(1, terms.size)), np.float32)}
 
     # Steps.
 
