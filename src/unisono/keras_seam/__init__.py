@@ -63,6 +63,7 @@ from unisono.keras_seam.losses import loss_terms as loss_terms
 from unisono.keras_seam.losses import loss_tracker as loss_tracker
 from unisono.keras_seam.losses import other_losses as other_losses
 from unisono.keras_seam.losses import term_trackers as term_trackers
+from unisono.keras_seam.losses import weight_regularizers as weight_regularizers
 from unisono.keras_seam.masks import fresh_masks as fresh_masks
 from unisono.keras_seam.masks import get_keras_mask as get_keras_mask
 from unisono.keras_seam.masks import set_keras_mask as set_keras_mask

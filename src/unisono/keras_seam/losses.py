@@ -81,6 +81,11 @@ def forget_losses(model: Any) -> None:
     model._clear_losses()
 
 
+def weight_regularizers(model: Any) -> int:
+    """Return how many of `model.losses`, the last ones, are of regularized weights."""
+    return sum(weight.regularizer is not None for weight in model.trainable_weights)
+
+
 def loss_tracker(model: Any) -> Any:
     return model._loss_tracker
 

@@ -8,7 +8,7 @@ returns one number, is weighted by the replica's share of the rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,14 +16,20 @@ import keras
 from keras import ops
 
 from unisono import keras_seam
+from unisono.replica.growth import Growth
 from unisono.replica.rows import by_rows
 
 
-def numerator_and_divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, share: Any) -> tuple[Any, Any]:
-    """(numerator, divisor) of a Keras loss on a replica's rows. The divisor is None where none is due: the numerator is
-    then the replica's part of the loss as it stands."""
+def numerator_and_divisor(
+    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, weighted: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """Return (numerator, divisor) of a Keras loss on a replica's rows.
+
+    The divisor is None where none is due: the numerator is then the replica's part of the loss as it stands. `weighted` makes it of one number
+    for all rows.
+    """
     if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
-        return loss(y_true, y_pred, sample_weight) * share, None  # nothing to look into: one number for its rows
+        return weighted(loss(y_true, y_pred, sample_weight)), None  # nothing to look into: one number for its rows
     if loss.reduction in (None, "none"):
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
@@ -38,7 +44,7 @@ def numerator_and_divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: An
                 f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
                 f"weights cannot reach the rows. Return one value for each row, or fit without weights."
             )
-        return keras_seam.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype) * share, None
+        return weighted(keras_seam.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)), None
     masks = [mask for mask in (in_mask, keras_seam.get_keras_mask(values)) if mask is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     numerator = keras_seam.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
@@ -72,7 +78,7 @@ class Terms:
     A model may call its compiled loss several times in a step. Each call has a divisor of its own.
     """
 
-    def __init__(self, losses: Sequence[Any], share: Any, totals: Any = None, as_mean: bool = False) -> None:
+    def __init__(self, losses: Sequence[Any], share: Any, growth: Growth, totals: Any = None, as_mean: bool = False) -> None:
         """`totals` are the divisors of the global batch, in the order of the calls; None while they are counted.
 
         `as_mean`: whether the caller multiplies by the share once more.
@@ -80,6 +86,7 @@ class Terms:
         self.divisors: list[Any] = []
         """Of each call, in order."""
         self._share = share
+        self._growth = growth
         self._totals = totals
         self._as_mean = as_mean
         self._values: list[list[Any]] = [[] for _ in losses]
@@ -91,7 +98,10 @@ class Terms:
         return jnp.array([sum(seen) / max(1, len(seen)) for seen in self._values], jnp.float32)
 
     def _called(self, loss: Any, seen: list[Any], y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, self._share)
+        def weighted(value: Any) -> Any:
+            return self._growth.weighted(f"the loss {name_of(loss)!r} (call {len(self.divisors) + 1})", value, self._share)
+
+        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, weighted)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:
             value = ops.divide_no_nan(value, self._totals[len(self.divisors) - 1])
@@ -99,14 +109,25 @@ class Terms:
         return value / self._share if self._as_mean else value
 
 
-def share_of_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: Terms, share: Any) -> Any:
+def share_of_loss(
+    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: Terms, share: Any, growth: Growth
+) -> Any:
     """The replica's part of the model's loss, regularizers and `add_loss` included, inside a scope that collects them."""
     with keras_seam.other_losses(model, terms.stand_ins):
         if keras_seam.overrides(model, "compute_loss"):
             value = keras_seam.computed_loss(model, x, y, y_pred, sample_weight, training)
-            return ops.cast(value, "float32") * share
+            return growth.weighted("what compute_loss returns", ops.cast(value, "float32"), share, of_others=True)
         value = keras_seam.compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
-    for loss in model.losses:
-        value += share * ops.sum(ops.cast(loss, "float32"))
+    losses = [ops.sum(ops.cast(loss, "float32")) for loss in model.losses]
+    of_rows = len(losses) - keras_seam.weight_regularizers(model)
+    for index, loss in enumerate(losses[:of_rows]):
+        value += growth.weighted(f"loss {index + 1} of those that layers add", loss, share)
+    for loss in losses[of_rows:]:  # the same on all replicas
+        value += loss * share
     return value
+
+
+def name_of(loss: Any) -> str:
+    """Return the name of a loss, or of the function that it is."""
+    return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from unisono import keras_seam
-from unisono.replica import assigned, finish, metrics
+from unisono.replica import assigned, finish, metric_evidence, metrics
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
@@ -171,7 +171,7 @@ class OwnCode:
             start = weights, assigned.for_replica(of.others, others, jnp.int32(0)), slots, reset
             with (
                 self._running(start, rows, jnp.int32(0), jnp.float32(1), jnp.ones(MOST_DIVISORS)) as code,
-                metrics.noted(own, code.note),
+                metric_evidence.noted(own, code.note),
                 keras_seam.fresh_masks(),
             ):
                 self._call(rows, constants)
@@ -179,25 +179,10 @@ class OwnCode:
             fed[:] = [noted.of for noted in found]
             return [noted.arrays for noted in found]
 
-        updates = [(arrays, of) for arrays, of in zip(arguments(mine), fed, strict=True) if has_rows(arrays, len(first))]
-        rows = len(first) if len(first) > 1 else 4  # parts are needed, so that one row is taken several times
-
-        def updated(tracked: list[Any], part: range) -> list[Any]:
-            def cut(array: Any) -> Any:
-                if not array.ndim or array.shape[0] != len(first):
-                    return array
-                return (
-                    jnp.repeat(array, rows, axis=0)[part.start : part.stop] if len(first) == 1 else array[part.start : part.stop]
-                )
-
-            with keras_seam.RecordingScope(list(zip(of.tracked, tracked, strict=True))) as scope:
-                for arrays, (metric, filled) in updates:
-                    args, kwargs = filled(jax.tree.map(cut, arrays))
-                    metric.update_state(*args, **kwargs)
-            return [scope.state_mapping[id(v)] for v in of.tracked]
-
+        found = arguments(mine)
+        updates = [metric_evidence.Update(metric, arrays, filled) for arrays, (metric, filled) in zip(found, fed, strict=True)]
         reset = metrics.reset_values(of.metrics, of.tracked)
-        self._weighted_by_share = metrics.weighted_by_share(of.metrics, of.tracked, reset, updated, rows)
+        self._weighted_by_share = metric_evidence.weighted_by_share(of.metrics, of.tracked, reset, updates, len(first))
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.variables.others, self.variables.assigned, disagree)
@@ -242,11 +227,6 @@ def summable(output: Any) -> Any:
     """Half precision is summed in float32."""
     half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
     return output.astype(jnp.float32) if half else output
-
-
-def has_rows(arrays: Any, rows: int) -> bool:
-    """Whether a metric is fed with something for each row. What the code has summed up over a replica's rows is added up as it is."""
-    return any(leaf.ndim and leaf.shape[0] == rows for leaf in jax.tree.leaves(arrays))
 
 
 def rows_of(batch: Any) -> int:

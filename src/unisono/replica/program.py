@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras import ops
 
 from unisono import keras_seam
-from unisono.replica import assigned, finish, losses, metrics, own_step
+from unisono.replica import assigned, finish, losses, metric_evidence, metrics, own_step, randomness
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
+from unisono.replica.growth import ROWS, Growth
 
 
 class ReplicaFunctions:
@@ -30,6 +32,8 @@ class ReplicaFunctions:
         for every number of rows."""
         self.weighted_by_share: dict[int, bool] = {}
         """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
+        self.growth = Growth()
+        """Of losses that are one number for all rows; found by `look`."""
 
     @keras_seam.fresh_masks()
     def contribution(
@@ -115,7 +119,7 @@ class ReplicaFunctions:
         with self._scope(weights, others, None, replica):
             x, y, sample_weight = keras_seam.unpack(batch)
             y_pred = keras_seam.call_model(self.model, x, training)
-            losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share)
+            losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
         return terms.divisors
 
     @keras_seam.fresh_masks()
@@ -145,29 +149,53 @@ class ReplicaFunctions:
         return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
 
     def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Finds out how metrics of the user's own are merged."""
-        leaves = keras_seam.leaf_metrics(self.model)
-        if self.alone or not metrics.unpromised(leaves):
+        """Finds out how numbers and metrics of the user's own are merged: by a step on the first replica's rows, once and twice."""
+        own = metrics.unpromised(keras_seam.leaf_metrics(self.model))
+        if self.alone or not (own or self.growth.asked_for):
             return
-        rows, batch = metrics.some_rows(batch)
-        one = ReplicaFunctions(self.model, "evaluate", alone=True)
-        totals = jnp.ones(len(keras_seam.loss_terms(self.model)))
+        times = max(1, ROWS // len(first)) if self._is_random else 1
+        rows = jax.tree.map(lambda a: np.concatenate([a[first.start : first.stop]] * times), batch)
+        totals = self._totals_of(state, rows)
+        while True:  # what is made of numbers that turn out to be sums is measured again
+            once, updates = self._measured(state, rows, 1, totals, own)
+            twice, updates_of_twice = self._measured(state, rows, 2, totals, own)
+            if not self.growth.decide(once, twice, self._is_random):
+                break
+        variables = self.model.metrics_variables
+        self.weighted_by_share = metric_evidence.weighted_by_share(
+            own, variables, self._reset(), updates, len(first) * times, updates_of_twice
+        )
+
+    def _totals_of(self, state: State, rows: Any) -> Any:
+        """The divisors of these rows."""
+        found = jax.jit(lambda *given: self.divisors(given[0], given[1], jnp.int32(0), jnp.float32(1)))(state, rows)
+        return jnp.array([0 if d is None else d for d in found], jnp.float32)
+
+    def _measured(
+        self, state: State, rows: Any, times: int, totals: Any, own: list[Any]
+    ) -> tuple[dict[str, float], list[metric_evidence.Update]]:
+        """(the numbers, what the metrics are fed with) of a step on these rows, taken so many times."""
+        numbers, fed = self.growth.measure(), metric_evidence.Fed()
 
         @jax.jit
-        def after(tracked: list[Any], some: Any) -> list[Any]:
-            return one.contribution((*state[:2], tracked), some, jnp.int32(0), jnp.float32(1), totals)[0].metrics
+        def step(state: State, rows: Any) -> None:
+            with metric_evidence.noted(own, fed.note):
+                self.contribution(state, rows, jnp.int32(0), jnp.float32(times), totals)
 
-        def updated(tracked: list[Any], part: range) -> list[Any]:
-            return after(tracked, jax.tree.map(lambda a: jnp.asarray(a[part.start : part.stop]), batch))
+        step(state, jax.tree.map(lambda a: np.concatenate([a] * times), rows))
+        jax.effects_barrier()
+        return numbers, fed.updates
 
-        self.weighted_by_share = metrics.weighted_by_share(leaves, self.model.metrics_variables, self._reset(), updated, rows)
+    @property
+    def _is_random(self) -> bool:
+        return any(randomness.is_seed(v) for v in self.model.non_trainable_variables)
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
 
     def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> losses.Terms:
         as_mean = as_mean or keras_seam.overrides(self.model, "compute_loss")
-        return losses.Terms([term.loss for term in keras_seam.loss_terms(self.model)], share, totals, as_mean)
+        return losses.Terms([term.loss for term in keras_seam.loss_terms(self.model)], share, self.growth, totals, as_mean)
 
     def _reset(self) -> list[Any]:
         return metrics.reset_values(self.model.metrics, self.model.metrics_variables)
@@ -191,7 +219,7 @@ class ReplicaFunctions:
         x, y, sample_weight = keras_seam.unpack(batch)
         with self._scope(weights, others, tracked, replica) as scope:
             y_pred = keras_seam.call_model(model, x, training)
-            loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share)
+            loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
             self._note_assigned(scope)
             others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
             metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]

@@ -98,6 +98,10 @@ class Step:
         self._received, self._carried = False, carried
         self._held.keep(constants)
         if not self._looked:
+            if not self._functions.alone:
+                self._divisors_of(
+                    batches[0], self._plan(batches[0]).size_at_end, state
+                )  # whose trace says what there is to look at
             self._functions.look(state, batches[0].tree(), self._plan(batches[0]).first, self._held.constants())
             self._looked = True
         self._held.receive(state, lambda: self._empty_sums(state, batches[0]))

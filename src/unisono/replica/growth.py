@@ -1,0 +1,80 @@
+"""How a number that is made of a replica's rows grows with them, found by measuring it on some rows and on the same rows taken twice.
+
+A sum over rows doubles, and sums of replicas add up to the sum of the batch. A mean stays what it is, and counts by the replica's share of the
+rows. What is neither has a value over replicas that is not that of the whole batch, and is warned of.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+EXACT, ROUGH = 1e-3, 0.4
+"""How far a ratio may be from 1 or 2: by rounding, and where replicas draw random numbers."""
+
+ROWS = 32
+"""Where replicas draw, so many rows at least are taken once, for their numbers to be alike."""
+
+
+class Growth:
+    """The numbers of a step, by what they are, and how each grows."""
+
+    def __init__(self) -> None:
+        self.asked_for: set[str] = set()
+        self._of_others: set[str] = set()
+        self._is_sum: dict[str, bool] = {}
+        self._measured: dict[str, float] | None = None
+
+    def weighted(self, what: str, value: Any, share: Any, of_others: bool = False) -> Any:
+        """Return the replica's part of this number of the whole batch, in a trace. `of_others`: it may be made of other numbers."""
+        self.asked_for.add(what)
+        self._of_others |= {what} if of_others else set()
+        measured = self._measured
+        if measured is not None:
+            jax.debug.callback(lambda number: measured.update({what: float(number)}), value)
+        return value if self._is_sum.get(what) else value * share
+
+    def measure(self) -> dict[str, float]:
+        """Begin to measure: the next run puts its numbers into this dict."""
+        self._measured = {}
+        return self._measured
+
+    def decide(self, once: dict[str, float], twice: dict[str, float], is_random: bool) -> bool:
+        """Take sums for sums from now on; return whether there are new ones of which others may be made: then these are measured again.
+
+        `once` and `twice` are measured on some rows, and on the same rows taken twice.
+        """
+        self._measured = None
+        ratios = {what: ratio(once[what], twice[what]) for what in sorted(once.keys() & twice.keys() - self._is_sum.keys())}
+        ratios = {what: grown for what, grown in ratios.items() if grown is not None}  # zeros tell nothing
+        are_sums = {what for what, grown in ratios.items() if abs(grown - 2) < abs(grown - 1)}
+        again = bool(are_sums - self._of_others) and bool(self._of_others)
+        for what, grown in ratios.items():
+            if again and what in self._of_others:
+                continue
+            self._is_sum[what] = what in are_sums
+            if min(abs(grown - 1), abs(grown - 2)) > (ROUGH if is_random else EXACT):
+                warnings.warn(neither(what, grown), stacklevel=2)
+        return again
+
+
+def ratio(once: Any, twice: Any) -> float | None:
+    """Return how many times as large numbers are; None where that cannot be said.
+
+    >>> ratio([1.0, 0.0, 3.0], [2.0, 0.0, 6.0]), ratio(0.0, 0.0)
+    (2.0, None)
+    """
+    once, twice = np.asarray(once, "float64").ravel(), np.asarray(twice, "float64").ravel()
+    size = once @ once
+    return float(once @ twice / size) if np.isfinite(size) and size > 0 and np.all(np.isfinite(twice)) else None
+
+
+def neither(what: str, grown: float) -> str:
+    return (
+        f"{what[:1].upper()}{what[1:]} is one number for all rows of a replica, {grown:.3g} times as large for the same rows taken twice: "
+        f"neither a mean over rows (1) nor a sum (2). So what R replicas make of it is not its value on the whole batch; it is weighted as "
+        f"if it were the nearer of the two. Give one value for each row, or write replicas=1."
+    )

@@ -1,0 +1,270 @@
+"""How a metric of the user's own is merged over replicas, found by feeding it.
+
+What a step feeds a metric with on a replica's rows is noted once. Then the metric is fed with parts of these rows, each from the reset state
+and all in turn, and with all of them: either the parts add up to the whole, or their means do, weighted by rows, or the metric is refused.
+
+The rows of a first batch may tell nothing: before a model has learnt anything all predictions may be equal, and none of the rows positive. So
+values are drawn in their places as well. A sum over rows is one whatever the rows hold, and so is a mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import keras
+import numpy as np
+
+from unisono import keras_seam
+from unisono.placement import split_evenly
+from unisono.replica.growth import ratio
+from unisono.replica.metrics import unpromised
+
+CLOSE = 1e-3
+"""Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
+
+PARTS = 4
+
+ROWS = 16
+"""Fewer rows are taken several times: a part of one row may be like the whole."""
+
+
+class Update(NamedTuple):
+    """One call of a metric's `update_state`."""
+
+    metric: Any
+    arrays: list[Any]
+    """Its arguments' leaves that are arrays; None for others."""
+    filled: Callable[[list[Any]], tuple[Any, Any]]
+    """Returns (args, kwargs) with other arrays in the places of these."""
+
+    def has_rows(self, rows: int) -> bool:
+        """Return whether something is told for each row. What is one number for a replica's rows says nothing about parts of them."""
+        return any(array is not None and np.ndim(array) and len(array) == rows for array in self.arrays)
+
+    def again(self, arrays: list[Any]) -> None:
+        args, kwargs = self.filled(arrays)
+        self.metric.update_state(*args, **kwargs)
+
+
+class Fed:
+    """What a step that is run feeds metrics with."""
+
+    def __init__(self) -> None:
+        self._updates: dict[int, Update] = {}
+        self._calls = 0
+
+    @property
+    def updates(self) -> list[Update]:
+        return [self._updates[number] for number in sorted(self._updates)]
+
+    def note(self, _: str, arrays: list[Any], of: tuple[Any, Any]) -> None:
+        """Take arrays out of the trace by a callback, wherever in it they are made: in what is differentiated, too."""
+        self._calls += 1
+        number, places = self._calls, [place for place, array in enumerate(arrays) if array is not None]
+
+        def received(*values: Any) -> None:
+            by_place = dict(zip(places, map(np.asarray, values), strict=True))
+            self._updates[number] = Update(of[0], [by_place.get(place) for place in range(len(arrays))], of[1])
+
+        jax.debug.callback(received, *(arrays[place] for place in places))
+
+
+@contextlib.contextmanager
+def noted(metrics: Iterable[Any], note: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+    """For the block, what the metrics are fed with is noted: as "update", the arrays, and (metric, `Update.filled`)."""
+
+    def noting(metric: Any) -> Callable[[Any], Any]:
+        def wrap(update_state: Any) -> Any:
+            def update(*args: Any, **kwargs: Any) -> Any:
+                leaves, structure = jax.tree.flatten((args, kwargs))
+                arrays = [leaf if hasattr(leaf, "dtype") else None for leaf in leaves]
+
+                def filled(arrays: list[Any]) -> Any:
+                    return jax.tree.unflatten(
+                        structure, [leaf if a is None else a for a, leaf in zip(arrays, leaves, strict=True)]
+                    )
+
+                note("update", arrays, (metric, filled))
+                return update_state(*args, **kwargs)
+
+            return update
+
+        return wrap
+
+    with contextlib.ExitStack() as stack:
+        for metric in metrics:
+            stack.enter_context(keras_seam.wrapped_method(metric, "update_state", noting(metric)))
+        yield
+
+
+def weighted_by_share(
+    metrics: Sequence[Any],
+    variables: Sequence[Any],
+    reset: Sequence[Any],
+    updates: Sequence[Update],
+    rows: int,
+    of_twice: Sequence[Update] = (),
+) -> dict[int, bool]:
+    """Return, for the ids of variables that could be decided, whether they are means of batches.
+
+    Such a mean is weighted by the replica's share of the rows; all else is added up.
+
+    Args:
+        metrics: The metrics.
+        variables: Their variables.
+        reset: The values of these after a reset.
+        updates: What a step feeds the metrics with on some rows.
+        rows: How many these are.
+        of_twice: What it feeds them with on the same rows taken twice. It decides where a metric is fed with one number for all rows.
+
+    Raises:
+        ValueError: For a metric that is neither a sum nor a mean.
+    """
+    by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
+    decided = {} if not of_twice else grown(by_number, variables, reset, updates, of_twice)
+    telling = [update for update in updates if id(update.metric) not in by_number]
+    trials = [trial for values in evidence(telling, rows) if (trial := tried(telling, values, variables, reset)) is not None]
+    position = {id(v): index for index, v in enumerate(variables)}
+    for metric in unpromised(metrics):
+        for variable in metric.variables:
+            index = position[id(variable)]
+            seen = [trial for trial in trials if trial.moved(index)]
+            wrong = next((trial for trial in seen if not trial.is_merged(index)), None)
+            kinds = {trial.is_sum(index) for trial in seen}
+            if wrong is None and len(kinds) == 1:
+                decided[id(variable)] = not kinds.pop()
+            elif seen and not (isinstance(metric, keras.metrics.Mean) and keras_seam.is_class_of_keras(metric)):
+                raise ValueError(refusal(metric, variable, wrong or seen[0], index))
+            # A mean of what a function says of a whole batch may be anything, in Keras too.
+    return decided
+
+
+def grown(
+    by_number: set[int], variables: Sequence[Any], reset: Sequence[Any], once: Sequence[Update], twice: Sequence[Update]
+) -> dict[int, bool]:
+    """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
+
+    def added(updates: Sequence[Update]) -> list[np.ndarray]:
+        with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=list(zip(variables, reset, strict=True))) as scope:
+            for update in updates:
+                if id(update.metric) in by_number:
+                    update.again(update.arrays)
+            after = [scope.get_current_value(v) for v in variables]
+        return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, reset, strict=True)]
+
+    ratios = [ratio(*pair) for pair in zip(added(once), added(twice), strict=True)]
+    return {id(v): abs(r - 1) < abs(r - 2) for v, r in zip(variables, ratios, strict=True) if r is not None}
+
+
+class Trial(NamedTuple):
+    """What parts of some rows add to each variable, by themselves and in turn, and what all rows add."""
+
+    shares: list[float]
+    parts: list[list[np.ndarray]]
+    in_turn: list[np.ndarray]
+    whole: list[np.ndarray]
+
+    def moved(self, index: int) -> bool:
+        return any(np.any(added[index]) for added in (*self.parts, self.whole))
+
+    def is_sum(self, index: int) -> bool:
+        return close(self.whole[index], sum(part[index] for part in self.parts))
+
+    def is_mean(self, index: int) -> bool:
+        return close(self.whole[index], sum(s * part[index] for s, part in zip(self.shares, self.parts, strict=True)))
+
+    def is_merged(self, index: int) -> bool:
+        """Return whether replicas can be merged: state is added to, by a sum or by a mean."""
+        adds = close(self.in_turn[index], sum(part[index] for part in self.parts))
+        return adds and (self.is_sum(index) or self.is_mean(index))
+
+    @property
+    def is_finite(self) -> bool:
+        return all(np.all(np.isfinite(a)) for added in (*self.parts, self.in_turn, self.whole) for a in added)
+
+
+def tried(updates: Sequence[Update], values: Sequence[list[Any]], variables: Sequence[Any], reset: Sequence[Any]) -> Trial | None:
+    """Return what the metrics make of these values in the places of those that were noted; None where they cannot be fed so."""
+    rows = next(len(a) for update in values for a in update if a is not None and np.ndim(a))
+    cut = split_evenly(rows, min(rows, PARTS))
+
+    def after(state: Sequence[Any], part: range) -> list[Any]:
+        mapping = list(zip(variables, state, strict=True))
+        with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=mapping) as scope:
+            for update, arrays in zip(updates, values, strict=True):
+                update.again([a[part.start : part.stop] if has_length(a, rows) else a for a in arrays])
+            return [scope.get_current_value(v) for v in variables]
+
+    def added(state: Sequence[Any]) -> list[np.ndarray]:
+        return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(state, reset, strict=True)]
+
+    in_turn = reset
+    for part in cut:
+        in_turn = after(in_turn, part)
+    parts = [added(after(reset, part)) for part in cut]
+    trial = Trial([len(part) / rows for part in cut], parts, added(in_turn), added(after(reset, range(rows))))
+    return trial if trial.is_finite else None
+
+
+def evidence(updates: Sequence[Update], rows: int) -> Iterator[list[list[Any]]]:
+    """Yield values to feed the metrics with: those that were noted, and drawn ones."""
+    if not updates:
+        return
+    times = -(-ROWS // rows)
+    noted_ = [[np.repeat(a, times, axis=0) if has_length(a, rows) else a for a in update.arrays] for update in updates]
+    yield noted_
+    for of_equal in ("numbers", "bits"):
+        rng = np.random.default_rng(0)
+        drawn: dict[int, Any] = {}  # what two metrics are fed with stays one thing
+        for update, values in zip(updates, noted_, strict=True):
+            for noted_array, array in zip(update.arrays, values, strict=True):
+                if has_length(array, rows * times) and id(noted_array) not in drawn:
+                    drawn[id(noted_array)] = like(array, rng, of_equal)
+        yield [
+            [drawn.get(id(a), value) for a, value in zip(update.arrays, values, strict=True)]
+            for update, values in zip(updates, noted_, strict=True)
+        ]
+
+
+def like(array: Any, rng: np.random.Generator, of_equal: str) -> Any:
+    """Return values that could stand in this array's place: whole numbers for such, probabilities for such, weights for such.
+
+    `of_equal` says what is drawn where all are one number.
+    """
+    a = np.asarray(array)
+    values = a.astype("float64")
+    if not np.all(np.isfinite(values)):
+        return array
+    low, high = values.min(initial=0), values.max(initial=0)
+    is_whole = bool(np.all(values == np.round(values)))
+    if low == high and a.dtype.kind not in "iub":
+        is_whole = of_equal == "bits"
+    if is_whole:
+        drawn = rng.integers(int(low), int(max(high, 1)) + 1, a.shape)
+    elif low >= 0:
+        drawn = rng.uniform(0, max(high, 1), a.shape)
+        drawn = drawn / drawn.sum(-1, keepdims=True) if a.ndim > 1 and np.allclose(values.sum(-1), 1, atol=1e-3) else drawn
+    else:
+        drawn = values + (values.std() or 1) * rng.standard_normal(a.shape)
+    return np.asarray(drawn).astype(a.dtype)
+
+
+def has_length(array: Any, rows: int) -> bool:
+    return array is not None and bool(np.ndim(array)) and len(array) == rows
+
+
+def refusal(metric: Any, variable: Any, trial: Trial, index: int) -> str:
+    parts = ", ".join(str(part[index]) for part in trial.parts)
+    return (
+        f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
+        f"{parts} to its variable {variable.path!r}, one after another {trial.in_turn[index]}, and the whole batch {trial.whole[index]}. "
+        f"Its state must be made of sums over rows, as keras.metrics.Mean keeps a total and a count. Rewrite its update_state with "
+        f"assign_add of sums, or write replicas=1."
+    )
+
+
+def close(a: Any, b: Any) -> bool:
+    return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE * (1e-6 + float(np.max(np.abs(b), initial=0.0)))))
