@@ -67,6 +67,14 @@ def numbers(process, lines: int) -> list[int]:
     return [int(word) for _ in range(lines) for word in process.stdout.readline().split("] ")[1].split()]
 
 
+def test_a_strategy_that_knows_one_process_is_refused(tmp_path):
+    """Each of the processes would train the whole model by itself, and nobody would know."""
+    code, _, err = launch(tmp_path, "--processes", "2", "--cpu", written(tmp_path, "import unisono\nunisono.MirroredStrategy()"))
+    assert code == 1
+    said = "`unisono launch` has started 2 processes, and MirroredStrategy knows this one alone"
+    assert any(said in line and "Write MultiWorkerMirroredStrategy()" in line for line in err)
+
+
 def test_arguments_and_environment(tmp_path):
     script = written(tmp_path, "print(sys.argv, os.environ['UNISONO_PROCESSES'], sys.path[0], __name__)")
     code, out, err = launch(tmp_path, "--processes", "3", "--cpu", script, "--processes", "9", "--", "-m", "--cpu")

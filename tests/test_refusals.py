@@ -172,6 +172,23 @@ def test_frozen_layers_need_a_new_compile():
     model.fit(X, Y, verbose=0)
 
 
+def test_layers_that_change_places_among_the_trainable_ones_are_seen():
+    """As many variables are trained as before, but other ones; evaluation and prediction follow without compile()."""
+    model = made(layers.Dense(3), layers.Dense(3))
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    model.predict(X, verbose=0), model.evaluate(X, Y, verbose=0)
+    model.layers[0].trainable, model.layers[1].trainable = True, False
+    plain = keras.models.clone_model(model)
+    plain.set_weights([np.array(weight) for weight in model.get_weights()])
+    plain.compile("sgd", "mse")
+    np.testing.assert_allclose(model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-6)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"Write model.compile\(...\) again"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_double_precision_is_refused():
     with un.OneDeviceStrategy(replicas=2).scope():
         model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])

@@ -67,6 +67,7 @@ def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
     ],
 )
 def test_arguments_that_make_no_sense_say_what_to_write(arguments, message):
+    assert len(jax.devices()) == 8  # JAX has started: a number of devices comes too late
     with pytest.raises(ValueError, match=message):
         un.MirroredStrategy(**arguments)
 
@@ -104,6 +105,32 @@ def test_the_current_strategy_is_that_of_the_scope():
             assert un.get_strategy() is one
         assert un.get_strategy() is one
     assert un.get_strategy() is outside
+
+
+def test_code_that_a_step_calls_finds_its_strategy():
+    """Outside of the scope too: what divides by the number of replicas would divide by 1."""
+    seen = []
+
+    class Sees(keras.layers.Layer):
+        def call(self, x):
+            seen.append(un.get_strategy())
+            return x
+
+    def loss(y, p):
+        seen.append(un.get_strategy())
+        return keras.ops.square(y - p)
+
+    strategy = un.OneDeviceStrategy(replicas=2)
+    with strategy.scope():
+        model = keras.Sequential([Sees(), keras.layers.Dense(1)])
+    model.compile("sgd", loss)
+    model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    model.predict(np.ones((4, 3)), verbose=0)
+    (batch,) = strategy.distribute_dataset([np.ones((4, 3), "float32")])
+    strategy.run(lambda rows: model(rows), args=(batch,))
+    assert len(seen) > 4
+    assert set(map(id, seen)) == {id(strategy)}
+    assert un.get_strategy().num_replicas_in_sync == 1
 
 
 def test_scopes_cannot_be_mixed_and_errors_restore_what_was():

@@ -79,19 +79,28 @@ class Bond:
 
     def make_train_function(self, force: bool = False) -> None:
         self.strategy.check_use(self.model)
+        if self.model.train_function is not None and self._has_other_variables(self.model.train_function):
+            refusals.check_still_trainable(self.model, training=True)
         if self.model.train_function is None or force:
             self.strategy.announce()
             make = functools.partial(self._step, training=True)
             self.model.train_function = self._several(make, keras_seam.STATE_NAMES, self._trained)
 
     def make_test_function(self, force: bool = False) -> None:
-        if self.model.test_function is None or force:
+        if self.model.test_function is None or force or self._has_other_variables(self.model.test_function):
             make = functools.partial(self._step, training=False)
             self.model.test_function = self._several(make, keras_seam.WITHOUT_OPTIMIZER)
 
     def make_predict_function(self, force: bool = False) -> None:
-        if self.model.predict_function is None or force:
+        if self.model.predict_function is None or force or self._has_other_variables(self.model.predict_function):
             self.model.predict_function = self._several(self._predict_step, INPUTS)
+
+    def _variables(self) -> list[int]:
+        """The ids of the model's variables in the groups of the state: which are trained is known by no count of them."""
+        return [id(v) for group in (self.model.trainable_variables, self.model.non_trainable_variables) for v in group]
+
+    def _has_other_variables(self, function: Any) -> bool:
+        return function.variables != self._variables()
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
@@ -170,7 +179,7 @@ class Bond:
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
-        with explained(self.model, data_batch), keras_seam.fresh_masks():
+        with self.strategy.acting(), explained(self.model, data_batch), keras_seam.fresh_masks():
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
         self.strategy.agree(keras_seam.all_variables(self.model))
 
@@ -262,7 +271,7 @@ class Bond:
             if trained is not None:
                 refusals.check_attributes(self.model.optimizer)
             try:
-                with explained(self.model, batches[0]):
+                with self.strategy.acting(), explained(self.model, batches[0]):
                     logs, state = current(state, batches)
             finally:
                 if current.state:
@@ -274,6 +283,7 @@ class Bond:
             return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
+        function.variables = self._variables()  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     def _restoring(self, name: str, *args: Any, **kwargs: Any) -> Any:

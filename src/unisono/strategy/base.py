@@ -11,6 +11,7 @@ import jax
 
 from unisono import exchange, keras_seam, refusals
 from unisono.checkpoint import facts
+from unisono.cluster.alone import check_alone
 from unisono.loop import reduction, running, values
 from unisono.loop.datasets import DistributedDataset, undistributed
 from unisono.loop.pipelines import InputContext, pipelines
@@ -107,6 +108,10 @@ class Strategy(running.Runner):
         """Models made inside belong to this strategy, wherever they are compiled and fitted."""
         return scopes.inside(self)
 
+    def acting(self) -> contextlib.AbstractContextManager[None]:
+        """Steps call code of the user's inside: it finds this strategy by `get_strategy`, in a scope or not."""
+        return scopes.act(self)
+
     # A loop of the user's own.
 
     def distribute_dataset(self, dataset: Any, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
@@ -145,7 +150,8 @@ class Strategy(running.Runner):
         refusals.check_outside("run")
         refusals.check_scope_of_run(scopes.innermost() or self, self)
         self.announce()
-        return self._runs(fn, args, dict(kwargs or {}))
+        with self.acting():
+            return self._runs(fn, args, dict(kwargs or {}))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
         """The sum or the mean of what replicas returned.
@@ -208,7 +214,8 @@ class Strategy(running.Runner):
         arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)
 
     def _meet_others(self) -> None:
-        """Called before JAX starts."""
+        """Called before JAX starts: this strategy meets nobody."""
+        check_alone(type(self).__name__)
 
     def _find(self, devices: Devices) -> list[jax.Device]:
         return arguments.found(type(self).__name__, devices)

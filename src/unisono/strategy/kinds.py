@@ -99,14 +99,15 @@ _default: list[DefaultStrategy] = []
 
 
 def get_strategy() -> Strategy:
-    """The strategy of the scope around this line; outside every scope, the default one of one replica.
+    """Return the strategy whose step calls this code, or that of the scope around it; outside of both, the default one of one replica.
 
     Example:
         >>> get_strategy().num_replicas_in_sync
         1
     """
-    if scopes.innermost() is not None:
-        return scopes.innermost()
+    found = scopes.acting() or scopes.innermost()
+    if found is not None:
+        return found
     if not _default:
         _default.append(DefaultStrategy())
     return _default[0]

@@ -18,6 +18,8 @@ class Scopes(threading.local):
 
     def __init__(self) -> None:
         self.open: list[Any] = []
+        self.acting: list[Any] = []
+        """Strategies whose steps call code of the user's, in a scope or not."""
 
 
 _scopes = Scopes()
@@ -26,6 +28,21 @@ _scopes = Scopes()
 def innermost() -> Any:
     """The strategy of the scope around; None outside of every scope."""
     return _scopes.open[-1] if _scopes.open else None
+
+
+def acting() -> Any:
+    """Return the strategy whose step calls this code; None where no step does."""
+    return _scopes.acting[-1] if _scopes.acting else None
+
+
+@contextlib.contextmanager
+def act(strategy: Any) -> Iterator[None]:
+    """For the block, code that a step calls finds its strategy."""
+    _scopes.acting.append(strategy)
+    try:
+        yield
+    finally:
+        _scopes.acting.pop()
 
 
 @contextlib.contextmanager
