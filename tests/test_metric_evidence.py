@@ -8,27 +8,13 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from own_metrics import Keeps
 from sizes import BATCH, ROWS
 from trainings import assert_equals_keras, fitting, on, rows, run
 
 X = rows(ROWS, 3)
 POSITIVE = (np.arange(ROWS) % 16 > 12).astype("float32")[:, None]
 """The first batch has none."""
-
-
-class Keeps(keras.metrics.Metric):
-    """One number, made of the old one and what it is fed with."""
-
-    def __init__(self, update, name):
-        super().__init__(name=name)
-        self.update = update
-        self.value = self.add_variable((), "zeros", name="value")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.value.assign(self.update(self.value, ops.cast(y_true, "float32"), y_pred))
-
-    def result(self):
-        return ops.convert_to_tensor(self.value)
 
 
 def f1_of_a_batch(old, y, p):

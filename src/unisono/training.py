@@ -95,12 +95,8 @@ class Bond:
         if self.model.predict_function is None or force or self._has_other_variables(self.model.predict_function):
             self.model.predict_function = self._several(self._predict_step, INPUTS)
 
-    def _variables(self) -> list[int]:
-        """The ids of the model's variables in the groups of the state: which are trained is known by no count of them."""
-        return [id(v) for group in (self.model.trainable_variables, self.model.non_trainable_variables) for v in group]
-
     def _has_other_variables(self, function: Any) -> bool:
-        return function.variables != self._variables()
+        return function.variables != keras_seam.ids_of_variables(self.model)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._read_by_keras(args, kwargs)
@@ -283,7 +279,7 @@ class Bond:
             return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
-        function.variables = self._variables()  # pyright: ignore[reportFunctionMemberAccess]
+        function.variables = keras_seam.ids_of_variables(self.model)  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     def _restoring(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -93,6 +93,7 @@ from unisono.keras_seam.state import all_variables as all_variables
 from unisono.keras_seam.state import current_values as current_values
 from unisono.keras_seam.state import hold_state as hold_state
 from unisono.keras_seam.state import holds_value as holds_value
+from unisono.keras_seam.state import ids_of_variables as ids_of_variables
 from unisono.keras_seam.state import newest_values as newest_values
 from unisono.keras_seam.state import raw_value as raw_value
 from unisono.keras_seam.state import set_raw_value as set_raw_value

@@ -51,6 +51,11 @@ def variables_of(model: Any) -> dict[str, list[Any]]:
     )
 
 
+def ids_of_variables(model: Any) -> list[int]:
+    """Return the ids of the trainable variables and of the others. A count of each does not tell which are trained."""
+    return [id(v) for group in (model.trainable_variables, model.non_trainable_variables) for v in group]
+
+
 def current_values(model: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
     """The newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
     held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}

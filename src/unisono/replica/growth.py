@@ -15,8 +15,8 @@ import numpy as np
 EXACT, ROUGH = 1e-3, 0.4
 """How far a ratio may be from 1 or 2: by rounding, and where replicas draw random numbers."""
 
-ROWS = 32
-"""Where replicas draw, so many rows at least are taken once, for their numbers to be alike."""
+ENOUGH = 32
+"""Where replicas draw, so many rows at least are measured, for their numbers to be alike."""
 
 
 class Growth:

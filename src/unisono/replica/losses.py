@@ -1,8 +1,8 @@
 """Losses whose shares, added over replicas, are the loss of the whole global batch.
 
 A loss term is numerator / divisor. The numerator is a sum over rows; the divisor is what Keras divides by on the whole
-global batch, counted over all replicas before the backward pass. What is a mean already, as `add_loss` or a loss that
-returns one number, is weighted by the replica's share of the rows.
+global batch, counted over all replicas before the backward pass. What is
+one number for all rows, as `add_loss` or a loss that returns one, is weighted by how it grows with them (`growth`).
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ class Update(NamedTuple):
         return any(array is not None and np.ndim(array) and len(array) == rows for array in self.arrays)
 
     def again(self, arrays: list[Any]) -> None:
+        """Make the call with these arrays."""
         args, kwargs = self.filled(arrays)
         self.metric.update_state(*args, **kwargs)
 
@@ -126,7 +127,7 @@ def weighted_by_share(
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
     decided = {} if not of_twice else grown(by_number, variables, reset, updates, of_twice)
     telling = [update for update in updates if id(update.metric) not in by_number]
-    trials = [trial for values in evidence(telling, rows) if (trial := tried(telling, values, variables, reset)) is not None]
+    trials = trials_of(telling, rows, variables, reset)
     position = {id(v): index for index, v in enumerate(variables)}
     for metric in unpromised(metrics):
         for variable in metric.variables:
@@ -147,15 +148,11 @@ def grown(
 ) -> dict[int, bool]:
     """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
 
-    def added(updates: Sequence[Update]) -> list[np.ndarray]:
-        with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=list(zip(variables, reset, strict=True))) as scope:
-            for update in updates:
-                if id(update.metric) in by_number:
-                    update.again(update.arrays)
-            after = [scope.get_current_value(v) for v in variables]
-        return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, reset, strict=True)]
+    def change(updates: Sequence[Update]) -> list[np.ndarray]:
+        mine = [update for update in updates if id(update.metric) in by_number]
+        return added(fed(mine, [update.arrays for update in mine], variables, reset), reset)
 
-    ratios = [ratio(*pair) for pair in zip(added(once), added(twice), strict=True)]
+    ratios = [ratio(*pair) for pair in zip(change(once), change(twice), strict=True)]
     return {id(v): abs(r - 1) < abs(r - 2) for v, r in zip(variables, ratios, strict=True) if r is not None}
 
 
@@ -186,47 +183,53 @@ class Trial(NamedTuple):
         return all(np.all(np.isfinite(a)) for added in (*self.parts, self.in_turn, self.whole) for a in added)
 
 
-def tried(updates: Sequence[Update], values: Sequence[list[Any]], variables: Sequence[Any], reset: Sequence[Any]) -> Trial | None:
-    """Return what the metrics make of these values in the places of those that were noted; None where they cannot be fed so."""
-    rows = next(len(a) for update in values for a in update if a is not None and np.ndim(a))
-    cut = split_evenly(rows, min(rows, PARTS))
+def tried(
+    updates: Sequence[Update], values: Sequence[list[Any]], rows: int, variables: Sequence[Any], reset: Sequence[Any]
+) -> Trial | None:
+    """Return what the metrics make of these values, of this number of rows; None where that is not finite."""
+    cut = split_evenly(rows, PARTS)
 
     def after(state: Sequence[Any], part: range) -> list[Any]:
-        mapping = list(zip(variables, state, strict=True))
-        with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=mapping) as scope:
-            for update, arrays in zip(updates, values, strict=True):
-                update.again([a[part.start : part.stop] if has_length(a, rows) else a for a in arrays])
-            return [scope.get_current_value(v) for v in variables]
-
-    def added(state: Sequence[Any]) -> list[np.ndarray]:
-        return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(state, reset, strict=True)]
+        cut_values = [[a[part.start : part.stop] if has_length(a, rows) else a for a in arrays] for arrays in values]
+        return fed(updates, cut_values, variables, state)
 
     in_turn = reset
     for part in cut:
         in_turn = after(in_turn, part)
-    parts = [added(after(reset, part)) for part in cut]
-    trial = Trial([len(part) / rows for part in cut], parts, added(in_turn), added(after(reset, range(rows))))
+    parts = [added(after(reset, part), reset) for part in cut]
+    whole = added(after(reset, range(rows)), reset)
+    trial = Trial([len(part) / rows for part in cut], parts, added(in_turn, reset), whole)
     return trial if trial.is_finite else None
 
 
-def evidence(updates: Sequence[Update], rows: int) -> Iterator[list[list[Any]]]:
-    """Yield values to feed the metrics with: those that were noted, and drawn ones."""
+def fed(updates: Sequence[Update], values: Sequence[list[Any]], variables: Sequence[Any], state: Sequence[Any]) -> list[Any]:
+    """Return the state of the metrics' variables after these updates with these values."""
+    mapping = list(zip(variables, state, strict=True))
+    with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=mapping) as scope:
+        for update, arrays in zip(updates, values, strict=True):
+            update.again(arrays)
+        return [scope.get_current_value(v) for v in variables]
+
+
+def added(after: Sequence[Any], before: Sequence[Any]) -> list[np.ndarray]:
+    """Return by how much each variable has changed."""
+    return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, before, strict=True)]
+
+
+def trials_of(updates: Sequence[Update], rows: int, variables: Sequence[Any], reset: Sequence[Any]) -> list[Trial]:
+    """Return what the metrics make of the values that were noted, and of drawn ones, where these can be fed to them."""
     if not updates:
-        return
+        return []
     times = -(-ROWS // rows)
-    noted_ = [[np.repeat(a, times, axis=0) if has_length(a, rows) else a for a in update.arrays] for update in updates]
-    yield noted_
+    values = [[np.repeat(a, times, axis=0) if has_length(a, rows) else a for a in update.arrays] for update in updates]
+    rows *= times
+    found = [tried(updates, values, rows, variables, reset)]
     for of_equal in ("numbers", "bits"):
         rng = np.random.default_rng(0)
-        drawn: dict[int, Any] = {}  # what two metrics are fed with stays one thing
-        for update, values in zip(updates, noted_, strict=True):
-            for noted_array, array in zip(update.arrays, values, strict=True):
-                if has_length(array, rows * times) and id(noted_array) not in drawn:
-                    drawn[id(noted_array)] = like(array, rng, of_equal)
-        yield [
-            [drawn.get(id(a), value) for a, value in zip(update.arrays, values, strict=True)]
-            for update, values in zip(updates, noted_, strict=True)
-        ]
+        drawn = [[like(a, rng, of_equal) if has_length(a, rows) else a for a in arrays] for arrays in values]
+        with contextlib.suppress(Exception):  # a metric may look at its values, and refuse some
+            found.append(tried(updates, drawn, rows, variables, reset))
+    return [trial for trial in found if trial is not None]
 
 
 def like(array: Any, rng: np.random.Generator, of_equal: str) -> Any:

@@ -17,7 +17,7 @@ from unisono import keras_seam
 from unisono.replica import assigned, finish, losses, metric_evidence, metrics, own_step, randomness
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
-from unisono.replica.growth import ROWS, Growth
+from unisono.replica.growth import ENOUGH, Growth
 
 
 class ReplicaFunctions:
@@ -153,7 +153,7 @@ class ReplicaFunctions:
         own = metrics.unpromised(keras_seam.leaf_metrics(self.model))
         if self.alone or not (own or self.growth.asked_for):
             return
-        times = max(1, ROWS // len(first)) if self._is_random else 1
+        times = -(-ENOUGH // len(first)) if self._is_random else 1
         rows = jax.tree.map(lambda a: np.concatenate([a[first.start : first.stop]] * times), batch)
         totals = self._totals_of(state, rows)
         while True:  # what is made of numbers that turn out to be sums is measured again
@@ -168,7 +168,7 @@ class ReplicaFunctions:
 
     def _totals_of(self, state: State, rows: Any) -> Any:
         """The divisors of these rows."""
-        found = jax.jit(lambda *given: self.divisors(given[0], given[1], jnp.int32(0), jnp.float32(1)))(state, rows)
+        found = jax.jit(lambda state, rows: self.divisors(state, rows, jnp.int32(0), jnp.float32(1)))(state, rows)
         return jnp.array([0 if d is None else d for d in found], jnp.float32)
 
     def _measured(
