@@ -10,7 +10,20 @@ from keras import layers, optimizers
 
 import unisono as un
 from sizes import BATCH, ROWS, mostly_slow, slow
-from trainings import ADAM_TOLERANCE, assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run, weights
+from trainings import (
+    ADAM_TOLERANCE,
+    SGD_TOLERANCE,
+    assert_close_logs,
+    assert_equals_keras,
+    assert_same_bits,
+    distance,
+    fitting,
+    labels,
+    on,
+    rows,
+    run,
+    weights,
+)
 
 X, Y = rows(ROWS, 5), 3 * rows(ROWS, 2, seed=1)
 HALF_TOLERANCE = 1e-2
@@ -138,6 +151,30 @@ def test_averages_of_weights(overwrite):
     """use_ema: the averages count steps, and take the place of the weights where plain Keras puts them there."""
     make = regressor(lambda: optimizers.Adam(0.02, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=overwrite))
     assert_equals_keras(make, FIT, tolerance=ADAM_TOLERANCE)
+
+
+def used_again(between):
+    """Fit, and then whatever uses the memory of the state again, with `between(model)` before each."""
+
+    def use(model):
+        FIT(model)
+        between(model)
+        model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+        between(model)
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        between(model)
+        return FIT(model)
+
+    return use
+
+
+def test_weights_that_are_their_averages_train_on():
+    """After fit weights and averages are one array. Plain Keras cannot train such a model on, unless its weights are set anew."""
+    make = regressor(lambda: optimizers.SGD(0.02, use_ema=True, ema_momentum=0.7))
+    plain = run(make, used_again(lambda model: model.set_weights(model.get_weights())))
+    ours = assert_same_bits(make, used_again(lambda model: None), devices=(3,))
+    assert distance(ours.model, plain.model) <= SGD_TOLERANCE
+    assert_close_logs(ours.logs, plain.logs)
 
 
 # --- loss scales and precision ----------------------------------------------------------------------------------------

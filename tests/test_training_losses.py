@@ -9,6 +9,7 @@ from keras import layers, losses, ops
 
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from unisono.errors import StepError
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
@@ -113,6 +114,31 @@ def test_a_batch_whose_weights_are_all_zero():
     """Nothing is divided by zero: the weights stay, the loss is zero."""
     make = regressor(losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     assert_equals_keras(make, fitting(X, Y, sample_weight=np.where(np.arange(43) < 20, 0, WEIGHTS), batch_size=ROWS_AT_ONCE))
+
+
+def distances(y_true, y_pred):
+    """One value for a pair of rows."""
+    pairs = ops.reshape(y_pred, (-1, 2, 3))
+    return ops.sum(ops.square(pairs[:, 0] - pairs[:, 1]), axis=-1)
+
+
+def distance_of_pairs(y_true, y_pred):
+    return ops.mean(distances(y_true, y_pred))
+
+
+@pytest.mark.parametrize(
+    ("loss", "replicas"), [(distances, 4), *slow((distances, 1), (distance_of_pairs, 4), (distance_of_pairs, 1))]
+)
+def test_rows_in_pairs(loss, replicas):
+    """A loss and a metric of pairs of neighbouring rows, where every replica has whole pairs."""
+    make = regressor(loss, metrics=[distances])
+    assert_equals_keras(make, fitting(X[:32], Y[:32], batch_size=8), replicas=(replicas,))
+
+
+def test_pairs_that_replicas_would_tear_apart_are_refused_with_the_rows_of_a_replica():
+    model = run(regressor(distances), lambda model: None, on(1, replicas=2)).model
+    with pytest.raises(StepError, match=r"of shapes \(\(6, 5\), \(6, 3\)\), of which each of 2 replicas gets 3 rows. .*reshape"):
+        model.fit(X[:6], Y[:6], batch_size=6, verbose=0)
 
 
 @pytest.mark.parametrize("loss", [losses.Dice, *slow(losses.Tversky, losses.Circle)])

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from unisono.placement import split_evenly
+
 UNBOUND = "Found an unbound axis name"
 """How JAX begins what it says of a collective without devices."""
 MADE_INSIDE = "You are attempting to create a variable while in a stateless scope"
@@ -19,19 +21,30 @@ class StepError(ValueError):
 
 
 @contextlib.contextmanager
-def explained(model: Any, batch: Any) -> Iterator[None]:
+def explained(model: Any, batch: Any, replicas: int) -> Iterator[None]:
     """Puts the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are."""
     try:
         yield
     except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
         if not raised_by_jax(error):
             raise
-        shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=lambda leaf: hasattr(leaf, "shape"))
-        what = f"a batch of shapes {shapes}" if batch is not None else "the first batch"
         raise StepError(
-            f"A step of the model {model.name!r} could not run on {what}. Check that the shapes and dtypes fit the model, its loss "
-            f"and its metrics, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
+            f"A step of the model {model.name!r} could not run on {described(batch, replicas)}. Check that the shapes and dtypes fit the model, its "
+            f"loss and its metrics, and that call() uses keras.ops on traced values. JAX says: {first_line(error)}"
         ) from error
+
+
+def described(batch: Any, replicas: int) -> str:
+    """Return the shapes of a batch, and how many of its rows a replica has."""
+    if batch is None:
+        return "the first batch"
+    has_shape = lambda leaf: hasattr(leaf, "shape")  # noqa: E731
+    shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=has_shape)
+    first = next((leaf.shape for leaf in jax.tree.leaves(batch, is_leaf=has_shape) if has_shape(leaf) and leaf.shape), ())
+    if replicas == 1 or not first:
+        return f"a batch of shapes {shapes}"
+    rows = " or ".join(str(count) for count in dict.fromkeys(len(part) for part in split_evenly(first[0], replicas) if part))
+    return f"a batch of shapes {shapes}, of which each of {replicas} replicas gets {rows} rows"
 
 
 @contextlib.contextmanager

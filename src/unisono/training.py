@@ -175,7 +175,11 @@ class Bond:
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
             batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
             iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
-        with self.strategy.acting(), explained(self.model, data_batch), keras_seam.fresh_masks():
+        with (
+            self.strategy.acting(),
+            explained(self.model, data_batch, self.strategy.num_replicas_in_sync),
+            keras_seam.fresh_masks(),
+        ):
             keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
         self.strategy.agree(keras_seam.all_variables(self.model))
 
@@ -267,7 +271,7 @@ class Bond:
             if trained is not None:
                 refusals.check_attributes(self.model.optimizer)
             try:
-                with self.strategy.acting(), explained(self.model, batches[0]):
+                with self.strategy.acting(), explained(self.model, batches[0], self.strategy.num_replicas_in_sync):
                     logs, state = current(state, batches)
             finally:
                 if current.state:

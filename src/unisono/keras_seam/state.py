@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +25,12 @@ def hold_state(model: Any, names: tuple[str, ...], state: State) -> None:
 def take_state(model: Any, purge: bool, **groups: bool) -> State:
     """The model's state as lists of arrays, as Keras takes it; but at no moment is it nowhere.
 
-    Keras empties the variables first: what interrupts it there leaves a model without weights.
+    Keras empties the variables first: what interrupts it there leaves a model without weights. And an array that two variables hold, as
+    weights do that were overwritten by their averages, is copied: the memory of the state is used again.
     """
     names = [name for name in STATE_NAMES if groups.get(name)]
-    state = tuple([v.value for v in variables_of(model)[name]] for name in names)
+    held = collections.Counter(id(v._value) for v in all_variables(model))
+    state = tuple([v.value.copy() if held[id(v._value)] > 1 else v.value for v in variables_of(model)[name]] for name in names)
     if purge:
         model._jax_state = dict(zip(names, state, strict=True))
         model._jax_state_synced = False

@@ -49,7 +49,7 @@ class Held:
             return
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
         found = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
-        self._work[0] = Work(distinct(state), *found)
+        self._work[0] = Work(state, *found)
         self.current = {0}
 
     def on(self, index: int) -> Work:
@@ -103,16 +103,3 @@ class Held:
     def forget(self) -> None:
         """Lets go of what lies on the devices."""
         self._work, self.current, self._returned = {}, set(), []
-
-
-def distinct(state: State) -> State:
-    """Every array once: memory that is used again must not be two variables'."""
-    seen: set[int] = set()
-
-    def own(array: Any) -> Any:
-        if id(array) in seen:
-            return array.copy()
-        seen.add(id(array))
-        return array
-
-    return jax.tree.map(own, state)
