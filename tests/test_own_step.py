@@ -107,6 +107,69 @@ def test_values_beside_the_metrics_are_means_over_rows():
     assert np.isclose(logs["mean_of_x"][0], X.mean(), rtol=1e-5)
 
 
+class Nested(WithoutStatistics):
+    """As Keras' guide for JAX returns logs: those of the metrics of compile() are a dict in the dict."""
+
+    def updated_metrics(self, values, loss, y, y_pred):
+        logs, new = {}, []
+        for metric in self.metrics:
+            mine = values[len(new) : len(new) + len(metric.variables)]
+            fed = (loss,) if metric.name == "loss" else (y, y_pred)
+            mine = metric.stateless_update_state(mine, *fed)
+            logs[metric.name] = metric.stateless_result(mine)
+            new += mine
+        return new, logs
+
+
+@pytest.mark.parametrize("replicas", [8, 1])
+def test_logs_in_logs_stand_beside_the_others(replicas):
+    assert_equals_keras(own(kind=Nested), fitting(X, Y, batch_size=BATCH), replicas=(replicas,), devices=(3,))
+
+
+class WithoutUpdate(WithoutStatistics):
+    """Looks at the data, and leaves the weights as they are."""
+
+    def train_step(self, state, data):
+        weights, others, slots, metrics = state
+        logs, (weights, others, metrics) = self.test_step((weights, others, metrics), data)
+        return logs, (weights, others, slots, metrics)
+
+
+def test_a_step_without_an_update():
+    plain = assert_equals_keras(own(kind=WithoutUpdate), fitting(X, Y, batch_size=BATCH, epochs=2), devices=(3,))
+    assert plain.logs["loss"][0] == pytest.approx(plain.logs["loss"][1])
+    assert plain.logs["loss"][0] > 0
+
+
+class Doubling(OwnStep):
+    def predict_step(self, state, data):
+        outputs, others = super().predict_step(state, data)
+        return {"doubled": 2 * outputs, "class": keras.ops.argmax(outputs, axis=-1)}, others
+
+
+def test_a_predict_step_of_the_models_own():
+    """What it returns are the outputs, also with random state that it moves on."""
+    predicted = lambda model: model.predict(X, batch_size=BATCH, verbose=0)
+    plain, one, three = (run(own(kind=Doubling), lambda model: None, on_).model for on_ in (None, on(1), on(3)))
+    wanted, found, other = map(predicted, (plain, one, three))
+    assert wanted.keys() == found.keys()
+    for name in wanted:
+        assert np.array_equal(found[name], other[name])
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_predict_step_without_a_state_is_refused():
+    class Bare(OwnStep):
+        def predict_step(self, state, data):
+            return super().predict_step(state, data)[0]
+
+    model = run(own(kind=Bare), lambda model: None, on(1)).model
+    with pytest.raises(
+        ValueError, match="predict_step must return outputs and state.*End it with: return outputs, non_trainable_variables"
+    ):
+        model.predict(X, verbose=0)
+
+
 def spoiled(how):
     class Spoiled(OwnStep):
         def train_step(self, state, data):
@@ -135,8 +198,9 @@ def changed(model, state, data):
     return {}, ([*new[:-1], weights[-1]], others, slots, metrics)
 
 
-def never(model, state, data):
-    return {}, state
+def by_hand(model, state, data):
+    weights, *others = state
+    return {}, ([0.9 * w for w in weights], *others)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +209,7 @@ def never(model, state, data):
         (applied_twice, "applies gradients twice"),
         (used, "uses the updated weights or optimizer variables"),
         (changed, "returns other trainable variables"),
-        (never, "applies no gradients"),
+        (by_hand, "returns other trainable variables than it was given, without optimizer.stateless_apply"),
     ],
 )
 def test_what_replicas_cannot_add_up_is_refused(how, message):

@@ -56,14 +56,6 @@ def test_stateful_layers_are_refused_for_more_than_one_replica():
         model.compile("sgd", "mse")
 
 
-def test_an_overridden_predict_step_is_refused():
-    own = type("Own", (keras.Sequential,), {"predict_step": lambda self, state, data: None})
-    with un.OneDeviceStrategy(replicas=2).scope():
-        model = own([layers.Input((3,)), layers.Dense(2)])
-    with pytest.raises(ValueError, match="Own.predict_step is overridden"):
-        model.predict(X, verbose=0)
-
-
 @pytest.mark.parametrize("method", ["train_step", "test_step"])
 def test_a_step_that_returns_no_state_is_refused(method):
     own = type("Own", (keras.Sequential,), {method: lambda self, state, data: {"loss": 0.0}})

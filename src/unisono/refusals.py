@@ -48,11 +48,6 @@ def check_model(model: Any, strategy: Any) -> None:
     else:
         check_layers(model, strategy)
     check_precision(model.variables, "The model has")
-    if keras_seam.overrides(model, "predict_step"):
-        raise ValueError(
-            f"{type(model).__name__}.predict_step is overridden, but outputs come from the replicas' forward passes. Override call, "
-            f"or apply what predict_step does to what predict returns."
-        )
 
 
 def check_still_trainable(model: Any, training: bool) -> None:

@@ -75,6 +75,18 @@ def added(variables: list[Any], by_share: dict[int, bool], reset: list[Any], aft
     ]
 
 
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the logs as Keras' loops show them: those of a metric of several, as `compile_metrics` is, stand beside the others.
+
+    >>> flattened({"loss": 1, "compile_metrics": {"mae": 2}})
+    {'loss': 1, 'mae': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in logs.items():
+        found |= flattened(value) if isinstance(value, dict) else {name: value}
+    return found
+
+
 def unpromised(metrics: Iterable[Any]) -> list[Any]:
     """The metrics of which nobody has promised that they are sums: the user's classes and functions, and those of Keras that
     are fed by hand."""

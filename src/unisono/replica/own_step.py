@@ -1,4 +1,4 @@
-"""A replica of a model whose `train_step(state, data)`, or `test_step`, is overridden.
+"""A replica of a model whose `train_step(state, data)`, `test_step` or `predict_step` is overridden.
 
 The step runs as it is written, on the replica's rows, with the optimizer's `stateless_apply` taken over: the gradients that
 it is given are the replica's contribution, applied once to the sum of all replicas. So the updated state does not exist
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from unisono import keras_seam
 
-METHODS = {"train": "train_step", "evaluate": "test_step"}
+METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 
 WAY = (
     "Call optimizer.stateless_apply once and return what it gives; what needs more than that is a loop of your own. If only the "
@@ -24,6 +24,7 @@ class Left(NamedTuple):
     """What a step leaves on a replica's rows."""
 
     gradients: list[Any]
+    """None where the step makes no update."""
     others: list[Any]
     metrics: list[Any]
     logs: dict[str, Any]
@@ -43,10 +44,21 @@ def run(model: Any, mode: str, state: tuple[list[Any], ...], batch: Any) -> Left
     if mode == "evaluate":
         logs, (_, others, metrics) = parts(step_of(model, mode)(state, batch), mode, 3)
         return Left([], list(others), list(metrics), dict(logs or {}))
-    taken = Taken()
+    taken = Taken(state[0], state[2])
     with keras_seam.wrapped_method(model.optimizer, "stateless_apply", lambda _: taken):
         logs, (weights, others, slots, metrics) = parts(step_of(model, mode)(state, batch), mode, 4)
     return Left(taken.given_back(weights, slots), list(others), list(metrics), dict(logs or {}))
+
+
+def predicted(model: Any, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, list[Any]]:
+    """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
+    returned = step_of(model, "predict")(state, batch)
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
+        raise ValueError(
+            f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {type(returned).__name__}. End it "
+            f"with: return outputs, non_trainable_variables"
+        )
+    return returned[0], list(returned[1])
 
 
 def parts(returned: Any, mode: str, groups: int) -> Any:
@@ -63,10 +75,11 @@ def parts(returned: Any, mode: str, groups: int) -> Any:
 class Taken:
     """Takes the place of `stateless_apply`, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: list[Any], slots: list[Any]) -> None:
+        """`weights` and `slots` are the values from which the step goes on."""
         self._gradients: list[Any] | None = None
-        self._weights: list[Updated] = []
-        self._slots: list[Updated] = []
+        self._weights: list[Any] = list(weights)
+        self._slots: list[Any] = list(slots)
 
     def __call__(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[list[Updated], list[Updated]]:
         if self._gradients is not None:
@@ -77,13 +90,16 @@ class Taken:
         return self._weights, self._slots
 
     def given_back(self, weights: Any, slots: Any) -> list[Any]:
-        """The gradients, when the step has returned what it was given."""
-        if self._gradients is None:
-            raise ValueError(f"train_step applies no gradients: it does not call optimizer.stateless_apply. {WAY}")
+        """The gradients, when the step has returned what it was given; none where it makes no update."""
         for name, returned, given in (("trainable", weights, self._weights), ("optimizer", slots, self._slots)):
             if len(returned) != len(given) or any(a is not b for a, b in zip(returned, given, strict=True)):
-                raise ValueError(f"train_step returns other {name} variables than stateless_apply gave it. {WAY}")
-        return self._gradients
+                by = (
+                    "stateless_apply gave it"
+                    if self._gradients is not None
+                    else "it was given, without optimizer.stateless_apply"
+                )
+                raise ValueError(f"train_step returns other {name} variables than {by}. {WAY}")
+        return self._gradients or []
 
 
 def refuse(*_: Any, **__: Any) -> Any:

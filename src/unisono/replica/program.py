@@ -84,8 +84,7 @@ class ReplicaFunctions:
             weights, others, *slots, _ = state
             start, reset = self._for_replica(others, replica), self._reset()
             left = own_step.run(model, self.mode, (weights, start, *slots, reset), batch)
-        changed = [index for index, (new, old) in enumerate(zip(left.others, start, strict=True)) if new is not old]
-        self.assigned = changed
+        self._note_changed(start, left.others)
         return Contribution(
             [share * g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in left.gradients],
             self._handed_on(others, left.others, batch, replica),
@@ -98,6 +97,11 @@ class ReplicaFunctions:
     @keras_seam.fresh_masks()
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
         """(outputs, what the forward pass assigned)."""
+        if self._is_own:
+            start = self._for_replica(others, replica)
+            outputs, after = own_step.predicted(self.model, (weights, start), batch)
+            self._note_changed(start, after)
+            return outputs, self._handed_on(others, after, batch, replica)
         x = keras_seam.unpack(batch)[0]
         with self._scope(weights, others, None, replica) as scope:
             outputs = keras_seam.call_model(self.model, x, training=False)
@@ -125,7 +129,7 @@ class ReplicaFunctions:
     @keras_seam.fresh_masks()
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
         weights, others, *slots, tracked = state
-        if self.mode == "train" and weights:
+        if total.gradients:
             weights, slots[0] = finish.applied(self.model.optimizer, slots[0], total.gradients, weights)
         variables = self.model.non_trainable_variables
         others, disagree = assigned.merged(variables, self.assigned, self.alone, others, total.assigned, rows, present)
@@ -238,6 +242,10 @@ class ReplicaFunctions:
                 )
         self.assigned = sorted(position[i] for i in scope.assigned if i in position)
 
+    def _note_changed(self, before: list[Any], after: list[Any]) -> None:
+        """By a step of the model's own."""
+        self.assigned = [index for index, (new, old) in enumerate(zip(after, before, strict=True)) if new is not old]
+
     def _scaled(self, loss: Any, slots: Any) -> Any:
         """As the optimizer scales it, in the state that it has now."""
         optimizer = self.model.optimizer
@@ -270,7 +278,9 @@ class ReplicaFunctions:
         """The logs that no metric gives, times the share of the rows."""
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
             own = set(self.model.get_metrics_result())
-        return {name: ops.cast(value, "float32") * share for name, value in (logs or {}).items() if name not in own}
+        return {
+            name: ops.cast(value, "float32") * share for name, value in metrics.flattened(logs or {}).items() if name not in own
+        }
 
 
 def scaling_variables(optimizer: Any) -> list[Any]:
