@@ -66,17 +66,6 @@ def test_a_step_that_returns_no_state_is_refused(method):
         model.fit(X, Y, verbose=0, validation_data=(X, Y))
 
 
-def test_a_batch_size_fixed_by_the_model_names_both_numbers():
-    with un.OneDeviceStrategy(replicas=4).scope():
-        inputs = layers.Input((3,), batch_size=4)
-        model = keras.Model(inputs, layers.Dense(2)(inputs))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"fixes a batch size of 4, but 4 replicas have 2 of the 8 rows.*batch_size=16"):
-        model.fit(X, Y, batch_size=8, verbose=0)
-    x, y = np.ones((32, 3)), np.ones((32, 2))
-    model.fit(x, y, batch_size=16, verbose=0)
-
-
 def test_a_wrong_feature_shape_is_refused_before_any_step():
     model = made()
     before = un.fingerprint(model.get_weights())

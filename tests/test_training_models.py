@@ -215,3 +215,19 @@ def test_a_model_made_outside_is_plain():
     assert plain.fit.__func__ is keras.Model.fit
     assert plain.make_train_function.__func__ is keras.Model.make_train_function
     assert not [name for name in vars(plain) if "unisono" in name]
+
+
+@pytest.mark.parametrize("fixed", [BATCH, *slow(BATCH // 4, 3)])
+def test_a_batch_size_that_the_inputs_fix(fixed):
+    """It may be that of the global batch, as for whoever wrote the model, or that of a replica; and plain Keras takes other batches too."""
+
+    def make():
+        inputs = keras.Input((5,), batch_size=fixed)
+        model = keras.Model(inputs, layers.Dense(2)(layers.Reshape((6,))(layers.Dense(6, "tanh")(inputs))))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    y = rows(ROWS, 2, seed=1)
+    fit = fitting(X, y, batch_size=BATCH, validation_data=(X[:5], y[:5]))
+    assert_equals_keras(make, fit, replicas=(4,), devices=(3,))
+    assert run(make, fit, on(1, 4)).model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 2)

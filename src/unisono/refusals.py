@@ -123,16 +123,6 @@ def check_callbacks(callbacks: list[Any]) -> None:
         )
 
 
-def check_static_rows(fixed: int, rows: int, replicas: int, parts: list[int]) -> None:
-    """An Input with a batch size of its own, under replicas that cannot have it."""
-    if set(parts) != {fixed}:
-        counts = " or ".join(map(str, dict.fromkeys(parts)))
-        raise ValueError(
-            f"The model's Input fixes a batch size of {fixed}, but {replicas} replicas have {counts} of the {rows} rows of a global "
-            f"batch. Leave batch_size out of Input, or fit with batch_size={fixed * replicas} on a multiple of that many rows."
-        )
-
-
 def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
     """At compile() or fit() inside a scope."""
     if owner is None:

@@ -173,8 +173,9 @@ class Bond:
                 self._in_groups(epochs, self.course)
         fixed = keras_seam.static_rows(self.model)
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
-            batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
-            iterator, data_batch = None, self._rows_of_a_replica(batch, fixed)
+            batch = global_batch(data_batch if iterator is None else keras_seam.first_batch(iterator))
+            if {len(part) for part in split_evenly(batch.rows, self.strategy.num_replicas_in_sync)} == {fixed}:
+                iterator, data_batch = None, batch.shapes(fixed)  # meant for a replica; else for all of them together
         with (
             self.strategy.acting(),
             explained(self.model, data_batch, self.strategy.num_replicas_in_sync),
@@ -201,13 +202,6 @@ class Bond:
         if position is not None and self.course.order is not self.order and position[1] < len(batches):
             self.order.passes += 1  # over a dataset with an order of its own
         self.course.trained(batches, position, logs)
-
-    def _rows_of_a_replica(self, batch: Any, fixed: int) -> Any:
-        """What one replica sees of a batch, in shapes, where the model's inputs fix its rows."""
-        whole, replicas = global_batch(batch), self.strategy.num_replicas_in_sync
-        rows = [len(part) for part in split_evenly(whole.rows, replicas) if part]
-        refusals.check_static_rows(fixed, whole.rows, replicas, rows)
-        return whole.shapes(rows[0])
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> tuple[list[Any], ...]:
         if self.course is not None and purge_model_variables and groups.get("optimizer_variables"):
