@@ -154,9 +154,23 @@ def patches(x: Any) -> Any:
     return layers.RandomGaussianBlur()(layers.RandomErasing(value_range=(0, 1))(x))
 
 
+def places(x: Any) -> Any:
+    """Keras compiles none of these, and says so of each (`supports_jit`)."""
+    x = layers.RandomRotation(0.1)(layers.RandomCrop(6, 7)(x))
+    return layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, activation="tanh")(x))
+
+
+def more_places(x: Any) -> Any:
+    x = layers.RandomShear(0.1, 0.1)(layers.RandomZoom(0.1)(layers.RandomTranslation(0.1, 0.1)(ops.sigmoid(x[..., :3]))))
+    x = layers.RandAugment((0, 1), num_ops=1)(layers.RandomPerspective()(x))
+    return layers.AugMix((0, 1), num_chains=1, chain_depth=1)(x)
+
+
 OTHERS: dict[str, tuple[np.ndarray, Callable[[Any], Any]]] = {
     "noise and batch statistics": (IMAGES, noise),
     "random colours": (IMAGES, colours),
     "random patches": (IMAGES, patches),
+    "random places": (IMAGES, places),
+    "more random places": (IMAGES, more_places),
 }
 """Layers that look at their replica's rows, or draw random numbers for them."""

@@ -15,6 +15,7 @@ import pytest
 from keras import layers, ops
 
 import layer_groups
+import test_compilable_layers
 from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, chain, noise
 from sizes import cases, slow
 from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
@@ -40,7 +41,7 @@ def classifier(x: np.ndarray, body: Callable[[Any], Any]) -> Make:
     return make
 
 
-COVERING = {"two dimensions", "attentions", "recurrent", "normalizations", "noise and batch statistics"}
+COVERING = {"two dimensions", "attentions", "recurrent", "normalizations", "noise and batch statistics", "random places"}
 """The groups that `make test` tries, on whole batches; `make test-all` tries all, on ragged ones too."""
 
 
@@ -201,25 +202,6 @@ def test_a_layer_of_jax():
     assert_equals_keras(classifier(FEATURES, chain(jax_layer)), fitting(FEATURES, Y, batch_size=BATCH))
 
 
-NOT_COMPILED = {
-    "AugMix": lambda: layers.AugMix((0, 1)),
-    "RandAugment": lambda: layers.RandAugment((0, 1)),
-    "RandomCrop": lambda: layers.RandomCrop(4, 4),
-    "RandomPerspective": layers.RandomPerspective,
-    "RandomRotation": lambda: layers.RandomRotation(0.1),
-    "RandomShear": lambda: layers.RandomShear(0.1),
-    "RandomTranslation": lambda: layers.RandomTranslation(0.1, 0.1),
-    "RandomZoom": lambda: layers.RandomZoom(0.1),
-}
-
-
-@pytest.mark.parametrize("name", NOT_COMPILED)
-def test_layers_that_keras_cannot_compile_on_jax_are_refused(name):
-    """compile() names the layer, and the data pipeline as the place for it."""
-    with pytest.raises(ValueError, match=r"the layers \['random_\w+'.*do not support compilation. Move layers .* data pipeline"):
-        run(classifier(IMAGES, chain(NOT_COMPILED[name])), lambda model: model, on(3))
-
-
 NOT_TRIED = {
     "no layers": {"InputLayer", "InputSpec", "Wrapper"},
     "for the data pipeline": {
@@ -227,13 +209,13 @@ NOT_TRIED = {
         "MaxNumBoundingBoxes", "Pipeline", "StringLookup", "TextVectorization",
     },
     "of other frameworks": {"FlaxLayer", "TFSMLayer", "TorchModuleWrapper"},
-    "not to be compiled on JAX, without saying so": {"RandomElasticTransform"},
 }  # fmt: skip
 
 
 def test_every_layer_of_keras_is_named_here():
     """A layer that a new Keras brings is tried here before anyone trusts it."""
-    texts = [pathlib.Path(file).read_text() for file in (__file__, layer_groups.__file__)]
+    files = (__file__, layer_groups.__file__, test_compilable_layers.__file__)
+    texts = [pathlib.Path(file).read_text() for file in files]
     named = {getattr(layers, name) for text in texts for name in re.findall(r"layers\.([A-Z]\w+)", text)}
     left = {name for name, kind in vars(layers).items() if isinstance(kind, type) and kind not in named}
     assert sorted(left) == sorted(set.union(*NOT_TRIED.values()))

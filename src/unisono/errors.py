@@ -8,12 +8,26 @@ from typing import Any
 
 import jax
 
+from unisono import keras_seam
 from unisono.placement import split_evenly
 
 UNBOUND = "Found an unbound axis name"
 """How JAX begins what it says of a collective without devices."""
 MADE_INSIDE = "You are attempting to create a variable while in a stateless scope"
 """How Keras begins what it says of a variable that is made in what is compiled."""
+
+
+NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    IndexError,
+)
+"""What JAX raises where a trace needs the value of a traced array; an IndexError where it is a position or a mask."""
+
+
+OF_TRACES = (TypeError, ValueError, IndexError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError)
+"""The kinds of errors that JAX raises where something cannot be traced, compiled or run."""
 
 
 class StepError(ValueError):
@@ -25,8 +39,9 @@ def explained(model: Any, batch: Any, replicas: int) -> Iterator[None]:
     """Puts the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are."""
     try:
         yield
-    except (TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
-        if not raised_by_jax(error):
+    except Exception as error:
+        refuse_not_compiled(error)
+        if not (isinstance(error, OF_TRACES) and raised_by_jax(error)):
             raise
         raise StepError(
             f"A step of the model {model.name!r} could not run on {described(batch, replicas)}. Check that the shapes and dtypes fit the model, its "
@@ -60,9 +75,10 @@ def explained_loop(name: str, batch: Any) -> Iterator[None]:
             f"to talk to. Return the value, and add over replicas after strategy.run, by "
             f'strategy.reduce("SUM", value, axis=None).'
         ) from error
-    except (AttributeError, TypeError, ValueError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError) as error:
+    except Exception as error:
         refuse_made_inside(name, error)
-        if not raised_by_jax(error):
+        refuse_not_compiled(error)
+        if not (isinstance(error, (AttributeError, *OF_TRACES)) and raised_by_jax(error)):
             raise
         shapes = [leaf.shape for leaf in batch.leaves]
         raise StepError(
@@ -76,14 +92,30 @@ def explained_function(name: str) -> Iterator[None]:
     """The same for a function that is compiled as a whole."""
     try:
         yield
-    except (AttributeError, TypeError, ValueError, jax.errors.JAXTypeError) as error:
+    except Exception as error:
         refuse_made_inside(name, error)
-        if not raised_by_jax(error):
+        refuse_not_compiled(error)
+        if not (isinstance(error, (AttributeError, *OF_TRACES)) and raised_by_jax(error)):
             raise
         raise StepError(
             f"The function {name!r} could not be compiled. Check that it uses keras.ops on traced values, and neither "
             f"float(), .numpy() nor if on them. JAX says: {first_line(error)}"
         ) from error
+
+
+def refuse_not_compiled(error: BaseException) -> None:
+    """Of a layer whose trace needs the value of an array, or that says itself that it may not be compiled: by its name."""
+    failure = keras_seam.failure_behind(error)
+    if failure is None:
+        return
+    layer, cause = failure
+    if layer.supports_jit and not (isinstance(cause, NEEDS_VALUES) and raised_by_jax(cause)):
+        return
+    raise StepError(
+        f"The layer {layer.name!r} ({type(layer).__name__}) cannot be compiled, and the steps of a strategy always are: "
+        f"{first_line(cause).removesuffix('.')}. Move it into the data pipeline, for example dataset.map(layer); if it is a layer of your own, use "
+        f"keras.ops in its call(), and neither NumPy, float() nor if on traced values."
+    ) from cause
 
 
 def refuse_made_inside(name: str, error: BaseException) -> None:

@@ -26,12 +26,10 @@ def check_compiled(model: Any, strategy: Any) -> None:
             "run_eagerly=True cannot run in a strategy, whose steps are compiled. To debug, build and fit the same model outside "
             "strategy.scope() with run_eagerly=True, or print from inside the step with jax.debug.print."
         )
-    if not model.jit_compile:
-        slow = [layer.name for layer in keras_seam.layers_of(model) if not layer.supports_jit]
-        why = f"the layers {slow} do not support compilation" if slow else "jit_compile=False was given to compile()"
+    if not model.jit_compile and keras_seam.says_it_compiles(model):  # else the trace shows what can be compiled
         raise ValueError(
-            f"The steps of a strategy are always compiled, but {why}. Move layers that cannot be compiled into the data pipeline; "
-            f"to debug, fit the same model outside strategy.scope()."
+            "The steps of a strategy are always compiled, but jit_compile=False was given to compile(). Leave it out; to debug, fit "
+            "the same model outside strategy.scope()."
         )
     check_layers(model, strategy)
 

@@ -177,8 +177,9 @@ def lowered(forward: Forward, variables: list[Any], inputs: list[Any]) -> Progra
     return Program(code, forward.outputs, forward.masked, forward.assigned)
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """The first line of what JAX or the layer says, without what Keras writes around it."""
+    error = keras_seam.first_raised(error)
     inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     line = (inner[1] if inner else str(error)).strip().partition("\n")[0]
     return f"{line or type(error).__name__}{'' if line.endswith('.') else '.'}"

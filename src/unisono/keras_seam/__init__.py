@@ -27,6 +27,8 @@ from unisono.keras_seam.callbacks import wants_batches as wants_batches
 from unisono.keras_seam.callbacks import with_last as with_last
 from unisono.keras_seam.callbacks import without_writing as without_writing
 from unisono.keras_seam.calls import replaced as replaced
+from unisono.keras_seam.crops import compilable_crops as compilable_crops
+from unisono.keras_seam.crops import crop_by_slices as crop_by_slices
 from unisono.keras_seam.data import ArrayDataAdapter as ArrayDataAdapter
 from unisono.keras_seam.data import DataAdapter as DataAdapter
 from unisono.keras_seam.data import Epochs as Epochs
@@ -48,6 +50,8 @@ from unisono.keras_seam.export import for_every_platform as for_every_platform
 from unisono.keras_seam.export import input_tensors as input_tensors
 from unisono.keras_seam.export import lost_variables as lost_variables
 from unisono.keras_seam.export import settle as settle
+from unisono.keras_seam.failures import failure_behind as failure_behind
+from unisono.keras_seam.failures import first_raised as first_raised
 from unisono.keras_seam.instances import set_on as set_on
 from unisono.keras_seam.instances import wrapped_function as wrapped_function
 from unisono.keras_seam.instances import wrapped_method as wrapped_method
@@ -76,6 +80,7 @@ from unisono.keras_seam.models import is_built as is_built
 from unisono.keras_seam.models import layers_of as layers_of
 from unisono.keras_seam.models import of_class as of_class
 from unisono.keras_seam.models import overrides as overrides
+from unisono.keras_seam.models import says_it_compiles as says_it_compiles
 from unisono.keras_seam.optimizers import check_known as check_known
 from unisono.keras_seam.optimizers import dead_attributes as dead_attributes
 from unisono.keras_seam.optimizers import name_scope_of as name_scope_of

@@ -52,5 +52,6 @@ CALLS: dict[str, list[tuple[type, str]]] = {
     "loss": [(keras.losses.Loss, "__call__")],
     "metric": [(keras.metrics.Metric, "__call__")],
     "mean": [(keras.metrics.Mean, "update_state")],
+    "crop": [(keras.layers.RandomCrop, "transform_images")],
 }
-"""The calls that replica code makes of Keras and that mean something of their own there."""
+"""The calls that traced code makes of Keras and that mean something of their own there."""

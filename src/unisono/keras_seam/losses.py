@@ -9,6 +9,8 @@ from typing import Any
 from keras.src import backend
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from unisono.keras_seam.crops import compilable_crops
+
 
 def loss_terms(model: Any) -> list[Any]:
     """The losses of compile(), one for each output that has one, as (path, loss, weight, name).
@@ -62,7 +64,7 @@ def call_model(model: Any, x: Any, training: bool) -> Any:
     """
     forget_losses(model)
     mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
-    with backend.AutocastScope(model.compute_dtype) if mixed else contextlib.nullcontext():
+    with compilable_crops(model), backend.AutocastScope(model.compute_dtype) if mixed else contextlib.nullcontext():
         return _called(model, x, training)
 
 

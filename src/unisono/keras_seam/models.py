@@ -126,6 +126,11 @@ def layers_of(model: Any) -> list[Any]:
     return list(model._flatten_layers())
 
 
+def says_it_compiles(model: Any) -> bool:
+    """Whether all layers of the model say so. Where one does not, Keras compiles nothing; most such layers can be compiled on JAX."""
+    return all(layer.supports_jit for layer in layers_of(model))
+
+
 def is_built(model: Any) -> bool:
     return all(layer.built for layer in layers_of(model))
 

@@ -191,6 +191,7 @@ def running(code: ReplicaCode, metrics: Sequence[Any] = ()) -> Iterator[ReplicaC
         "apply": lambda _: lambda optimizer, grads, trainable_variables=None: code.apply(optimizer, grads, trainable_variables),
         "stateless_apply": lambda _: refuse_stateless_apply,
         "scale_loss": code.scaling,
+        "crop": keras_seam.crop_by_slices,
         **mistakes.calls(code),
     }
     try:

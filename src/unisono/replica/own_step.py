@@ -7,7 +7,6 @@ inside the step, and what stands in its place can be handed back but not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unisono import keras_seam
@@ -34,25 +33,26 @@ def is_own(model: Any, mode: str) -> bool:
     return mode in METHODS and keras_seam.overrides(model, METHODS[mode])
 
 
-def step_of(model: Any, mode: str) -> Callable[..., Any]:
-    """The user's own step, for which no loss of an earlier trace is left."""
+def call_step(model: Any, mode: str, state: tuple[list[Any], ...], batch: Any) -> Any:
+    """Return what the user's own step returns. No loss of an earlier trace is left for it."""
     keras_seam.forget_losses(model)
-    return getattr(model, METHODS[mode])
+    with keras_seam.compilable_crops(model):
+        return getattr(model, METHODS[mode])(state, batch)
 
 
 def run(model: Any, mode: str, state: tuple[list[Any], ...], batch: Any) -> Left:
     if mode == "evaluate":
-        logs, (_, others, metrics) = parts(step_of(model, mode)(state, batch), mode, 3)
+        logs, (_, others, metrics) = parts(call_step(model, mode, state, batch), mode, 3)
         return Left([], list(others), list(metrics), dict(logs or {}))
     taken = Taken(state[0], state[2])
     with keras_seam.wrapped_method(model.optimizer, "stateless_apply", lambda _: taken):
-        logs, (weights, others, slots, metrics) = parts(step_of(model, mode)(state, batch), mode, 4)
+        logs, (weights, others, slots, metrics) = parts(call_step(model, mode, state, batch), mode, 4)
     return Left(taken.given_back(weights, slots), list(others), list(metrics), dict(logs or {}))
 
 
 def predicted(model: Any, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, list[Any]]:
     """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
-    returned = step_of(model, "predict")(state, batch)
+    returned = call_step(model, "predict", state, batch)
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
         raise ValueError(
             f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {type(returned).__name__}. End it "

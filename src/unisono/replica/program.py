@@ -70,7 +70,7 @@ class ReplicaFunctions:
         """A step of the model's own needs nobody else."""
         if not (self.alone and self._is_own):
             return None
-        logs, new = own_step.step_of(self.model, self.mode)(state, batch)
+        logs, new = own_step.call_step(self.model, self.mode, state, batch)
         return new, self._beside_metrics(logs, new[-1], jnp.float32(1))
 
     def _own_contribution(self, state: State, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
