@@ -910,7 +910,7 @@ def test_a_mean_by_hand_over_a_replicas_rows_is_warned_about(loop):
         loop.strategy.run(code, args=(ragged,))
         return
     with pytest.warns(
-        UserWarning, match=r"divides a sum by 3, as many as one replica has.*4 times the mean over the global batch of 12"
+        UserWarning, match=r"stays the same where a replica's rows are taken twice.*4 times the mean over the global batch of 12"
     ):
         loop.strategy.run(code, args=(first(loop),))
     loop.strategy.run(lambda batch: code(batch, by=4), args=(first(loop),))
@@ -925,7 +925,7 @@ DIVIDED = {
     "twice, in an average": (lambda losses, n: un.compute_average_loss(losses / 12), r"divides the loss of each example by 12"),
     "weights of a replica": (
         lambda losses, n: ops.average(losses, weights=losses + 1),
-        r"divides a sum by one over the rows of a",
+        r"stays the same where a replica's rows are taken twice, as a mean",
     ),
     "a regularizer": (
         lambda losses, n: un.compute_average_loss(losses) + 0.01 * ops.sum(ops.square(WEIGHTS[0])),

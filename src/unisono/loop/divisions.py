@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from unisono.data.division import GlobalBatch, sizes_of
-from unisono.loop.evidence import CLOSE, Argument, Mean, Path, Whole
+from unisono.loop.evidence import CLOSE, Argument, Mean, Path
+from unisono.loop.measured import Part
 
 MOST_BATCHES = 64
 """Kinds of batches to look at: of so many without a fault, the others have none."""
@@ -19,14 +20,15 @@ ADVICE = (
 )
 HALF = 2
 """A sum that is divided by two may be meant as a sum."""
+MEAN, SUM = 1, 2
+"""How parts of a loss grow where the rows are taken twice."""
 
 
 class Scaled(NamedTuple):
     """What replica code makes of a loss by itself, on a replica's rows of some number."""
 
     means: list[Mean]
-    """Of losses that are one number."""
-    wholes: list[Whole]
+    """Of losses that are one number: the sums over rows in them."""
     vectors: list[tuple[tuple[int, ...], Path]]
     """Of losses that are one number for each example, which the engine divides: (shape, by what the code divides them)."""
 
@@ -34,11 +36,19 @@ class Scaled(NamedTuple):
 class Divisions:
     """Of one function of the user's."""
 
-    def __init__(self, name: str, replicas: int, found: dict[int, Scaled], scaled_of: Callable[[int], Scaled] | None) -> None:
-        """`scaled_of` looks at the code for so many rows of a replica, `found` is what was seen already; None where it tells
-        nothing."""
+    def __init__(
+        self,
+        name: str,
+        replicas: int,
+        parts: Sequence[Part],
+        found: dict[int, Scaled],
+        scaled_of: Callable[[int], Scaled] | None,
+    ) -> None:
+        """`parts` are those of the losses, as they were measured. `scaled_of` looks at the code for so many rows of a replica, `found` is what
+        was seen already; None where it tells nothing."""
         self._name = name
         self._replicas = replicas
+        self._parts = parts
         self._scaled_of = scaled_of
         self._scaled = found
         self._most_rows = 0
@@ -59,45 +69,64 @@ class Divisions:
             warnings.warn(fault, stacklevel=5)
 
     def _faults(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> Iterator[str]:
-        rows = batch.rows
-        sizes = sorted(set(sizes_of(batch, self._replicas)) - {0}, reverse=True) if self._scaled_of is not None else []
-        for size in sizes:
+        rows, of_replicas = batch.rows, sizes_of(batch, self._replicas)
+        sizes = sorted(set(of_replicas) - {0}, reverse=True)
+        for part in self._parts:
+            yield from self._of_part(
+                part, list(products([*known(part.path.divisors, arguments), *part.path.factors])), rows, of_replicas
+            )
+        for size in sizes if self._scaled_of is not None else []:
             assert self._scaled_of is not None
             if size not in self._scaled:
                 self._scaled[size] = self._scaled_of(size)
-            means, wholes, vectors = self._scaled[size]
+            means, vectors = self._scaled[size]
             for mean in means:
                 yield from self._of_mean(mean, known(mean.divisors, arguments), rows, size)
-            for whole in wholes:
-                yield from self._of_whole([*known(whole.divisors, arguments), *whole.factors], rows / size)
             for shape, path in vectors:
                 yield from self._of_vector(shape, known(path.divisors, arguments), rows)
         for divisor, of_row in fixed:
             if divisor not in (rows, rows * of_row):
                 yield self._of_constant(divisor, rows)
 
+    def _of_part(self, part: Part, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
+        """`numbers`: by which the part is divided, and products of them."""
+        replicas = self._replicas
+        by_replicas = any(is_close(number, replicas) for number in numbers)
+        parts = rows / max(sizes)
+        if not part.of_rows:
+            if not by_replicas and not any(is_close(number, parts) for number in numbers):
+                yield (
+                    f"The function {self._name!r} adds to its loss, in each of {replicas} replicas, something that does not depend on the "
+                    f"rows, as a regularizer: it counts {replicas} times, and so do its gradients. Write un.scale_regularization_loss(...) "
+                    f"around it."
+                )
+        elif part.growth == MEAN and by_replicas and len(set(sizes)) > 1:
+            yield (
+                f"The function {self._name!r} divides a mean over a replica's rows by {replicas} replicas, and of the {rows} rows of this global "
+                f"batch some have {max(sizes)} and others {min(sizes)}: their examples do not weigh the same. {ADVICE}"
+            )
+        elif part.growth == MEAN and not by_replicas:
+            yield (
+                f"The function {self._name!r} differentiates a number that stays the same where a replica's rows are taken twice, as a mean over "
+                f"them does, and the sum over {replicas} replicas is {parts:.3g} times the mean over the global batch of {rows} rows; so are "
+                f"the gradients. {ADVICE}"
+            )
+        elif part.growth not in (MEAN, SUM, None):
+            yield (
+                f"The function {self._name!r} differentiates a number that is {part.growth:.3g} times as large where a replica's rows are taken "
+                f"twice, neither a mean over them (1) nor a sum (2): what {replicas} replicas add up is not its value on the global batch of "
+                f"{rows} rows. {ADVICE}"
+            )
+
     def _of_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
         everything = mean.elements * rows / size
         found = list(products([*divisors, *mean.factors]))
-        if any(is_close(d, everything) or is_close(d, rows) for d in found):
+        if any(is_close(d, everything) or is_close(d, rows) or is_close(d, self._replicas) for d in found):
             return
-        of_replica = [d for d in divisors if is_close(d, mean.elements) or is_close(d, size)]
         own = [d for d, of in zip(divisors, mean.divisors, strict=True) if not isinstance(of, Argument)]
-        by_replicas = self._replicas > 1 and any(is_close(d, self._replicas) for d in found)
-        constants = [d for d in own if d > HALF] + [d for d in (*divisors, *mean.factors) if is_close(d, self._most_rows)]
-        if self._replicas > 1 and mean.of_replica and not by_replicas:
-            yield (
-                f"The function {self._name!r} divides a sum by one over the rows of a replica, as a weighted mean does, and the means of "
-                f"{self._replicas} replicas are added: their sum is about {self._replicas} times the mean over the global batch; so are "
-                f"the gradients. {ADVICE}"
-            )
-        elif self._replicas > 1 and of_replica and not by_replicas:
-            yield (
-                f"The function {self._name!r} divides a sum by {of_replica[0]:.0f}, as many as one replica has, and the sum over "
-                f"{self._replicas} replicas is {rows / size:.3g} times the mean over the global batch of {rows} rows; so are the "
-                f"gradients. {ADVICE}"
-            )
-        elif constants and not by_replicas:
+        named = [d for d in own if d > HALF and not is_close(d, mean.elements) and not is_close(d, size)]
+        constants = named + [d for d in (*divisors, *mean.factors) if is_close(d, self._most_rows)]
+        if constants:
             yield self._of_constant(max(constants), rows)
 
     def _of_constant(self, divisor: float, rows: int) -> str:
@@ -105,15 +134,6 @@ class Divisions:
             f"The function {self._name!r} divides a sum by {divisor:.6g}, and this global batch has {rows} rows: its examples weigh "
             f"{rows}/{divisor:.6g} of what they do in the mean. {ADVICE}"
         )
-
-    def _of_whole(self, divisors: list[float], parts: float) -> Iterator[str]:
-        """`parts`: as how many replicas of this size the global batch has rows."""
-        if self._replicas > 1 and not any(is_close(d, self._replicas) or is_close(d, parts) for d in products(divisors)):
-            yield (
-                f"The function {self._name!r} adds to its loss, in each of {self._replicas} replicas, something that does not depend on "
-                f"the rows, as a regularizer: it counts {self._replicas} times, and so do its gradients. Write "
-                f"un.scale_regularization_loss(...) around it."
-            )
 
     def _of_vector(self, shape: tuple[int, ...], divisors: list[float], rows: int) -> Iterator[str]:
         twice = [d for d in products(divisors) if d > HALF and (is_close(d, rows) or is_close(d, self._most_rows))]

@@ -30,15 +30,6 @@ class Mean(NamedTuple):
     divisors: tuple[float | Argument, ...] = ()
     factors: tuple[float, ...] = ()
     """Of constants that it is multiplied by: what they would be as divisors."""
-    of_replica: bool = False
-    """Whether it is divided by something that is computed of the replica's rows, as a weighted mean is by their weights."""
-
-
-class Whole(NamedTuple):
-    """Something that does not depend on the rows, but on weights: a regularizer."""
-
-    divisors: tuple[float | Argument, ...] = ()
-    factors: tuple[float, ...] = ()
 
 
 class Equation(NamedTuple):
@@ -46,6 +37,10 @@ class Equation(NamedTuple):
     inputs: list[Any]
     axes: tuple[int, ...] = ()
     """Over which a sum is taken."""
+    made_by: core.JaxprEqn | None = None
+    """None where a number is handed on as it is."""
+    index: int = 0
+    """Which of the results it is."""
 
     @property
     def is_sum_of_rows(self) -> bool:
@@ -58,7 +53,6 @@ class Path(NamedTuple):
 
     divisors: tuple[float | Argument, ...] = ()
     factors: tuple[float, ...] = ()
-    of_replica: bool = False
 
     def divided(self, number: float | Argument) -> Path:
         return self._replace(divisors=(*self.divisors, number))
@@ -70,12 +64,32 @@ class Path(NamedTuple):
 UNTOUCHED = Path()
 
 
+class Term(NamedTuple):
+    """A part of a loss: the loss is the sum of these, each divided and multiplied by constants."""
+
+    variable: Any
+    outside: Path
+    of_rows: bool
+    """Whether it depends on a replica's rows; else it does on weights, as a regularizer."""
+    inside: Path = UNTOUCHED
+    """By what the elements are divided of the sum over rows that it is, if it is one."""
+    elements: int = 0
+    """How many there are of them."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.outside.divisors + self.inside.divisors, self.outside.factors + self.inside.factors)
+
+
 class Sources:
     """Of what each number of a program is made. Functions inside of it are opened up."""
 
     def __init__(self, program: core.ClosedJaxpr, arrays_of_rows: int) -> None:
         """The first `arrays_of_rows` inputs are a replica's rows, those behind them are the same for all."""
         self._of: dict[Any, Equation] = {}
+        self.program = program.jaxpr
+        self.constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        """Arrays that the program has, by the variables that stand for them."""
         inputs = program.jaxpr.invars
         self._of_rows = set(inputs[:arrays_of_rows])
         self._arguments = {v: Argument(i) for i, v in enumerate(inputs[arrays_of_rows:])}
@@ -92,15 +106,18 @@ class Sources:
             inputs = [outside(v) for v in equation.invars]
             inner = equation.params.get("jaxpr") if equation.primitive.name in CALLS else None
             if inner is not None:
-                inner = inner.jaxpr if isinstance(inner, core.ClosedJaxpr) else inner
+                if isinstance(inner, core.ClosedJaxpr):
+                    self.constants |= zip(inner.jaxpr.constvars, inner.consts, strict=True)
+                    inner = inner.jaxpr
                 inside = {v: Inside(v) for e in inner.eqns for v in e.outvars} | dict(zip(inner.invars, inputs, strict=True))
                 self._open(inner, inside)
                 for result, source in zip(equation.outvars, inner.outvars, strict=True):
                     came = source if isinstance(source, core.Literal) else inside.get(source, source)
                     self._add(outside(result), Equation("copy", [came]))
                 continue
-            for result in equation.outvars:
-                self._add(outside(result), Equation(equation.primitive.name, inputs, tuple(equation.params.get("axes", ()))))
+            axes = tuple(equation.params.get("axes", ()))
+            for index, result in enumerate(equation.outvars):
+                self._add(outside(result), Equation(equation.primitive.name, inputs, axes, equation, index))
 
     def _add(self, result: Any, equation: Equation) -> None:
         self._of[result] = equation
@@ -129,21 +146,60 @@ class Sources:
                 left.append((equation.inputs[0], times / number))
         return False
 
+    def what_makes(self, targets: Iterable[Any]) -> tuple[list[tuple[Any, Equation]], set[Any]]:
+        """Return (the variables that lead to the targets and how each is made, in order; the inputs and constants that they start from)."""
+        needed, left = set(), list(targets)
+        while left:
+            variable = left.pop()
+            if isinstance(variable, core.Literal) or variable in needed:
+                continue
+            needed.add(variable)
+            left += self._of[variable].inputs if variable in self._of else []
+        made = [(variable, equation) for variable, equation in self._of.items() if variable in needed]
+        return made, needed - self._of.keys()
+
+    def terms(self, variable: Any, shares: Iterable[Any] = (), path: Path = UNTOUCHED) -> Iterator[Term]:
+        """The parts that a number is the sum of, apart from these shares and from what depends neither on rows nor on weights."""
+        shares = frozenset(shares)
+        equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
+        if (
+            isinstance(variable, core.Literal)
+            or variable in shares
+            or not (variable in self._of_rows or variable in self._of_state)
+        ):
+            return
+        divided = equation is not None and equation.name == "div" and not self._depends(equation.inputs[1])
+        if equation is not None and equation.name in (*SAME, *SUMS):
+            for source in equation.inputs:
+                yield from self.terms(source, shares, path)
+        elif equation is not None and divided:
+            yield from self.terms(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
+        elif equation is not None and equation.name == "mul" and (number := number_among(equation.inputs)):
+            for source in equation.inputs:
+                yield from self.terms(source, shares, path.multiplied(number))
+        elif variable in self._of_rows:
+            if equation is not None and equation.is_sum_of_rows:
+                yield Term(variable, path, True, self.scaling(equation.inputs[0]), size_of(equation.inputs[0]))
+            else:
+                yield Term(variable, path, True)
+        elif not self._is_made_of(variable, shares):
+            yield Term(variable, path, False)
+
+    def _depends(self, variable: Any) -> bool:
+        """Whether a number depends on rows or on weights."""
+        return not isinstance(variable, core.Literal) and (variable in self._of_rows or variable in self._of_state)
+
+    def _is_made_of(self, variable: Any, shares: frozenset[Any]) -> bool:
+        made, _ = self.what_makes([variable])
+        return any(result in shares for result, _ in made)
+
     def means(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Mean]:
         """The sums over rows that a number is made of, apart from these shares of means over the global batch."""
-        return (part for part in self._parts(variable, frozenset(shares), UNTOUCHED) if isinstance(part, Mean))
+        return self._parts(variable, frozenset(shares), UNTOUCHED)
 
-    def wholes(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Whole]:
-        """What is added to them in every replica alike."""
-        return (part for part in self._parts(variable, frozenset(shares), UNTOUCHED) if isinstance(part, Whole))
-
-    def _parts(self, variable: Any, shares: frozenset[Any], path: Path) -> Iterator[Mean | Whole]:
+    def _parts(self, variable: Any, shares: frozenset[Any], path: Path) -> Iterator[Mean]:
         equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
-        if equation is None or variable in shares:
-            return
-        if variable not in self._of_rows and not (equation.name in (*SAME, *SUMS) or is_scaling(equation)):
-            if variable in self._of_state and size_of(variable) == 1:
-                yield Whole(path.divisors, path.factors)
+        if equation is None or variable in shares or variable not in self._of_rows:
             return
         number = number_among(equation.inputs)
         if equation.name in (*SAME, *SUMS):
@@ -152,10 +208,8 @@ class Sources:
         elif equation.name == "div":
             yield from self._parts(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
         elif equation.name == "mul":
-            for source in equation.inputs:
-                of_rows = not isinstance(source, core.Literal) and source in self._of_rows
-                if of_rows or variable not in self._of_rows:  # else it is a weight of what depends on the rows
-                    yield from self._parts(source, shares, path.multiplied(number) if number else path)
+            for source in equation.inputs:  # what does not depend on the rows is a weight of what does
+                yield from self._parts(source, shares, path.multiplied(number) if number else path)
         elif equation.is_sum_of_rows and not self.reaches(equation.inputs[0], shares):
             yield Mean(size_of(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
 
@@ -170,7 +224,7 @@ class Sources:
                 return path
         if divisor in self._arguments and not divisor.aval.shape:
             return path.divided(self._arguments[divisor])
-        return path._replace(of_replica=path.of_replica or (divisor in self._of_rows and not divisor.aval.shape))
+        return path
 
     def scaling(self, array: Any, path: Path = UNTOUCHED) -> Path:
         """The constants that the elements of an array are divided by and multiplied by."""
@@ -217,7 +271,3 @@ def is_number(literal: Any) -> bool:
 
 def number_among(inputs: list[Any]) -> float | None:
     return next((float(v.val) for v in inputs if isinstance(v, core.Literal) and is_number(v)), None)
-
-
-def is_scaling(equation: Equation) -> bool:
-    return equation.name in ("mul", "div") and any(isinstance(v, core.Literal) for v in equation.inputs)

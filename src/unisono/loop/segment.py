@@ -20,6 +20,7 @@ from unisono.loop.around import may_hold_arrays
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
 from unisono.loop.inspection import Received, inspect, naming, shares_among_returned
+from unisono.loop.measured import Part, ReplicaRows, parts_of_losses
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.traces import has_float16
 from unisono.loop.values import PerReplica
@@ -122,11 +123,17 @@ class Segment:
         if arguments.rows:
             can_be_told = not arguments.carried and bool(seen[-1].noted.keys() & {"loss", "vector"})
             again = functools.partial(trace, self._call, constants=like, replicas=placement.replicas)
+            trace_of = lambda size: again(batch.shapes(size), metrics=strategy.owned.metrics)  # noqa: E731
+            parts: list[Part] = []
+            if can_be_told and placement.replicas > 1:
+                mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
+                parts = parts_of_losses(seen[-1], trace_of, ReplicaRows(mine, constants))
             self._divisions = Divisions(
                 self._name,
                 placement.replicas,
+                parts,
                 {rows: scaled(seen[-1])} if can_be_told else {},
-                (lambda size: scaled(again(batch.shapes(size), metrics=strategy.owned.metrics))) if can_be_told else None,
+                (lambda size: scaled(trace_of(size))) if can_be_told else None,
             )
         self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
         self._variables = variables.all
@@ -178,7 +185,6 @@ def scaled(of: Trace) -> Scaled:
     shares = [share for kind, share in noted.get("share", []) if kind is None]
     return Scaled(
         [mean for loss in losses for mean in sources.means(loss, shares)],
-        [whole for loss in losses for whole in sources.wholes(loss, shares)],
         [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],
     )
 

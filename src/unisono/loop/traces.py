@@ -56,6 +56,12 @@ def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
                     yield from parts_of(core.ClosedJaxpr(inner, ()))
 
 
+def is_random(program: core.ClosedJaxpr) -> bool:
+    """Whether random numbers are drawn."""
+    names = {equation.primitive.name for part in parts_of(program) for equation in part.jaxpr.eqns}
+    return any(name.startswith(("random_", "threefry", "rng_")) for name in names)
+
+
 def has_float16(program: core.ClosedJaxpr) -> bool:
     results = (result.aval for part in parts_of(program) for equation in part.jaxpr.eqns for result in equation.outvars)
     return any(getattr(result, "dtype", None) == "float16" for result in results)

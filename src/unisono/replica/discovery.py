@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from unisono import keras_seam
 from unisono.replica.code import NotBuiltError, ReplicaCode, ReplicaScope, running
@@ -74,7 +75,8 @@ class Trace(NamedTuple):
 
     code: ReplicaCode
     program: Any
-    """From the batch's arrays and the constants to what the code returns and then what it noted."""
+    """From the batch's arrays, the constants, the replica's number and its share of the rows to what the code returns and then what it
+    noted."""
     arrays: int
     """How many arrays the batch has."""
 
@@ -111,12 +113,13 @@ def trace(call: Call, batch: Any, constants: Any, replicas: int, metrics: Sequen
 def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: Sequence[Any]) -> Any:
     code.rows, code.is_looked_at = jax.tree.leaves(batch)[0].shape[0], True
 
-    def outputs(*args: Any) -> Any:
+    def outputs(batch: Any, constants: Any, replica: Any, share: Any) -> Any:
+        code.replica, code.share_of_rows = replica, share
         code.begin()
-        return split(call(*args))[0], [noted.arrays for noted in code.noted]
+        return split(call(batch, constants))[0], [noted.arrays for noted in code.noted]
 
     with running(code, metrics):  # around the trace: variables that are made in it get their values behind it
-        return jax.make_jaxpr(outputs)(batch, constants)
+        return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 
 def sorted_out(code: ReplicaCode, optimizers: Sequence[Any], metrics: Sequence[Any]) -> Variables:

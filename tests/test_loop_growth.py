@@ -1,0 +1,174 @@
+"""How losses that replica code makes by itself grow with the rows: which of them are means, whatever their form."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import unisono as un
+from loops import Loop
+from sizes import slow
+from trainings import on
+from unisono.loop.measured import ReplicaRows, parts_of_losses
+from unisono.replica.discovery import trace
+
+R = 8
+X = np.random.default_rng(0).uniform(0.5, 2, (64, 6)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def weight():
+    return keras.Variable(np.linspace(0.1, 0.6, 6, dtype="float32"), name="w")
+
+
+def parts(form, weight, size=R, rows=X):
+    """Return the parts of the loss that `form` makes of the weighted rows of a replica."""
+
+    def code(batch, constants):
+        return un.value_and_grad(lambda: form(batch[0] @ weight.value), [weight])[0]
+
+    def trace_of(size):
+        return trace(code, [jax.ShapeDtypeStruct((size, 6), "float32")], [], R, [])
+
+    return parts_of_losses(trace_of(size), trace_of, ReplicaRows([rows[:size]], []))
+
+
+def halved(value):
+    return jax.lax.cond(value[0] > 0, lambda v: jnp.mean(v), lambda v: jnp.mean(v) / 2, value)
+
+
+def scanned(value):
+    return jax.lax.scan(lambda total, v: (total + v, None), 0.0, value)[0] / value.shape[0]
+
+
+MEANS = {
+    "a mean": ops.mean,
+    "a dot": lambda v: jnp.dot(v, jnp.ones_like(v) / v.shape[0]),
+    "a cumulative sum": lambda v: ops.cumsum(v)[-1] / v.shape[0],
+    "a scan": scanned,
+    "a segment sum": lambda v: ops.segment_sum(v, ops.zeros(v.shape, "int32"), 1)[0] / v.shape[0],
+    "a condition": halved,
+    "a reshape": lambda v: ops.mean(ops.reshape(v, (2, -1))),
+    "a weighted mean": lambda v: ops.average(v, weights=v + 1),
+    "the root of a mean": lambda v: ops.sqrt(ops.mean(ops.square(v))),
+    "the square of a mean": lambda v: ops.square(ops.mean(v)),
+    "a maximum": ops.max,
+    "a vector's": lambda v: ops.mean(ops.stack([v, v])),
+    "half of one": lambda v: ops.mean(v) / 2,
+    "in half precision": lambda v: ops.cast(ops.mean(ops.cast(v, "bfloat16")), "float32"),
+    "with dropout": lambda v: ops.mean(keras.random.dropout(v, 0.1, seed=1)),
+}
+
+
+def divides(parts, by=R):
+    """Return how each part grows, and whether it is divided by the number of replicas."""
+    return [(part.growth, by in part.path.divisors) for part in parts]
+
+
+@pytest.mark.parametrize("how", MEANS)
+def test_a_mean_is_one_in_every_form(how, weight):
+    """Also over eight rows in eight replicas, whose own divisor is not the one by R."""
+    assert divides(parts(MEANS[how], weight)) == [(1, False)]
+    assert divides(parts(lambda v: MEANS[how](v) / R, weight)) == [(1, True)]
+
+
+SUMS = {
+    "a sum": ops.sum,
+    "over the global batch": lambda v: ops.sum(v) / 64,
+    "a dot": lambda v: jnp.dot(v, jnp.ones_like(v)) / 64,
+    "means times rows": lambda v: ops.mean(v) * v.shape[0],
+    "weights of rows": lambda v: ops.sum(v * ops.square(v)) / 64,
+    "with dropout": lambda v: ops.sum(keras.random.dropout(v, 0.1, seed=1)) / 64,
+}
+
+
+@pytest.mark.parametrize("how", SUMS)
+def test_a_sum_is_one_in_every_form(how, weight):
+    assert [part.growth for part in parts(SUMS[how], weight)] == [2]
+
+
+def test_shares_of_the_global_mean_are_not_measured(weight):
+    assert parts(lambda v: un.compute_average_loss(v) + un.scale_regularization_loss(ops.sum(weight.value)), weight) == []
+
+
+def test_parts_of_a_loss_are_measured_one_by_one(weight):
+    def form(v):
+        return ops.sum(v) / 64 + 0.1 * ops.mean(ops.square(v)) / R + 0.01 * ops.sum(ops.square(weight.value)) - ops.logsumexp(v)
+
+    growths = [part.growth for part in parts(form, weight)]
+    assert growths[:3] == [2, 1, 1]
+    assert 1.02 < growths[3] < 1.98
+
+
+def test_what_cannot_run_on_more_rows_is_judged_by_its_form(weight):
+    def fixed(v):
+        return ops.mean(ops.reshape(v, (R,)))
+
+    assert divides(parts(fixed, weight)) == [(1, False)]
+    assert divides(parts(lambda v: fixed(v) / R, weight)) == [(1, True)]
+    assert divides(parts(lambda v: ops.max(ops.reshape(v, (R,))), weight)) == [(None, False)]
+    assert divides(parts(ops.mean, weight, rows=0 * X)) == [(1, False)]
+
+
+def run(form, rows=64, batch_size=64):
+    loop = Loop(on(1, R))
+    code = lambda batch: un.value_and_grad(
+        lambda: form(loop.loss(batch[1], loop.model(batch[0]))), loop.model.trainable_variables
+    )[0]
+    batches = loop.strategy.distribute_dataset((X[:rows], np.arange(rows) % 5), batch_size=batch_size)
+    return [loop.strategy.run(code, args=(batch,)) for batch in batches]
+
+
+def test_a_mean_over_as_many_rows_as_replicas_is_warned_about():
+    with pytest.warns(
+        UserWarning, match=r"'<lambda>' differentiates a number that stays the same.*8 times the mean over the global"
+    ):
+        run(ops.mean)
+
+
+@pytest.mark.parametrize("form", [lambda v: ops.mean(v) / R, *slow(lambda v: ops.sum(v) / 64)])
+def test_a_mean_that_is_divided_by_the_replicas_is_not(form):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(form)
+
+
+def test_unequal_shares_of_a_mean_that_is_divided_by_the_replicas_are_warned_about():
+    with pytest.warns(UserWarning, match=r"by 8 replicas, and of the 20 rows of this global batch some have 3 and others 2"):
+        run(lambda v: ops.mean(v) / R, rows=20)
+
+
+def test_what_is_neither_a_mean_nor_a_sum_is_warned_about():
+    with pytest.warns(UserWarning, match=r"a number that is 1.41 times as large(.|\n)*neither a mean over them \(1\) nor a sum"):
+        run(lambda v: ops.sqrt(ops.sum(ops.square(v))))
+
+
+def test_measuring_changes_no_bit(monkeypatch):
+    """Of a net that draws random numbers."""
+    rows = X[:16]
+
+    def trained(measured):
+        if not measured:
+            monkeypatch.setattr("unisono.loop.segment.parts_of_losses", lambda *_: [])
+        loop = Loop(on(1, 4), model=dropout)
+
+        def step(batch):
+            form = lambda: ops.sum(loop.loss(batch[1], loop.model(batch[0], training=True))) / 16
+            _, gradients = un.value_and_grad(form, loop.model.trainable_variables)
+            loop.optimizer.apply(gradients, loop.model.trainable_variables)
+
+        for batch in loop.strategy.distribute_dataset((rows, np.arange(16) % 5), batch_size=16):
+            loop.strategy.run(step, args=(batch,))
+        return un.fingerprint(loop.model)
+
+    assert trained(True) == trained(False)
+
+
+def dropout():
+    return keras.Sequential([keras.layers.Input((6,)), keras.layers.Dropout(0.5), keras.layers.Dense(5)])
