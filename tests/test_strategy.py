@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import jax
@@ -82,8 +83,10 @@ def test_older_forms_are_answered():
         un.MirroredStrategy(["GPU:0", "GPU:1"])
     with pytest.raises(TypeError, match=r"received cross_device_ops='nccl'. Write MirroredStrategy\(devices=2\)"):
         un.MirroredStrategy(cross_device_ops="nccl")
-    with pytest.raises(TypeError, match=r"received '/gpu:0'. Write OneDeviceStrategy\(\), or OneDeviceStrategy\(devices=jax"):
+    with pytest.raises(TypeError, match=r"received '/gpu:0'. Write OneDeviceStrategy\(devices=1\)"):
         un.OneDeviceStrategy("/gpu:0")
+    with pytest.raises(TypeError, match=r"received 3. Write OneDeviceStrategy\(\), or OneDeviceStrategy\(devices=jax"):
+        un.OneDeviceStrategy(3)
     for form in ({"args": [3]}, {"tpu_cluster_resolver": 3}):
         with pytest.raises(TypeError, match=r"Write TPUStrategy\(\): it needs no resolver"):
             un.TPUStrategy(*form.pop("args", ()), **form)
@@ -93,6 +96,23 @@ def test_older_forms_are_answered():
         un.ParameterServerStrategy("cluster")
     with pytest.raises(ValueError, match=r"Write MirroredStrategy\(devices=2\)"):
         un.OneDeviceStrategy(devices=2)
+
+
+@pytest.mark.parametrize(
+    ("names", "write"),
+    [
+        (["/gpu:0", "/gpu:1"], "devices=2"),
+        ("/device:GPU:1", 'devices=jax.devices("gpu")[1:2]'),
+        (["/job:localhost/replica:0/task:0/device:CPU:0", "CPU:1"], 'devices=jax.devices("cpu")[:2]'),
+        (("gpu:3", "gpu:1"), 'devices=[jax.devices("gpu")[i] for i in [3, 1]]'),
+        (["gpu:0", "cpu:0"], 'devices=[jax.devices("gpu")[0], jax.devices("cpu")[0]]'),
+    ],
+)
+def test_names_of_devices_are_translated(names, write):
+    with pytest.raises(TypeError, match=re.escape(f"received {names!r}. Write MirroredStrategy({write}).")):
+        un.MirroredStrategy(names)
+    with pytest.raises(ValueError, match=re.escape(f"received names, {names!r}. Write {write}.")):
+        un.MirroredStrategy(devices=names)
 
 
 def test_the_current_strategy_is_that_of_the_scope():

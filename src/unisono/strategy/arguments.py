@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from unisono.strategy.device_names import translated
 from unisono.xla import determinism
 
 Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
@@ -17,9 +18,10 @@ def check_form(name: str, positional: tuple[Any, ...], older: dict[str, Any], ex
     """The arguments of older programs had other forms."""
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
     if received:
+        meant = next(filter(None, map(translated, (*positional, *older.values()))), None)
         raise TypeError(
             f"{name} takes devices=, replicas=, accumulate= and deterministic=, by name, and received {', '.join(received)}. "
-            f"Write {example}."
+            f"Write {example if meant is None else f'{name}({meant})'}."
         )
 
 
@@ -74,6 +76,9 @@ def whole_number(name: str, value: Any) -> Any:
 
 
 def listed(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
+    meant = translated(devices)
+    if meant is not None:
+        raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received names, {devices!r}. Write {meant}.")
     found = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
     odd = [d for d in found if not isinstance(d, jax.Device)]
     if odd or not found:
