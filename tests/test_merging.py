@@ -48,8 +48,49 @@ def test_integer_counters_must_agree():
     agreeing = made(Counting("int32", lambda x: 1))
     agreeing.fit(X, Y, batch_size=4, verbose=0)
     assert int(agreeing.layers[0].count.value) == 2
-    with pytest.raises(ValueError, match=r"different values in an integer variable of the model: '.*counting.*/count'"):
+    with pytest.raises(ValueError, match=r"different values in an integer or a bool of the model: '.*counting.*/count'"):
         made(Counting("int32", ops.sum), replicas=3).fit(X, Y, verbose=0)
+
+
+def test_integers_that_only_add_up_as_if_they_agreed_are_told():
+    """Replicas count 1, 0 and 2."""
+    with pytest.raises(ValueError, match="different values in an integer"):
+        made(Counting("int32", ops.sum), replicas=3).fit(np.array([[1, 0, 0], [0, 0, 0], [2, 0, 0]], "float32"), Y[:3], verbose=0)
+
+
+class Flag(layers.Layer):
+    """Keeps what `is_set` says of the rows."""
+
+    def __init__(self, is_set, dtype="bool", **kwargs):
+        super().__init__(**kwargs)
+        self.is_set, self.of = is_set, dtype
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), dtype=self.of, initializer="zeros", trainable=False, name="seen")
+
+    def call(self, x):
+        self.seen.assign(ops.cast(self.is_set(x), self.of))
+        return x
+
+
+@pytest.mark.parametrize("replicas", [4, 1])
+def test_a_bool_is_what_all_replicas_say(replicas):
+    model = made(Flag(lambda x: ops.sum(x) > 0), replicas=replicas)
+    for x, seen in ((X, True), (-X, False), (X, True)):
+        model.fit(x, Y, verbose=0)
+        assert bool(model.layers[0].seen.value) is seen
+
+
+def test_bools_must_agree():
+    x = X * np.array([[-1], [1]] * 4, "float32")
+    for first in (x, -x):
+        with pytest.raises(ValueError, match=r"different values in an integer or a bool of the model: '.*flag.*/seen'"):
+            made(Flag(lambda x: ops.sum(x) > 0), replicas=8).fit(first, Y, verbose=0)
+
+
+def test_state_that_cannot_be_merged_is_refused_by_its_path():
+    with pytest.raises(ValueError, match=r"assigns '.*flag.*/seen' of dtype complex64.*Keep it as a float"):
+        made(Flag(ops.sum, "complex64")).fit(X, Y, verbose=0)
 
 
 def test_floating_counters_count_exactly():

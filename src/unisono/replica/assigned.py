@@ -48,13 +48,13 @@ def handed_on(
             grown.append(growth if of_all else jnp.where(first, growth, jnp.zeros_like(growth)))
         elif jnp.issubdtype(new.dtype, jnp.floating):
             moving.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
-        elif jnp.issubdtype(new.dtype, jnp.integer):
-            growth = new - old
-            counters.append((jnp.where(first, growth, jnp.zeros_like(growth)), growth))
+        elif is_counted(new.dtype):
+            growth = counted(new) - counted(old)
+            counters.append((jnp.where(first, growth, jnp.zeros_like(growth)), growth, growth * growth))
         else:
             raise ValueError(
                 f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
-                f"replicas leave cannot be merged. Keep it as a float (averaged) or an integer (counted)."
+                f"replicas leave cannot be merged. Keep it as a float (averaged), an integer or a bool (equal on all replicas)."
             )
     return Assigned(moving, counters, grown)
 
@@ -63,6 +63,16 @@ def is_added(variable: Any, alone: bool) -> bool:
     """Whether the variable says by itself how the values of several replicas become one: by what it grows in all of them, or in the
     first."""
     return not alone and variable.aggregation in ("sum", "only_first_replica")
+
+
+def is_counted(dtype: Any) -> bool:
+    """Return whether state of this dtype must be equal on all replicas."""
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
+
+
+def counted(value: Any) -> Any:
+    """Return the state as a number: a bool is 0 or 1."""
+    return value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
 
 
 def merged(
@@ -80,20 +90,21 @@ def merged(
             change = next(moving)
             after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
-            first, every = next(counters)
-            after[index] = old + first
-            disagree.append(jnp.any(every != first * present.astype(first.dtype)))
+            first, every, squares = next(counters)
+            after[index] = (counted(old) + first).astype(old.dtype)
+            there = present.astype(first.dtype)  # the squares too: 1, 0 and 2 add up to three times the first
+            disagree.append(jnp.any((every != first * there) | (squares != first * first * there)))
     return after, disagree
 
 
 def check_counters(variables: list[Any], assigned: list[int], disagree: list[Any]) -> None:
-    """Integer state that replicas left different values in has no value that is theirs."""
+    """Integers and bools that replicas left different values in have no value that is theirs."""
     if not any(map(bool, disagree)):
         return
     of = [variables[index] for index in assigned]
-    counters = [v for v in of if jnp.issubdtype(v.dtype, jnp.integer) and not randomness.is_seed(v) and not is_added(v, False)]
+    counters = [v for v in of if is_counted(jnp.dtype(v.dtype)) and not randomness.is_seed(v) and not is_added(v, False)]
     paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
     raise ValueError(
-        f"The replicas of one step left different values in an integer variable of the model: {', '.join(paths)}. An integer that "
-        f"the forward pass assigns must not depend on the rows."
+        f"The replicas of one step left different values in an integer or a bool of the model: {', '.join(paths)}. An integer or a bool "
+        f"that the forward pass assigns must not depend on the rows."
     )

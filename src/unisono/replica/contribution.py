@@ -13,8 +13,8 @@ class Assigned(NamedTuple):
 
     moving: list[jax.Array]
     """By how much floating-point state changed, times the rows. One replica alone has the new state here."""
-    counters: list[tuple[jax.Array, jax.Array]]
-    """How much each integer state grew: in the first replica alone, and in this one."""
+    counters: list[tuple[jax.Array, jax.Array, jax.Array]]
+    """How much each integer or bool grew: in the first replica alone, in this one, and the square of that."""
     grown: list[jax.Array]
     """How far each random state moved on, in the first replica alone; and how far each state whose `aggregation` says so, in the
     first replica or in this one."""

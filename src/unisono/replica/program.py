@@ -17,6 +17,7 @@ from unisono import keras_seam
 from unisono.replica import assigned, finish, losses, metric_evidence, metrics, own_step, randomness
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
+from unisono.replica.dependence import depend_on_rows
 from unisono.replica.growth import ENOUGH, Growth
 
 
@@ -106,7 +107,7 @@ class ReplicaFunctions:
         with self._scope(weights, others, None, replica) as scope:
             outputs = keras_seam.call_model(self.model, x, training=False)
             after = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
-        self._note_assigned(scope)
+        self._note_assigned(scope, (weights, others), batch, replica)
         return outputs, self._handed_on(others, after, batch, replica)
 
     @keras_seam.fresh_masks()
@@ -224,23 +225,36 @@ class ReplicaFunctions:
         with self._scope(weights, others, tracked, replica) as scope:
             y_pred = keras_seam.call_model(model, x, training)
             loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
-            self._note_assigned(scope)
+            self._note_assigned(scope, (weights, others), batch, replica)
             others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
             metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
         return ops.cast(loss, "float32"), (terms.values, y_pred, others_after, metrics_after)
 
-    def _note_assigned(self, scope: keras_seam.RecordingScope) -> None:
+    def _note_assigned(self, scope: keras_seam.RecordingScope, state: tuple[Any, Any], batch: Any, replica: Any) -> None:
         model = self.model
         position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
         known = position.keys() | {id(v) for v in model.metrics_variables}
-        for variable in scope.assigned.values():
-            if id(variable) not in known and not self.alone:  # Keras drops what one replica assigns there
-                kind = "a trainable variable" if variable.trainable else "a variable that the model does not track"
+        unknown = [v for i, v in scope.assigned.items() if i not in known]
+        if unknown and not self.alone:
+            self._check_same_for_all(unknown, state, batch, replica)
+        self.assigned = sorted(position[i] for i in scope.assigned if i in position)
+
+    def _check_same_for_all(self, variables: list[Any], state: tuple[Any, Any], batch: Any, replica: Any) -> None:
+        """Of what a forward pass assigns beside the state: Keras drops it after the step, and all replicas must have gone on from the same."""
+
+        @keras_seam.fresh_masks()
+        def left(state: tuple[Any, Any], batch: Any, replica: Any) -> list[Any]:
+            with self._scope(*state, None, replica) as scope:
+                keras_seam.call_model(self.model, keras_seam.unpack(batch)[0], self.mode == "train")
+                return [scope.get_current_value(v) for v in variables]
+
+        for variable, differs in zip(variables, depend_on_rows(left, state, batch, replica), strict=True):
+            if differs or not variable.trainable:
+                kind = "a trainable variable, by the rows" if variable.trainable else "a variable that the model does not track"
                 raise ValueError(
                     f"The forward pass assigns {variable.path!r}, {kind}: replicas cannot agree on its value. Trainable "
                     f"state changes through gradients alone; other state must be an attribute of a layer of the model."
                 )
-        self.assigned = sorted(position[i] for i in scope.assigned if i in position)
 
     def _note_changed(self, before: list[Any], after: list[Any]) -> None:
         """By a step of the model's own."""
