@@ -231,7 +231,7 @@ class Bond:
     def _step(self, training: bool) -> Step:
         refusals.check_model(self.model, self.strategy)
         placement, name = self.strategy.placement, "train" if training else "evaluate"
-        functions = ReplicaFunctions(self.model, name, alone=placement.replicas == 1)
+        functions = ReplicaFunctions(self.model, name, placement.replicas)
         return Step(name, functions, placement, self.strategy.exchange)
 
     def _predict_step(self) -> PredictStep:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from unisono import keras_seam
-from unisono.replica import assigned, finish, metric_evidence, metrics
+from unisono.replica import assigned, finish, metric_evidence, metrics, overwritten
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
@@ -115,6 +115,11 @@ class OwnCode:
         with running(code, self.variables.metrics):
             yield code
 
+    @property
+    def _applied_to(self) -> list[Any]:
+        """The weights that optimizers update, of all optimizers one behind the other."""
+        return [keras_seam.weights_of(o)[position] for o, positions in self.variables.applied for position in positions]
+
     def _gradients(self, code: ReplicaCode) -> list[Any]:
         """Of all optimizers, one behind the other."""
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
@@ -122,13 +127,14 @@ class OwnCode:
         for optimizer, positions in self.variables.applied:
             weights, gradients = keras_seam.weights_of(optimizer), by_optimizer[id(optimizer)]
             found += [gradients[id(weights[position])] for position in positions]
-        return [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in found]
+        found = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in found]
+        return overwritten.spread(self._applied_to, found, code.replica, self._replicas)
 
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
         weights, others, slots, tracked = state
         of = self.variables
         values = {id(v): a for vs, group in ((of.weights, weights), (of.slots, slots)) for v, a in zip(vs, group, strict=True)}
-        gradients = iter(total.gradients)
+        gradients = iter(overwritten.largest(self._applied_to, total.gradients, present, self._replicas))
         for optimizer, positions in of.applied:
             mine, own = keras_seam.weights_of(optimizer), optimizer.variables
             by_position = {position: next(gradients) for position in positions}

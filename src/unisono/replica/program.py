@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 from unisono import keras_seam
-from unisono.replica import assigned, finish, losses, metric_evidence, metrics, own_step, randomness
+from unisono.replica import assigned, finish, losses, metric_evidence, metrics, overwritten, own_step, randomness
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import depend_on_rows
@@ -24,10 +24,11 @@ from unisono.replica.growth import ENOUGH, Growth
 class ReplicaFunctions:
     """What the replicas of a model run in "train", "evaluate" or "predict"."""
 
-    def __init__(self, model: Any, mode: str, alone: bool) -> None:
+    def __init__(self, model: Any, mode: str, replicas: int) -> None:
         self.model = model
         self.mode = mode
-        self.alone = alone
+        self.alone = replicas == 1
+        self._replicas = replicas
         self.assigned: list[int] = []
         """Positions, among the non-trainable variables, of those that the forward pass assigns; found by a trace, and the same
         for every number of rows."""
@@ -61,6 +62,7 @@ class ReplicaFunctions:
         if training:
             gradients, (loss, terms, y_pred, others_after, started) = jax.grad(loss_of, has_aux=True)(weights)
             gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
+            gradients = overwritten.spread(self.model.trainable_variables, gradients, replica, self._replicas)
         else:
             _, (loss, terms, y_pred, others_after, started) = loss_of(weights)
         added, logs = self._metrics(means, started, y_pred, batch, share)
@@ -86,8 +88,13 @@ class ReplicaFunctions:
             start, reset = self._for_replica(others, replica), self._reset()
             left = own_step.run(model, self.mode, (weights, start, *slots, reset), batch)
         self._note_changed(start, left.others)
+        variables = model.trainable_variables if left.gradients else []
+        gradients = [
+            share * g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) and not overwritten.overwrites(v) else g
+            for v, g in zip(variables, left.gradients, strict=True)
+        ]
         return Contribution(
-            [share * g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in left.gradients],
+            overwritten.spread(variables, gradients, replica, self._replicas),
             self._handed_on(others, left.others, batch, replica),
             self._added(means, reset, left.metrics, share),
             jnp.float32(0),
@@ -131,7 +138,8 @@ class ReplicaFunctions:
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
         weights, others, *slots, tracked = state
         if total.gradients:
-            weights, slots[0] = finish.applied(self.model.optimizer, slots[0], total.gradients, weights)
+            gradients = overwritten.largest(self.model.trainable_variables, total.gradients, present, self._replicas)
+            weights, slots[0] = finish.applied(self.model.optimizer, slots[0], gradients, weights)
         variables = self.model.non_trainable_variables
         others, disagree = assigned.merged(variables, self.assigned, self.alone, others, total.assigned, rows, present)
         values = finish.added(tracked, total.metrics, self.alone)

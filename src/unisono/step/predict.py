@@ -32,7 +32,7 @@ class PredictStep:
     def __init__(self, model: Any, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
         self._numbers = Numbers()
-        self._functions = ReplicaFunctions(model, "predict", alone=placement.replicas == 1)
+        self._functions = ReplicaFunctions(model, "predict", placement.replicas)
         self._replica = Program(rewritten(self._functions.predict, placement.lead.platform))
         self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
