@@ -675,3 +675,54 @@ def test_losses_are_not_variables():
     """The crossentropy of the loops has no state, and is refused by its type."""
     with pytest.raises(TypeError, match="SparseCategoricalCrossentropy"):
         un.Checkpoint(loss=crossentropy())
+
+
+def classifier_with(activation="relu", rate=0.2, loss="mse", schedule=0.9, own=None):
+    body = [keras.layers.Dense(3, activation, name="first"), keras.layers.Dropout(rate)]
+    model = keras.Sequential([keras.Input((4,)), *body, keras.layers.Dense(2, activation=own)])
+    decaying = keras.optimizers.schedules.ExponentialDecay(0.1, 10, schedule)
+    model.compile(keras.optimizers.SGD(decaying), loss)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def own_activation(x):
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"activation": "tanh"}, r"activation of layer 0 \(Dense\) of model: relu there, tanh here"),
+        ({"rate": 0.5}, r"rate of layer 1 \(Dropout\) of model: 0.2 there, 0.5 here"),
+        ({"loss": "mae"}, r"loss of compile\(\) of model: mse there, mae here"),
+        ({"loss": keras.losses.Huber(0.5)}, r"loss of compile\(\) of model: mse there, Huber here"),
+        ({"schedule": 0.5}, r"decay_rate of config of learning_rate of compile\(\) of model: 0.9 there, 0.5 here"),
+        ({"own": own_activation}, r"activation of layer 2 \(Dense\) of model: linear there, own_activation here"),
+    ],
+)
+def test_another_configuration_is_warned_about(tmp_path, other, said):
+    path = saved(tmp_path, model=classifier_with())
+    with pytest.warns(UserWarning, match=rf"training goes on with that of this program: {said}\. That is another run"):
+        un.Checkpoint(model=classifier_with(**other)).restore(path)
+
+
+@pytest.mark.parametrize("own", [None, own_activation, lambda x: x])
+def test_the_same_configuration_says_nothing(tmp_path, own):
+    """Also in other objects, whose names Keras counts up, and of functions of the user's."""
+    path = saved(tmp_path, model=classifier_with(own=own, loss=keras.losses.Huber(0.5)))
+    un.Checkpoint(model=classifier_with(own=own, loss=keras.losses.Huber(0.5))).restore(path)
+
+
+def test_what_keras_cannot_write_down_is_not_compared(tmp_path):
+    class Silent(keras.layers.Layer):
+        def __init__(self, thing):
+            super().__init__()
+            self.thing = thing
+
+        def call(self, x):
+            return x
+
+    made = lambda: keras.Sequential([keras.Input((4,)), Silent(object()), keras.layers.Dense(2)])
+    path = saved(tmp_path, model=made())
+    un.Checkpoint(model=made()).restore(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.checkpoint import facts, matching
+from unisono.checkpoint import configuration, facts, matching
 from unisono.checkpoint.arrays import copied
 from unisono.checkpoint.leaves import STATES, joined, separated
 from unisono.checkpoint.reading import Loaded
@@ -44,7 +44,12 @@ class Saved:
         self._make = self._found_make()
 
     def _found_make(self) -> dict[str, Any]:
-        return {"build": self.keras.makes(), "optimizers": self.keras.optimizers(), "policies": self.keras.policies()}
+        return {
+            "build": self.keras.makes(),
+            "optimizers": self.keras.optimizers(),
+            "policies": self.keras.policies(),
+            "configuration": self.keras.configuration(),
+        }
 
     def save(self, store: Store, number: int, states: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Path:
         """Begins to write what is now; what is trained meanwhile does not change it.
@@ -82,6 +87,7 @@ class Saved:
         facts.check_optimizers(where, record["optimizers"], self.keras.optimizers())
         self.keras.put(where, held, partial)
         facts.warn_of_others(where, record, ours, record["policies"], self.keras.policies())
+        configuration.warn_of_others(where, record.get("configuration", {}), self.keras.configuration())
         self._check_bits(where, record["fingerprints"], held)
         return joined(record["states"], arrays)
 

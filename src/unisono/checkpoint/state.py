@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from unisono import keras_seam
-from unisono.checkpoint import matching
+from unisono.checkpoint import configuration, matching
 from unisono.fingerprints import Contents
 
 KINDS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable)
@@ -104,6 +104,11 @@ class KerasState:
         """The precision of each layer, in order."""
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
         return {name: [layer.dtype_policy.name for layer in keras_seam.layers_of(thing)] for name, thing in layers.items()}
+
+    def configuration(self) -> dict[str, Any]:
+        """What the models were configured with, in JSON."""
+        models = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Model)}
+        return {name: configuration.of_model(thing) for name, thing in models.items()}
 
     def names_of(self, name: str, names: Iterable[str]) -> set[str]:
         """Those of variables that the fingerprint of one of the objects is made of."""
