@@ -162,8 +162,7 @@ def places(x: Any) -> Any:
 
 def more_places(x: Any) -> Any:
     x = layers.RandomShear(0.1, 0.1)(layers.RandomZoom(0.1)(layers.RandomTranslation(0.1, 0.1)(ops.sigmoid(x[..., :3]))))
-    x = layers.RandAugment((0, 1), num_ops=1)(layers.RandomPerspective()(x))
-    return layers.AugMix((0, 1), num_chains=1, chain_depth=1)(x)
+    return layers.AugMix((0, 1), num_chains=1, chain_depth=1)(layers.RandomPerspective()(x))
 
 
 OTHERS: dict[str, tuple[np.ndarray, Callable[[Any], Any]]] = {

@@ -3,6 +3,8 @@ by name and with what JAX says."""
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import keras
 import numpy as np
@@ -79,6 +81,12 @@ def test_one_replica_is_plain_keras(body):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
+def called(model, state, x):
+    """The outputs of a training step."""
+    with keras.StatelessScope(state_mapping=list(zip(model.variables, state, strict=True))):
+        return keras_seam.call_model(model, x, training=True)
+
+
 @pytest.mark.parametrize("data_format", ["channels_last", *slow("channels_first")])
 @pytest.mark.parametrize("size", [(3, 6), *slow(((6, 2),), ((9, 9),), ((8, 4),))])
 def test_a_compiled_crop_is_that_of_keras(size, data_format):
@@ -87,18 +95,21 @@ def test_a_compiled_crop_is_that_of_keras(size, data_format):
     model, twin = (keras.Sequential([layers.RandomCrop(*size, seed=3, data_format=data_format)]) for _ in range(2))
     model.build(images.shape)
 
-    @jax.jit
-    def compiled(state, x):
-        with keras.StatelessScope(state_mapping=list(zip(model.variables, state, strict=True))):
-            return keras_seam.call_model(model, x, training=True)
-
-    seen = set()
+    compiled, seen = jax.jit(functools.partial(called, model)), set()
     for _ in range(4):
-        state = [np.asarray(v.value) for v in twin.variables or model.variables]
+        state = [np.asarray(v.value) for v in twin.variables]
         theirs = np.asarray(twin(images, training=True))
         np.testing.assert_array_equal(compiled(state, images), theirs)
         seen.add(theirs.tobytes())
     assert (len(seen) > 1) == (max(size) < 8)
+
+
+def test_drawn_augmentations_can_be_traced_and_differentiated():
+    """They take a minute to compile."""
+    model = keras.Sequential([keras.Input(IMAGES.shape[1:]), layers.RandAugment((0, 1))])
+    state = [v.value for v in model.variables]
+    found = jax.eval_shape(jax.grad(lambda x: called(model, state, x).sum()), IMAGES)
+    assert found.shape == IMAGES.shape
 
 
 def test_a_layer_of_the_users_that_can_be_compiled_is():
