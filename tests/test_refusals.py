@@ -6,9 +6,10 @@ import jax
 import keras
 import numpy as np
 import pytest
-from keras import layers
+from keras import layers, ops
 
 import unisono as un
+from trainings import assert_equals_keras, fitting, rows
 from unisono.errors import StepError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
@@ -102,17 +103,47 @@ def test_weights_that_cannot_reach_rows_are_refused():
         model.fit(X, Y, sample_weight=np.ones(8), verbose=0)
 
 
-def test_trainable_state_that_the_forward_pass_assigns_by_the_rows_is_refused():
-    class Drift(layers.Layer):
-        def build(self, shape):
-            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+class Drift(layers.Layer):
+    """Assigns its weight, to what a function makes of it and of the rows."""
 
-        def call(self, x):
-            self.scale.assign(self.scale * keras.ops.mean(x))
-            return x * self.scale
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.random = keras.random.SeedGenerator(0)
 
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, x, training=False):
+        if training:
+            self.scale.assign(self.scale * self.factor(self, x))
+        return x * self.scale
+
+
+DEPENDING = {
+    "rows": lambda layer, x: ops.mean(x),
+    "the number of rows": lambda layer, x: 1 / x.shape[0],
+    "a mask of the rows": lambda layer, x: ops.cond(ops.any(x > 0), lambda: 0.9, lambda: 0.8),
+    "random numbers": lambda layer, x: keras.random.uniform((), seed=layer.random),
+}
+
+
+@pytest.mark.parametrize("what", DEPENDING)
+def test_trainable_state_that_the_forward_pass_assigns_by_the_rows_is_refused(what):
     with pytest.raises(ValueError, match=r"assigns '.*drift.*/scale', a trainable variable, by the rows"):
-        made(Drift()).fit(X, Y, verbose=0)
+        made(Drift(DEPENDING[what])).fit(X, Y, verbose=0)
+
+
+def test_trainable_state_that_the_forward_pass_assigns_by_the_weights_is_that_of_keras():
+    """It is used in the step, and not kept."""
+
+    def make():
+        factor = lambda layer, x: 0.5 + ops.cast(layer.scale > 2, "float32")
+        model = keras.Sequential([layers.Input((3,)), Drift(factor), layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_equals_keras(make, fitting(rows(16, 3), rows(16, 2), batch_size=8))
 
 
 def test_state_outside_the_model_is_refused():

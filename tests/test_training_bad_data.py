@@ -96,19 +96,6 @@ def test_text_is_refused():
         run(make, fitting(Batches((np.array([["a"] * 5] * 10), Y[:10]), 5)), on(3))
 
 
-def test_an_input_of_fixed_batch_size_is_refused():
-    """No replica has as many rows as the Input says: the error names both numbers."""
-
-    def fixed():
-        inputs = keras.Input((5,), batch_size=16)
-        model = keras.Model(inputs, layers.Dense(3)(inputs))
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return model
-
-    with pytest.raises(ValueError, match=r"(?s)16.*\b2\b|\b2\b.*16"):
-        run(fixed, fitting(X[:32], Y[:32], batch_size=16), on(3))
-
-
 @pytest.mark.parametrize("option", [{"sample_weight": np.ones(43)}, {"validation_split": 0.2}])
 def test_options_for_arrays_are_refused_with_a_dataset(option):
     with pytest.raises(ValueError, match="sample_weight|validation_split"):

@@ -17,7 +17,7 @@ from unisono import keras_seam
 from unisono.replica import assigned, finish, losses, metric_evidence, metrics, overwritten, own_step, randomness
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
-from unisono.replica.dependence import depend_on_rows
+from unisono.replica.dependence import are_same_for_all, in_shapes
 from unisono.replica.growth import ENOUGH, Growth
 
 
@@ -114,7 +114,7 @@ class ReplicaFunctions:
         with self._scope(weights, others, None, replica) as scope:
             outputs = keras_seam.call_model(self.model, x, training=False)
             after = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
-        self._note_assigned(scope, (weights, others), batch, replica)
+        self._note_assigned(scope, (weights, others), batch)
         return outputs, self._handed_on(others, after, batch, replica)
 
     @keras_seam.fresh_masks()
@@ -233,36 +233,40 @@ class ReplicaFunctions:
         with self._scope(weights, others, tracked, replica) as scope:
             y_pred = keras_seam.call_model(model, x, training)
             loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
-            self._note_assigned(scope, (weights, others), batch, replica)
+            self._note_assigned(scope, (weights, others), batch)
             others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
             metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
         return ops.cast(loss, "float32"), (terms.values, y_pred, others_after, metrics_after)
 
-    def _note_assigned(self, scope: keras_seam.RecordingScope, state: tuple[Any, Any], batch: Any, replica: Any) -> None:
+    def _note_assigned(self, scope: keras_seam.RecordingScope, state: tuple[Any, Any], batch: Any) -> None:
         model = self.model
         position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
         known = position.keys() | {id(v) for v in model.metrics_variables}
-        unknown = [v for i, v in scope.assigned.items() if i not in known]
-        if unknown and not self.alone:
-            self._check_same_for_all(unknown, state, batch, replica)
+        dropped = [v for i, v in scope.assigned.items() if i not in known]
+        if dropped and not (self.alone or self._are_same_for_all(dropped, state, batch)):
+            kind = "a trainable variable, by the rows" if dropped[0].trainable else "a variable that the model does not track"
+            raise ValueError(
+                f"The forward pass assigns {dropped[0].path!r}, {kind}: replicas cannot agree on its value. Trainable "
+                f"state changes through gradients alone; other state must be an attribute of a layer of the model."
+            )
         self.assigned = sorted(position[i] for i in scope.assigned if i in position)
 
-    def _check_same_for_all(self, variables: list[Any], state: tuple[Any, Any], batch: Any, replica: Any) -> None:
-        """Of what a forward pass assigns beside the state: Keras drops it after the step, and all replicas must have gone on from the same."""
+    def _are_same_for_all(self, variables: list[Any], state: tuple[Any, Any], batch: Any) -> bool:
+        """Whether what the forward pass assigns to these trainable variables depends on weights and other state alone, as power iteration
+        does: neither on the rows and how many there are, nor on a replica's random numbers. Keras drops it after the step."""
+        if not all(variable.trainable for variable in variables):
+            return False
 
         @keras_seam.fresh_masks()
-        def left(state: tuple[Any, Any], batch: Any, replica: Any) -> list[Any]:
+        def assigned_values(state: tuple[Any, Any], own: tuple[Any, Any]) -> list[Any]:
+            batch, replica = own
             with self._scope(*state, None, replica) as scope:
                 keras_seam.call_model(self.model, keras_seam.unpack(batch)[0], self.mode == "train")
                 return [scope.get_current_value(v) for v in variables]
 
-        for variable, differs in zip(variables, depend_on_rows(left, state, batch, replica), strict=True):
-            if differs or not variable.trainable:
-                kind = "a trainable variable, by the rows" if variable.trainable else "a variable that the model does not track"
-                raise ValueError(
-                    f"The forward pass assigns {variable.path!r}, {kind}: replicas cannot agree on its value. Trainable "
-                    f"state changes through gradients alone; other state must be an attribute of a layer of the model."
-                )
+        times = (1,) if keras_seam.static_rows(self.model) is not None else (1, 2)
+        owns = [(in_shapes(batch, n), in_shapes(jnp.int32(0))) for n in times]
+        return are_same_for_all(assigned_values, in_shapes(state), owns)
 
     def _note_changed(self, before: list[Any], after: list[Any]) -> None:
         """By a step of the model's own."""
