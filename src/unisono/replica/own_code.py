@@ -134,7 +134,9 @@ class OwnCode:
         weights, others, slots, tracked = state
         of = self.variables
         values = {id(v): a for vs, group in ((of.weights, weights), (of.slots, slots)) for v, a in zip(vs, group, strict=True)}
-        gradients = iter(overwritten.largest(self._applied_to, total.gradients, present, self._replicas))
+        applied_to = self._applied_to
+        before = [values[id(v)] for v in applied_to]
+        gradients = iter(overwritten.largest(applied_to, before, total.gradients, self._replicas))
         for optimizer, positions in of.applied:
             mine, own = keras_seam.weights_of(optimizer), optimizer.variables
             by_position = {position: next(gradients) for position in positions}

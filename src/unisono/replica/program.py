@@ -138,7 +138,7 @@ class ReplicaFunctions:
     def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
         weights, others, *slots, tracked = state
         if total.gradients:
-            gradients = overwritten.largest(self.model.trainable_variables, total.gradients, present, self._replicas)
+            gradients = overwritten.largest(self.model.trainable_variables, weights, total.gradients, self._replicas)
             weights, slots[0] = finish.applied(self.model.optimizer, slots[0], gradients, weights)
         variables = self.model.non_trainable_variables
         others, disagree = assigned.merged(variables, self.assigned, self.alone, others, total.assigned, rows, present)
