@@ -16,7 +16,7 @@ from keras import layers, ops
 
 import layer_groups
 import test_compilable_layers
-from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, chain, noise
+from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, WORDS, chain, noise
 from sizes import cases, slow
 from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
 
@@ -92,6 +92,25 @@ def test_one_replica_of_spectral_normalization_is_plain_keras():
 def test_spectral_normalization_in_replicas_is_plain_keras():
     """It assigns its layer's kernel in the forward pass, by the weights alone: every replica goes on from the same one."""
     assert_equals_keras(classifier(FEATURES, spectral), fitting(FEATURES, Y, batch_size=BATCH), devices=(1, 3))
+
+
+@pytest.mark.slow
+def test_spectral_normalization_of_several_layers_is_plain_keras():
+    """Of an embedding by three iterations, and of a convolution; prediction takes the weights as they are."""
+
+    def body(x: Any) -> Any:
+        x = layers.SpectralNormalization(layers.Embedding(11, 4), power_iterations=3)(x)
+        return layers.SpectralNormalization(layers.Conv1D(3, 2))(x)
+
+    found = []
+
+    def fit(model):
+        history = fitting(WORDS, Y, batch_size=BATCH)(model)
+        found.append(model.predict(WORDS, verbose=0))
+        return history
+
+    assert_equals_keras(classifier(WORDS, body), fit)
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)
 
 
 STATEFUL = {
