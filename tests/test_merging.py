@@ -61,12 +61,13 @@ def test_integers_that_only_add_up_as_if_they_agreed_are_told():
 class Flag(layers.Layer):
     """Keeps what `is_set` says of the rows."""
 
-    def __init__(self, is_set, dtype="bool", **kwargs):
+    def __init__(self, is_set, dtype="bool", aggregation=None, **kwargs):
         super().__init__(**kwargs)
-        self.is_set, self.of = is_set, dtype
+        self.is_set, self.of, self.aggregation = is_set, dtype, aggregation
 
     def build(self, shape):
-        self.seen = self.add_weight(shape=(), dtype=self.of, initializer="zeros", trainable=False, name="seen")
+        how = {"dtype": self.of, "aggregation": self.aggregation}
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen", **how)
 
     def call(self, x):
         self.seen.assign(ops.cast(self.is_set(x), self.of))
@@ -86,6 +87,33 @@ def test_bools_must_agree():
     for first in (x, -x):
         with pytest.raises(ValueError, match=r"different values in an integer or a bool of the model: '.*flag.*/seen'"):
             made(Flag(lambda x: ops.sum(x) > 0), replicas=8).fit(first, Y, verbose=0)
+
+
+def test_short_integers_must_agree():
+    """Of two replicas whose changes, 0 and 256, are one in eight bits of a sum of squares, as their sums of 0 and 16 are."""
+    x = np.repeat(np.array([[0], [16], [240], [0]], "float32"), 3, axis=1)
+    with pytest.raises(ValueError, match=r"different values in an integer or a bool .*aggregation='only_first_replica'"):
+        made(Flag(lambda x: x[0, 0], "uint8"), replicas=4).fit(x, Y[:4], batch_size=4, shuffle=False, verbose=0)
+
+
+def test_a_bool_of_the_first_replica_alone():
+    x = X * np.array([[1], [-1]] * 4, "float32")
+    model = made(Flag(lambda x: ops.sum(x) > 0, aggregation="only_first_replica"), replicas=8)
+    for rows, seen in ((x, True), (-x, False)):
+        model.fit(rows, Y, shuffle=False, verbose=0)
+        assert bool(model.layers[0].seen.value) is seen
+
+
+def test_bools_have_no_sum():
+    with pytest.raises(ValueError, match=r"'.*flag.*/seen' of dtype bool with aggregation='sum'.*'only_first_replica'"):
+        made(Flag(lambda x: ops.sum(x) > 0, aggregation="sum")).fit(X, Y, verbose=0)
+
+
+def test_one_replica_keeps_state_of_any_kind():
+    """Nothing is merged, so that it may be what the rows say."""
+    model = made(Flag(lambda x: ops.cast(x[0, 0], "complex64") * 1j, "complex64"), replicas=1)
+    model.fit(2 * X, Y, verbose=0)
+    assert complex(model.layers[0].seen.value) == 2j
 
 
 def test_state_that_cannot_be_merged_is_refused_by_its_path():

@@ -43,10 +43,15 @@ def handed_on(
             growth = new - randomness.for_replica(old, replica)
             grown.append(jnp.where(first, growth, jnp.zeros_like(growth)))
         elif is_added(variable, alone):
-            growth = new - old
+            growth = counted(new) - counted(old)
             of_all = variable.aggregation == "sum"
+            if of_all and jnp.issubdtype(new.dtype, jnp.bool_):
+                raise ValueError(
+                    f"The forward pass assigns {variable.path!r} of dtype bool with aggregation='sum', but bools have no sum. Make it an "
+                    f"integer, or write aggregation='only_first_replica'."
+                )
             grown.append(growth if of_all else jnp.where(first, growth, jnp.zeros_like(growth)))
-        elif jnp.issubdtype(new.dtype, jnp.floating):
+        elif jnp.issubdtype(new.dtype, jnp.floating) or (alone and not is_counted(new.dtype)):
             moving.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif is_counted(new.dtype):
             growth = counted(new) - counted(old)
@@ -71,8 +76,8 @@ def is_counted(dtype: Any) -> bool:
 
 
 def counted(value: Any) -> Any:
-    """Return the state as a number: a bool is 0 or 1."""
-    return value.astype(jnp.int32) if value.dtype == jnp.bool_ else value
+    """Return integers and bools as numbers of 32 bits, whose sums of squares do not wrap around soon; all else as it is."""
+    return value.astype(jnp.int32) if is_counted(value.dtype) and value.dtype.itemsize < 4 else value
 
 
 def merged(
@@ -85,8 +90,8 @@ def merged(
     for index in assigned:
         old = before[index]
         if randomness.is_seed(variables[index]) or is_added(variables[index], alone):
-            after[index] = old + next(grown)
-        elif jnp.issubdtype(old.dtype, jnp.floating):
+            after[index] = (counted(old) + next(grown)).astype(old.dtype)
+        elif not is_counted(old.dtype):
             change = next(moving)
             after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
@@ -106,5 +111,6 @@ def check_counters(variables: list[Any], assigned: list[int], disagree: list[Any
     paths = [repr(v.path) for v, different in zip(counters, disagree, strict=True) if different]
     raise ValueError(
         f"The replicas of one step left different values in an integer or a bool of the model: {', '.join(paths)}. An integer or a bool "
-        f"that the forward pass assigns must not depend on the rows."
+        f"that the forward pass assigns must not depend on the rows. Keep what does as a float, whose changes are averaged over the rows, "
+        f"or make the variable with aggregation='only_first_replica'."
     )
