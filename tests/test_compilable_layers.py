@@ -104,6 +104,18 @@ def test_a_compiled_crop_is_that_of_keras(size, data_format):
     assert (len(seen) > 1) == (max(size) < 8)
 
 
+def test_replica_code_crops_as_keras_does():
+    """In strategy.run too, on one replica, which draws what Keras draws."""
+    strategy = on(1, 1)
+    with strategy.scope():
+        model = keras.Sequential([layers.RandomCrop(3, 6, seed=3)])
+    twin = keras.Sequential([layers.RandomCrop(3, 6, seed=3)])
+    for batch in strategy.distribute_dataset(IMAGES, batch_size=4, shuffle=False):
+        cropped = strategy.run(lambda x: model(x, training=True), args=(batch,))
+        (images,) = strategy.local_results(batch)
+        np.testing.assert_array_equal(strategy.local_results(cropped)[0], twin(np.asarray(images), training=True))
+
+
 def test_drawn_augmentations_can_be_traced_and_differentiated():
     """They take a minute to compile."""
     model = keras.Sequential([keras.Input(IMAGES.shape[1:]), layers.RandAugment((0, 1))])
