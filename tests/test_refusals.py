@@ -29,17 +29,6 @@ def test_gradient_accumulation_of_the_optimizer_is_answered_with_the_line():
         made(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=6))
 
 
-def test_eager_and_uncompiled_steps_are_answered_with_the_way_to_debug():
-    with pytest.raises(ValueError, match=r"run_eagerly=True.*outside strategy.scope\(\)"):
-        made(run_eagerly=True)
-    with pytest.raises(ValueError, match=r"jit_compile=False was given"):
-        made(jit_compile=False)
-    model = made()
-    model.run_eagerly = True
-    with pytest.raises(ValueError, match="run_eagerly=True"):
-        model.fit(X, Y, verbose=0)
-
-
 def test_synchronized_batch_norm_is_refused():
     """Keras refuses to make one on JAX; one that became so later is refused here."""
     layer = layers.BatchNormalization(name="sync")

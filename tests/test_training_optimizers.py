@@ -126,13 +126,6 @@ def test_accumulation_of_the_optimizers_own_is_refused():
         run(regressor(lambda: optimizers.SGD(0.1, gradient_accumulation_steps=6)), fitting(X, Y, batch_size=BATCH), on(3))
 
 
-@pytest.mark.parametrize("option", [{"run_eagerly": True}, {"jit_compile": False}])
-def test_uncompiled_steps_are_refused(option):
-    """The error names the way to debug."""
-    with pytest.raises(ValueError, match="debug"):
-        run(regressor(optimizers.SGD, **option), fitting(X, Y, batch_size=BATCH), on(3))
-
-
 class Spare(layers.Layer):
     """Has weights that take no part in the output, before and after one that does."""
 

@@ -63,6 +63,19 @@ def loop(strategy, spec):
     }
 
 
+def eager(strategy, spec):
+    """Steps that are not compiled: (the fingerprint's beginning, losses and norms, to be compared up to rounding)."""
+    keras.utils.set_random_seed(0)
+    x, y = data("dense", 41)
+    with strategy.scope():
+        model = MODELS["dense"]()
+    model.compile("sgd", crossentropy(), run_eagerly=True)
+    weights = np.linspace(0, 1, 41, dtype="float32")
+    history = model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0, shuffle=False)  # the last batch has one row
+    numbers = [*history.history["loss"], model.evaluate(x, y, verbose=0), *np.abs(model.predict(x, verbose=0)).sum(0)]
+    return [un.fingerprint(model)[:11], [float(number) for number in numbers]]
+
+
 def files(strategy, spec):
     """Callbacks that write, and one that stops."""
     keras.utils.set_random_seed(0)
@@ -105,5 +118,5 @@ def shuffled(strategy, spec):
         loop.one(batch)
 
 
-CHECKS = {check.__name__: check for check in (fit, loop, files, lengths, shuffled)}
+CHECKS = {check.__name__: check for check in (fit, loop, eager, files, lengths, shuffled)}
 print("FOUND", json.dumps([CHECKS[spec["check"]](strategy, spec) for strategy, spec in zip(strategies, specs, strict=True)]))

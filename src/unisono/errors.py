@@ -35,12 +35,16 @@ class StepError(ValueError):
 
 
 @contextlib.contextmanager
-def explained(model: Any, batch: Any, replicas: int) -> Iterator[None]:
-    """Puts the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are."""
+def explained(model: Any, batch: Any, replicas: int, eager: bool = False) -> Iterator[None]:
+    """Puts the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are.
+
+    `eager`: whether the step is not compiled.
+    """
     try:
         yield
     except Exception as error:
-        refuse_not_compiled(error)
+        if not eager:
+            refuse_not_compiled(error)
         if not (isinstance(error, OF_TRACES) and raised_by_jax(error)):
             raise
         raise StepError(
@@ -114,7 +118,8 @@ def refuse_not_compiled(error: BaseException) -> None:
     raise StepError(
         f"The layer {layer.name!r} ({type(layer).__name__}) cannot be compiled, and the steps of a strategy always are: "
         f"{first_line(cause).removesuffix('.')}. Move it into the data pipeline, for example dataset.map(layer); if it is a layer of your own, use "
-        f"keras.ops in its call(), and neither NumPy, float() nor if on traced values."
+        f"keras.ops in its call(), and neither NumPy, float() nor if on traced values. To run it as it is, slowly, write "
+        f"compile(..., run_eagerly=True)."
     ) from cause
 
 

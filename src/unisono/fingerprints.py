@@ -28,7 +28,8 @@ def fingerprint(*objects: Any) -> str:
         objects: What to digest, in this order.
 
     Returns:
-        32 hexadecimal digits; with "unpromised-" before them, where a model's strategy has `deterministic=False`.
+        32 hexadecimal digits; with "unpromised-" before them, where a model's strategy has `deterministic=False`, or where its steps are or
+        were not compiled (`run_eagerly=True`).
 
     Example:
         >>> fingerprint(np.zeros(3, "float32")) == fingerprint(np.zeros(3, "float32"))
@@ -50,7 +51,7 @@ class Contents:
         whole = [leaf for thing in objects for leaf in jax.tree.leaves(thing, is_leaf=is_whole)]
         self.models = [thing for thing in whole if isinstance(thing, keras.Model)]
         bonds = [keras_seam.bond_of(model) for model in self.models]
-        self._promised = all(bond is None or bond.strategy.deterministic for bond in bonds)
+        self._promised = all(bond is None or bond.is_promised for bond in bonds)
 
     def digest(self, value_of: Callable[[Any], Any]) -> str:
         """Of the values that variables and arrays have."""

@@ -52,6 +52,10 @@ class Placement:
                 f"Write devices={self.replicas}, or replicas={count} for a global batch cut finer."
             )
 
+    def on_lead(self) -> Placement:
+        """The same replicas of this process, all on its first device."""
+        return dataclasses.replace(self, devices=(self.lead,) * len(self.devices))
+
     @property
     def lead(self) -> jax.Device:
         return self.devices[0]

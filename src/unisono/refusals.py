@@ -21,16 +21,6 @@ def check_compiled(model: Any, strategy: Any) -> None:
             f"batch is cut into replicas that one device can run one after another. Drop the argument, write "
             f"{type(strategy).__name__}(accumulate={steps}), and fit with batch_size={steps} times the one that you had."
         )
-    if model.run_eagerly:
-        raise ValueError(
-            "run_eagerly=True cannot run in a strategy, whose steps are compiled. To debug, build and fit the same model outside "
-            "strategy.scope() with run_eagerly=True, or print from inside the step with jax.debug.print."
-        )
-    if not model.jit_compile and keras_seam.says_it_compiles(model):  # else the trace shows what can be compiled
-        raise ValueError(
-            "The steps of a strategy are always compiled, but jit_compile=False was given to compile(). Leave it out; to debug, fit "
-            "the same model outside strategy.scope()."
-        )
     check_layers(model, strategy)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from unisono.loop.values import arrays_of
 from unisono.pace import Group, Pace
 from unisono.placement import split_evenly
 from unisono.replica.program import ReplicaFunctions
+from unisono.step.eager import EagerStep
 from unisono.step.predict import PredictStep
 from unisono.step.replicas import INPUTS
 from unisono.step.step import Step
@@ -58,11 +60,19 @@ class Bond:
         """Of this call of fit."""
         self._begins = False
         """Whether a call of fit is under way that has no course yet."""
+        self._warned = False
+        self.ran_eagerly = False
+        """Whether steps that were not compiled have changed the model."""
         self._order: Order | None = None
         self._groups = False
         keras_seam.set_on(model, keras_seam.BOND, self)
         for ours, theirs in keras_seam.METHODS.items():
             keras_seam.set_on(model, theirs, in_place_of(getattr(type(model), theirs), getattr(self, ours)))
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the bits of the model are those of every run of its program."""
+        return self.strategy.deterministic and not self.ran_eagerly and not keras_seam.runs_eagerly(self.model)
 
     @property
     def order(self) -> Order:
@@ -178,11 +188,21 @@ class Bond:
                 iterator, data_batch = None, batch.shapes(fixed)  # meant for a replica; else for all of them together
         with (
             self.strategy.acting(),
-            explained(self.model, data_batch, self.strategy.num_replicas_in_sync),
+            explained(self.model, data_batch, self.strategy.num_replicas_in_sync, keras_seam.runs_eagerly(self.model)),
             keras_seam.fresh_masks(),
         ):
-            keras_seam.of_class(self.model, "build_by")(iterator=iterator, data_batch=data_batch)
+            self._build(iterator, data_batch)
         self.strategy.agree(keras_seam.all_variables(self.model))
+
+    def _build(self, iterator: Any, data_batch: Any) -> None:
+        by_keras = keras_seam.of_class(self.model, "build_by")
+        if not (keras_seam.runs_eagerly(self.model) and keras_seam.needs_batch(self.model)):
+            return by_keras(iterator=iterator, data_batch=data_batch)
+        batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
+        try:
+            by_keras(data_batch=batch)
+        except Exception:  # Keras builds without values, and code that is not compiled may ask for some
+            keras_seam.build_by_calling(self.model, global_batch(batch).tree())
 
     def _in_groups(self, epochs: keras_seam.Epochs, course: Course | None) -> None:
         pace = Pace()
@@ -224,29 +244,51 @@ class Bond:
     def _may_group(self, iterator: Any) -> bool:
         """A generator may look at what its batches have done to the model."""
         stream = isinstance(iterator.data_adapter.source, keras_seam.GeneratorDataAdapter)
-        return self._groups and not stream and self.model.steps_per_execution == 1 and keras_seam.has_length(iterator)
+        one_by_one = stream or self.model.steps_per_execution != 1 or keras_seam.runs_eagerly(self.model)
+        return self._groups and not one_by_one and keras_seam.has_length(iterator)
 
     # The steps.
 
-    def _step(self, training: bool) -> Step:
-        refusals.check_model(self.model, self.strategy)
-        placement, name = self.strategy.placement, "train" if training else "evaluate"
-        functions = ReplicaFunctions(self.model, name, placement.replicas)
-        return Step(name, functions, placement, self.strategy.exchange)
+    def _step(self, training: bool) -> Step | EagerStep:
+        functions = self._functions("train" if training else "evaluate")
+        if functions.eager:
+            return EagerStep(functions, *self.strategy.on_lead)
+        return Step(functions.mode, functions, self.strategy.placement, self.strategy.exchange)
 
     def _predict_step(self) -> PredictStep:
-        refusals.check_model(self.model, self.strategy)
+        functions = self._functions("predict")
         self.strategy.agree(keras_seam.all_variables(self.model))
-        return PredictStep(self.model, self.strategy.placement, self.strategy.exchange)
+        where = self.strategy.on_lead if functions.eager else (self.strategy.placement, self.strategy.exchange)
+        return PredictStep(functions, *where)
+
+    def _functions(self, mode: str) -> ReplicaFunctions:
+        refusals.check_model(self.model, self.strategy)
+        eager = keras_seam.runs_eagerly(self.model)
+        if eager:
+            self._warn_that_it_is_slow()
+        return ReplicaFunctions(self.model, mode, self.strategy.num_replicas_in_sync, eager)
+
+    def _warn_that_it_is_slow(self) -> None:
+        """Once for a model."""
+        if self._warned:
+            return
+        self._warned = True
+        option = "run_eagerly=True" if self.model.run_eagerly else "jit_compile=False"
+        warnings.warn(
+            f"The model {self.model.name!r} is compiled with {option}: its replicas run one after another on {self.strategy.devices[0]}, one "
+            f"operation after another, which is slow and has other last bits than a compiled run. Its fingerprints begin with "
+            f"'unpromised-'. Leave {option} out when you are done with debugging.",
+            stacklevel=2,
+        )
 
     def _several(
         self,
-        make: Callable[[], Step | PredictStep],
+        make: Callable[[], Step | EagerStep | PredictStep],
         state_names: tuple[str, ...],
         trained: Callable[[list[Any], Any], None] | None = None,
     ) -> Callable[..., Any]:
         """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
-        current, sizes = make(), None
+        current, sizes, eager = make(), None, keras_seam.runs_eagerly(self.model)
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal current, sizes
@@ -265,9 +307,10 @@ class Bond:
             if trained is not None:
                 refusals.check_attributes(self.model.optimizer)
             try:
-                with self.strategy.acting(), explained(self.model, batches[0], self.strategy.num_replicas_in_sync):
+                with self.strategy.acting(), explained(self.model, batches[0], self.strategy.num_replicas_in_sync, eager):
                     logs, state = current(state, batches)
             finally:
+                self.ran_eagerly |= eager and trained is not None
                 if current.state:
                     keras_seam.hold_state(self.model, state_names, current.state)
             if trained is not None:

@@ -15,5 +15,5 @@ def choose(placement: Placement) -> Exchange:
     """Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes."""
     if placement.processes is not None:
         return AcrossProcesses(placement)
-    on_cpu = all(device.platform == "cpu" for device in placement.devices)
-    return Transfers(placement) if on_cpu else Collectives(placement)
+    needs_no_links = len(set(placement.devices)) == 1 or all(device.platform == "cpu" for device in placement.devices)
+    return Transfers(placement) if needs_no_links else Collectives(placement)

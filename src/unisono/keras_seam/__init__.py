@@ -11,6 +11,8 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter as TFDatasetAdapter
 from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
+from unisono.keras_seam.building import build_by_calling as build_by_calling
+from unisono.keras_seam.building import needs_batch as needs_batch
 from unisono.keras_seam.callbacks import CHANGING as CHANGING
 from unisono.keras_seam.callbacks import HOOKS as HOOKS
 from unisono.keras_seam.callbacks import OF_EVERY_CALLBACK as OF_EVERY_CALLBACK
@@ -80,7 +82,7 @@ from unisono.keras_seam.models import is_built as is_built
 from unisono.keras_seam.models import layers_of as layers_of
 from unisono.keras_seam.models import of_class as of_class
 from unisono.keras_seam.models import overrides as overrides
-from unisono.keras_seam.models import says_it_compiles as says_it_compiles
+from unisono.keras_seam.models import runs_eagerly as runs_eagerly
 from unisono.keras_seam.optimizers import check_known as check_known
 from unisono.keras_seam.optimizers import dead_attributes as dead_attributes
 from unisono.keras_seam.optimizers import name_scope_of as name_scope_of

@@ -131,6 +131,12 @@ def says_it_compiles(model: Any) -> bool:
     return all(layer.supports_jit for layer in layers_of(model))
 
 
+def runs_eagerly(model: Any) -> bool:
+    """Whether compile() says that steps are not to be compiled. Where a layer does not say that it compiles, Keras' `jit_compile` is
+    False without being asked; most such layers can be compiled on JAX."""
+    return bool(model.run_eagerly) or (not model.jit_compile and says_it_compiles(model))
+
+
 def is_built(model: Any) -> bool:
     return all(layer.built for layer in layers_of(model))
 

@@ -17,11 +17,11 @@ from keras import ops
 
 from unisono import keras_seam
 from unisono.replica.growth import Growth
-from unisono.replica.rows import by_rows
+from unisono.replica.rows import ByRows
 
 
 def numerator_and_divisor(
-    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, weighted: Callable[[Any], Any]
+    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, weighted: Callable[[Any], Any], by_rows: ByRows
 ) -> tuple[Any, Any]:
     """Return (numerator, divisor) of a Keras loss on a replica's rows.
 
@@ -38,7 +38,7 @@ def numerator_and_divisor(
     in_mask = keras_seam.get_keras_mask(y_pred)
     of = [keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)]
     values = loss.call(*of)
-    if not by_rows(loss.call, *of):
+    if not by_rows(loss, loss.call, *of):
         if sample_weight is not None:
             raise ValueError(
                 f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
@@ -78,7 +78,9 @@ class Terms:
     A model may call its compiled loss several times in a step. Each call has a divisor of its own.
     """
 
-    def __init__(self, losses: Sequence[Any], share: Any, growth: Growth, totals: Any = None, as_mean: bool = False) -> None:
+    def __init__(
+        self, losses: Sequence[Any], share: Any, growth: Growth, by_rows: ByRows, totals: Any = None, as_mean: bool = False
+    ) -> None:
         """`totals` are the divisors of the global batch, in the order of the calls; None while they are counted.
 
         `as_mean`: whether the caller multiplies by the share once more.
@@ -87,6 +89,7 @@ class Terms:
         """Of each call, in order."""
         self._share = share
         self._growth = growth
+        self._by_rows = by_rows
         self._totals = totals
         self._as_mean = as_mean
         self._values: list[list[Any]] = [[] for _ in losses]
@@ -101,7 +104,7 @@ class Terms:
         def weighted(value: Any) -> Any:
             return self._growth.weighted(f"the loss {name_of(loss)!r} (call {len(self.divisors) + 1})", value, self._share)
 
-        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, weighted)
+        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, weighted, self._by_rows)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:
             value = ops.divide_no_nan(value, self._totals[len(self.divisors) - 1])

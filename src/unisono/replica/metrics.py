@@ -13,13 +13,14 @@ from typing import Any
 import keras
 
 from unisono import keras_seam
-from unisono.replica.rows import by_rows
+from unisono.replica.rows import ByRows
 
 
 class BatchLevelMeans:
     """Finds, while a replica is traced, the means that are fed with one number for all of its rows."""
 
-    def __init__(self, metrics: Iterable[Any]) -> None:
+    def __init__(self, metrics: Iterable[Any], by_rows: ByRows) -> None:
+        self._by_rows = by_rows
         self._metrics = [m for m in metrics if isinstance(m, keras.metrics.Mean)]
         self._found: list[Any] = []
 
@@ -39,7 +40,7 @@ class BatchLevelMeans:
     def _values_of(self, metric: Any) -> Callable[[Any], Any]:
         def wrap(function: Any) -> Any:
             def noted(*args: Any, **kwargs: Any) -> Any:
-                if not by_rows(lambda *args: function(*args, **kwargs), *args):
+                if not self._by_rows(metric, lambda *args: function(*args, **kwargs), *args):
                     self._found.append(metric)
                 return function(*args, **kwargs)
 

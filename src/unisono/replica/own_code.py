@@ -17,6 +17,7 @@ from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
 from unisono.replica.program import scaling_variables
+from unisono.replica.rows import ByRows
 
 Call = Callable[[Any, Any], Any]
 """`call(batch, constants)` calls the user's function."""
@@ -69,6 +70,7 @@ class OwnCode:
         self.fixed_divisors: list[tuple[float, int]] = []
         """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
+        self._by_rows = ByRows()
 
     @keras_seam.fresh_masks()
     def contribution(
@@ -78,7 +80,7 @@ class OwnCode:
         of, rows = self.variables, rows_of(batch)
         reset = metrics.reset_values(of.metrics, of.tracked)
         start = weights, assigned.for_replica(of.others, others, replica), slots, tracked if self.alone else reset
-        means = metrics.BatchLevelMeans(of.metrics)
+        means = metrics.BatchLevelMeans(of.metrics, self._by_rows)
         with self._running(start, batch, replica, share, divisors) as code, means.watch():
             returned = self._call(batch, constants)
             outputs, self.returned = split(returned)

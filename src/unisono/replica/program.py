@@ -19,12 +19,14 @@ from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import are_same_for_all, in_shapes
 from unisono.replica.growth import ENOUGH, Growth
+from unisono.replica.rows import ByRows
 
 
 class ReplicaFunctions:
     """What the replicas of a model run in "train", "evaluate" or "predict"."""
 
-    def __init__(self, model: Any, mode: str, replicas: int) -> None:
+    def __init__(self, model: Any, mode: str, replicas: int, eager: bool = False) -> None:
+        """`eager`: whether they are called with arrays, one operation after another, and so are not compiled to look at them either."""
         self.model = model
         self.mode = mode
         self.alone = replicas == 1
@@ -34,6 +36,9 @@ class ReplicaFunctions:
         for every number of rows."""
         self.weighted_by_share: dict[int, bool] = {}
         """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
+        self.eager = eager
+        self._by_rows = ByRows(eager)
+        self._compiled = (lambda function: function) if eager else jax.jit
         self.growth = Growth()
         """Of losses that are one number for all rows; found by `look`."""
 
@@ -51,7 +56,7 @@ class ReplicaFunctions:
     def _contribution(self, state: State, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
         """By the step that Keras has."""
         weights, others, *slots, tracked = state
-        means = metrics.BatchLevelMeans(keras_seam.leaf_metrics(self.model))
+        means = metrics.BatchLevelMeans(keras_seam.leaf_metrics(self.model), self._by_rows)
         gradients, training = [], self.mode == "train"
 
         def loss_of(weights: Any) -> Any:
@@ -82,7 +87,7 @@ class ReplicaFunctions:
             return Contribution([], Assigned([], [], []), [], jnp.float32(0), jnp.zeros(0), by_itself[1])
         model, terms = self.model, self._terms(share, divisors, as_mean=True)
         trackers = [keras_seam.loss_tracker(model), *keras_seam.term_trackers(model)]
-        means = metrics.BatchLevelMeans([*keras_seam.leaf_metrics(model), *trackers])
+        means = metrics.BatchLevelMeans([*keras_seam.leaf_metrics(model), *trackers], self._by_rows)
         with keras_seam.other_losses(model, terms.stand_ins), means.watch():
             weights, others, *slots, _ = state
             start, reset = self._for_replica(others, replica), self._reset()
@@ -181,7 +186,7 @@ class ReplicaFunctions:
 
     def _totals_of(self, state: State, rows: Any) -> Any:
         """The divisors of these rows."""
-        found = jax.jit(lambda state, rows: self.divisors(state, rows, jnp.int32(0), jnp.float32(1)))(state, rows)
+        found = self._compiled(lambda state, rows: self.divisors(state, rows, jnp.int32(0), jnp.float32(1)))(state, rows)
         return jnp.array([0 if d is None else d for d in found], jnp.float32)
 
     def _measured(
@@ -190,7 +195,7 @@ class ReplicaFunctions:
         """(the numbers, what the metrics are fed with) of a step on these rows, taken so many times."""
         numbers, fed = self.growth.measure(), metric_evidence.Fed()
 
-        @jax.jit
+        @self._compiled
         def step(state: State, rows: Any) -> None:
             with metric_evidence.noted(own, fed.note):
                 self.contribution(state, rows, jnp.int32(0), jnp.float32(times), totals)
@@ -208,7 +213,9 @@ class ReplicaFunctions:
 
     def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> losses.Terms:
         as_mean = as_mean or keras_seam.overrides(self.model, "compute_loss")
-        return losses.Terms([term.loss for term in keras_seam.loss_terms(self.model)], share, self.growth, totals, as_mean)
+        return losses.Terms(
+            [term.loss for term in keras_seam.loss_terms(self.model)], share, self.growth, self._by_rows, totals, as_mean
+        )
 
     def _reset(self) -> list[Any]:
         return metrics.reset_values(self.model.metrics, self.model.metrics_variables)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unisono import tree
 from unisono.placement import Placement, split_evenly
@@ -35,6 +37,16 @@ class Part:
     """None where no replica of it has rows."""
 
 
+class Shard(NamedTuple):
+    """One replica of this process that has rows."""
+
+    replica: int
+    device: int
+    leaf: int
+    """Of the tree over which is summed."""
+    rows: range
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """One global batch of so many rows on a placement."""
@@ -54,6 +66,16 @@ class Plan:
     """The rows of the last replica: its program finishes the step, on every placement."""
     of_processes: tuple[tuple[tuple[range, bool], ...], ...]
     """For each process, the subtrees whose sums it hands on, and whether there are rows under them."""
+
+    @functools.cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """The replicas of this process that have rows, one by one."""
+        return tuple(
+            Shard(run.first + i, part.device, part.span.start + run.before + i, run.rows[i * run.size : (i + 1) * run.size])
+            for part in self.parts
+            for run in part.runs
+            for i in range(run.count)
+        )
 
     @property
     def whole(self) -> Run | None:

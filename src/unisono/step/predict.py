@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from unisono.replica.assigned import merged
 from unisono.replica.contribution import Assigned
 from unisono.replica.program import ReplicaFunctions
 from unisono.step.copies import Copies, Numbers
+from unisono.step.eager import Eager
+from unisono.step.plan import Plan, Shard, plan
 from unisono.step.replicas import Sum
 from unisono.xla.programs import Program
 from unisono.xla.rewrite import rewritten
@@ -29,17 +32,18 @@ class PredictStep:
 
     says_more = True
 
-    def __init__(self, model: Any, placement: Placement, exchange: Exchange) -> None:
+    def __init__(self, functions: ReplicaFunctions, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
         self._numbers = Numbers()
-        self._functions = ReplicaFunctions(model, "predict", placement.replicas)
-        self._replica = Program(rewritten(self._functions.predict, placement.lead.platform))
+        self._functions = functions
+        by = functions.predict
+        self._replica = Eager(by) if functions.eager else Program(rewritten(by, placement.lead.platform))
         self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
         self._merge = Program(self._merged)
         self._rows_of_all = rows_of_all(placement) if placement.processes else None
-        self._device_of = placement.device_of
+        self._plans = functools.cache(functools.partial(plan, placement=placement))
         self._like: dict[Any, Any] = {}
         self._state: State = ()
 
@@ -57,16 +61,15 @@ class PredictStep:
         return self._state
 
     def _one(self, state: State, batch: GlobalBatch) -> tuple[Any, State]:
-        shards = [rows for rows in split_evenly(batch.rows, self._placement.replicas) if rows]
-        here = [replica for replica in range(len(shards)) if replica in self._device_of]
-        results = {replica: self._run(state, batch, replica, shards[replica]) for replica in here}
+        now = self._plans(batch.rows, None)
+        results = {shard.replica: self._run(state, batch, shard) for shard in now.shards}
         like = self._shapes(state, batch) if self._rows_of_all else (None, None)
         lead = self._placement.lead
         outputs = jax.device_put([outputs for outputs, _ in results.values()], lead)
         own = self._join(lead, (batch.rows, batch.signature), outputs) if outputs else no_rows(like[0])
-        others = self._state_after(state[1], batch, {r: assigned for r, (_, assigned) in results.items()}, len(shards), like[1])
+        others = self._state_after(state[1], batch, {r: assigned for r, (_, assigned) in results.items()}, now, like[1])
         self._state = state[0], others
-        return self._of_all(own, shards, like[0]), self._state
+        return self._of_all(own, batch.rows, like[0]), self._state
 
     def _shapes(self, state: State, batch: GlobalBatch) -> tuple[Any, Any]:
         """(outputs, what is assigned) of one row."""
@@ -74,19 +77,20 @@ class PredictStep:
             self._like[batch.signature] = jax.eval_shape(self._functions.predict, *state, batch.shapes(1), np.int32(0))
         return self._like[batch.signature]
 
-    def _of_all(self, outputs: Any, shards: list[range], like: Any) -> Any:
+    def _of_all(self, outputs: Any, rows: int, like: Any) -> Any:
         """The outputs of all processes."""
         if self._rows_of_all is None:
             return outputs
         leaves, structure = jax.tree.flatten(outputs)
-        rows = [sum(len(shard) for shard in shards[block.start : block.stop]) for block in self._placement.of_processes]
-        counts = [[of_row.shape[0] * count for count in rows] for of_row in jax.tree.leaves(like)]
+        shards = split_evenly(rows, self._placement.replicas)
+        of_processes = [sum(map(len, shards[block.start : block.stop])) for block in self._placement.of_processes]
+        counts = [[of_row.shape[0] * count for count in of_processes] for of_row in jax.tree.leaves(like)]
         return jax.tree.unflatten(structure, self._rows_of_all(leaves, counts))
 
-    def _run(self, state: State, batch: GlobalBatch, replica: int, rows: range) -> tuple[Any, Assigned]:
-        index = self._device_of[replica]
+    def _run(self, state: State, batch: GlobalBatch, shard: Shard) -> tuple[Any, Assigned]:
+        index, rows = shard.device, shard.rows
         device = self._placement.devices[index]
-        number = self._numbers.on(device, np.int32, replica)
+        number = self._numbers.on(device, np.int32, shard.replica)
         mine = sent([batch], rows, (len(rows),), device)
         inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), mine
         outputs, assigned = self._replica(device, (len(rows), batch.signature), *inputs, number)
@@ -95,17 +99,17 @@ class PredictStep:
         return outputs, assigned
 
     def _state_after(
-        self, others: list[Any], batch: GlobalBatch, assigned: dict[int, Assigned], present: int, like: Any
+        self, others: list[Any], batch: GlobalBatch, assigned: dict[int, Assigned], now: Plan, like: Any
     ) -> list[Any]:
         """Most models assign nothing when they predict."""
         if not self._functions.assigned:
             return others
-        totals = self._sum(assigned, present, like, batch)
+        totals = self._sum(assigned, now, like, batch)
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]
             rows = self._numbers.on(device, np.float32, batch.rows)
-            there = self._numbers.on(device, np.int32, present)
+            there = self._numbers.on(device, np.int32, now.present)
             results[home] = self._merge(device, None, self._others.on(home, others), total, rows, there)
         self._functions.check(results[0][1])
         return self._others.computed({home: after for home, (after, _) in results.items()})

@@ -1,4 +1,4 @@
-"""Running the replicas of a step where the placement says, and adding up what they contribute."""
+"""Adding up what replicas contribute that are run one by one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from unisono.data.division import GlobalBatch
 from unisono.exchange.base import Elsewhere, Exchange
 from unisono.placement import Placement
 from unisono.replica.contribution import add
+from unisono.step.plan import Plan
 from unisono.xla.programs import Program
 
 INPUTS = ("trainable_variables", "non_trainable_variables")
@@ -25,26 +26,21 @@ class Sum:
         self._exchange = exchange
         self._add = Program(add)
 
-    def __call__(self, contributions: Mapping[int, Any], present: int, like: Any, batch: GlobalBatch) -> dict[int, Any]:
+    def __call__(self, contributions: Mapping[int, Any], now: Plan, like: Any, batch: GlobalBatch) -> dict[int, Any]:
         """The total for each home.
 
         Args:
-            contributions: Of those replicas of this process that have rows.
-            present: How many replicas have rows, wherever they run: the first ones.
+            contributions: Of those replicas of this process that have rows, by their numbers.
+            now: Who has rows.
             like: A contribution, in shapes.
             batch: Of which it is the total.
         """
-        everyone = range(self._placement.replicas)
-        nodes = []
-        for device, block in zip(self._placement.devices, self._placement.blocks, strict=True):
-            run = partial(
-                tree.total, known=is_leaf, value=lambda span: contributions.get(span.start), add=partial(self._add_on, device)
-            )
-            nodes.append({span: run(span) for span in tree.cover(block, everyone)})
-        spans = tuple(
-            tuple((span, span.start < present) for span in tree.cover(block, everyone)) for block in self._placement.of_processes
-        )
-        totals = self._exchange.total(nodes, self._add_on, len(everyone), Elsewhere(spans, like, batch))
+        leaves = {shard.leaf: contributions[shard.replica] for shard in now.shards}
+        nodes: list[dict[range, Any]] = [{} for _ in self._placement.devices]
+        for part in now.parts:
+            add_here = partial(self._add_on, self._placement.devices[part.device])
+            nodes[part.device][part.span] = tree.total(part.span, is_leaf, lambda span: leaves.get(span.start), add_here)
+        totals = self._exchange.total(nodes, self._add_on, now.leaves, Elsewhere(now.of_processes, like, batch))
         return dict(zip(self._exchange.homes, totals, strict=True))
 
     def _add_on(self, device: Any, left: Any, right: Any) -> Any:

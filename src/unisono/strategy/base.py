@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -95,6 +96,12 @@ class Strategy(running.Runner):
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices that run the replicas, in contiguous blocks."""
         return self.placement.devices
+
+    @functools.cached_property
+    def on_lead(self) -> tuple[Placement, exchange.Exchange]:
+        """Where replicas run whose steps are not compiled: all those of this process on its first device."""
+        placement = self.placement.on_lead()
+        return placement, exchange.choose(placement)
 
     @property
     def facts(self) -> dict[str, Any]:

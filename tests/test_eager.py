@@ -1,0 +1,242 @@
+"""Steps that are not compiled: the same training up to rounding, with values that are known where the user's code looks."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+from own_metrics import Keeps
+from sizes import BATCH, ROWS, slow
+from trainings import assert_close_logs, distance, fitting, labels, on, rows, run
+from unisono.errors import StepError
+
+X, Y = rows(ROWS, 6), labels(ROWS, 3)
+TOLERANCE = 1e-5
+
+pytestmark = pytest.mark.filterwarnings("ignore:The model .* is compiled with:UserWarning")
+
+
+def counted(y_true, y_pred):
+    return ops.sum(ops.cast(ops.argmax(y_pred, -1) == ops.cast(ops.reshape(y_true, (-1,)), "int32"), "float32"))
+
+
+class Activity(layers.Layer):
+    """Adds a sum by hand, as `add_loss` is often used."""
+
+    def call(self, x):
+        self.add_loss(0.01 * ops.sum(ops.square(x)))
+        return x
+
+
+def classifier(**options):
+    def make():
+        model = keras.Sequential(
+            [
+                layers.Input((6,)),
+                layers.Dense(8, kernel_regularizer="l2"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3, seed=1),
+                Activity(),
+                layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(
+            "sgd",
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy", Keeps(lambda old, t, p: old + counted(t, p), "right")],
+            weighted_metrics=["accuracy"],
+            **options,
+        )
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("option", ["run_eagerly", *slow("jit_compile")])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
+def test_training_is_that_of_compiled_steps(option, replicas):
+    """Regularizers, moving statistics, random masks, sums by hand, weights of classes, metrics of the user's own, ragged rows."""
+    fit = fitting(X, Y, batch_size=BATCH, class_weight={0: 0.5, 1: 2.0, 2: 0.0}, epochs=2, validation_data=(X[:9], Y[:9]))
+    eager = run(classifier(**{option: option == "run_eagerly"}), fit, on(1, replicas))
+    compiled = run(classifier(), fit, on(1, replicas))
+    assert distance(eager.model, compiled.model) < TOLERANCE
+    assert_close_logs(eager.logs, compiled.logs)
+    for ours, theirs in zip(eager.model.evaluate(X, Y, verbose=0), compiled.model.evaluate(X, Y, verbose=0), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    np.testing.assert_allclose(eager.model.predict(X, verbose=0), compiled.model.predict(X, verbose=0), atol=1e-5)
+
+
+def test_devices_make_no_difference():
+    """All replicas run on the first."""
+    fit = fitting(X, Y, batch_size=BATCH)
+    assert run(classifier(run_eagerly=True), fit, on(1, 4)).bits == run(classifier(run_eagerly=True), fit, on(3, 4)).bits
+
+
+class Looking(keras.Model):
+    """Asks for numbers in `call`, which is differentiated."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, activation="softmax")
+        self.seen = []
+
+    def call(self, x):
+        y = self.dense(x)
+        if ops.max(y) > 0:
+            self.seen.append((len(x), float(ops.mean(x)), float(ops.stop_gradient(ops.max(y)))))
+        return y
+
+
+def looking_loss(y_true, y_pred):
+    assert ops.all(y_pred <= 1)
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+
+
+def looking_metric(y_true, y_pred):
+    assert float(ops.sum(y_pred)) > 0
+    return keras.metrics.sparse_categorical_accuracy(y_true, y_pred)
+
+
+def test_values_are_known_in_the_users_code():
+    """Each replica's forward pass sees its own rows, once a step. Nothing of it can be traced, not to build the model either."""
+
+    def make():
+        model = Looking()
+        model.compile("sgd", looking_loss, metrics=[looking_metric], run_eagerly=True)
+        return model
+
+    model = run(make, fitting(X, Y, batch_size=BATCH), on(1, 4)).model
+    model.seen.clear()
+    model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
+    assert [length for length, *_ in model.seen] == [2, 2, 2, 2]
+    np.testing.assert_allclose([mean for _, mean, _ in model.seen], X[:BATCH].reshape(4, -1).mean(1), rtol=1e-4)
+    model.evaluate(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (ROWS, 3)
+
+
+class InNumPy(layers.Layer):
+    """Cannot be compiled."""
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        return x * np.asarray(ops.stop_gradient(ops.max(ops.abs(x))) > 0, "float32")
+
+
+def test_a_layer_that_cannot_be_compiled_trains():
+    """The error without the option names it."""
+
+    def make(**options):
+        def made():
+            model = keras.Sequential([InNumPy(), layers.Dense(2)])
+            model.compile("sgd", "mse", **options)
+            return model
+
+        return made
+
+    def without():
+        model = keras.Sequential([layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    fit = fitting(X, rows(ROWS, 2, seed=1), batch_size=BATCH)
+    assert distance(run(make(run_eagerly=True), fit, on(1, 4)).model, run(without, fit, on(1, 4)).model) < TOLERANCE
+    with pytest.raises(StepError, match=r"'in_num_py.*' \(InNumPy\) cannot be compiled[\s\S]*run_eagerly=True"):
+        run(make(), fit, on(1, 4))
+
+
+def test_errors_of_the_users_code_pass_as_they_are():
+    with on(1, 2).scope():
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(2)])
+        model.compile("sgd", lambda t, p: 1 / 0, run_eagerly=True)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        model.fit(X, rows(ROWS, 2), verbose=0)
+
+
+class OwnStep(keras.Model):
+    """Trains by the step of Keras' guide."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, state, data):
+        weights, others, slots, tracked = state
+        x, y = data
+
+        def loss_of(weights, others):
+            y_pred, others = self.stateless_call(weights, others, x)
+            loss = ops.mean(ops.square(y_pred - y))
+            assert loss >= 0
+            return loss, others
+
+        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights, others)
+        weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
+        tracked = self.tracker.stateless_update_state(tracked, loss)
+        return {"loss": self.tracker.stateless_result(tracked)}, (weights, others, slots, tracked)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_step_of_the_models_own(replicas):
+    def make(**options):
+        def made():
+            model = OwnStep()
+            model.build((None, 6))
+            model.compile("sgd", **options)
+            return model
+
+        return made
+
+    targets = rows(ROWS, 2, seed=1)
+    eager = run(make(run_eagerly=True), fitting(X, targets, batch_size=BATCH), on(1, replicas))
+    plain = run(make(run_eagerly=True), fitting(X, targets, batch_size=BATCH))
+    assert distance(eager.model, plain.model) < TOLERANCE
+    assert_close_logs(eager.logs, plain.logs)
+
+
+def test_fingerprints_say_that_nobody_promises_these_bits():
+    """Also when the model is compiled again: its bits come from steps that were not."""
+    with on(1, 2).scope():
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        assert not un.fingerprint(model).startswith("unpromised-")
+        model.compile("sgd", "mse", run_eagerly=True)
+    assert un.fingerprint(model).startswith("unpromised-")
+    model.compile("sgd", "mse")
+    assert not un.fingerprint(model).startswith("unpromised-")
+    model.compile("sgd", "mse", jit_compile=False)
+    model.train_on_batch(X[:BATCH], rows(BATCH, 2))
+    model.compile("sgd", "mse")
+    assert un.fingerprint(model).startswith("unpromised-")
+
+
+@pytest.mark.filterwarnings("default")
+def test_one_warning_says_that_it_is_slow():
+    with on(1, 2).scope():
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(2)], name="net")
+        model.compile("sgd", "mse", run_eagerly=True, steps_per_execution=2)
+    with pytest.warns(UserWarning, match=r"'net' is compiled with run_eagerly=True: .*slow.*'unpromised-'"):
+        model.fit(X, rows(ROWS, 2), batch_size=BATCH, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, rows(ROWS, 2), batch_size=BATCH, verbose=0)
+        model.evaluate(X, rows(ROWS, 2), verbose=0)
+        model.predict(X, verbose=0)
