@@ -11,6 +11,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from loops import MODELS, crossentropy
 from own_metrics import Keeps
 from sizes import BATCH, ROWS, slow
 from trainings import assert_close_logs, distance, fitting, labels, on, rows, run
@@ -19,7 +20,7 @@ from unisono.errors import StepError
 X, Y = rows(ROWS, 6), labels(ROWS, 3)
 TOLERANCE = 1e-5
 
-pytestmark = pytest.mark.filterwarnings("ignore:The model .* is compiled with:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*run one after another on:UserWarning")
 
 
 def counted(y_true, y_pred):
@@ -240,3 +241,134 @@ def test_one_warning_says_that_it_is_slow():
         model.fit(X, rows(ROWS, 2), batch_size=BATCH, verbose=0)
         model.evaluate(X, rows(ROWS, 2), verbose=0)
         model.predict(X, verbose=0)
+
+
+class Steps:
+    """A loop of the user's own: a net, an optimizer, a metric."""
+
+    def __init__(self, strategy):
+        keras.utils.set_random_seed(0)
+        self.strategy, self.seen = strategy, []
+        with strategy.scope():
+            self.model = MODELS["normalized"]()
+            self.optimizer, self.loss = keras.optimizers.SGD(0.1), crossentropy(reduction=None)
+            self.metric = keras.metrics.SparseCategoricalAccuracy()
+
+    def replica(self, batch):
+        x, y = batch
+
+        def loss_of():
+            logits = self.model(x, training=True)
+            return self.loss(y, logits), logits
+
+        (loss, logits), gradients = un.value_and_grad(loss_of, self.model.trainable_variables, has_aux=True)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.metric.update_state(y, logits)
+        return loss, logits
+
+    def looking(self, batch):
+        """Cannot be traced."""
+        self.seen.append(float(ops.mean(batch[0])))
+        return self.replica(batch)
+
+    def trained(self, one):
+        """(losses, accuracy, what the replicas returned last) of a pass by this function of a batch."""
+        losses = []
+        for batch in self.strategy.distribute_dataset((X, Y), batch_size=BATCH):
+            loss, logits = one(batch)
+            losses.append(float(self.strategy.reduce("SUM", loss)))
+        return [*losses, float(self.metric.result())], np.asarray(self.strategy.gather(logits, axis=0))
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_loop_trains_as_a_compiled_one(devices):
+    """Where functions are traced, they are looked at for mistakes; one that cannot be traced runs too."""
+    compiled, eager, looking = (Steps(on(devices, 4)) for _ in range(3))
+    expected = compiled.trained(un.function(lambda batch: compiled.strategy.run(compiled.replica, args=(batch,))))
+    found = eager.trained(un.function(lambda batch: eager.strategy.run(eager.replica, args=(batch,)), eager=True))
+    with pytest.raises(StepError, match=r"'looking' could not run"):
+        looking.trained(lambda batch: looking.strategy.run(looking.looking, args=(batch,)))
+    looking = Steps(on(devices, 4))
+
+    @un.function(eager=True)
+    def step(batch):
+        return looking.strategy.run(looking.looking, args=(batch,))
+
+    also = looking.trained(step)
+    for numbers, logits in (found, also):
+        np.testing.assert_allclose(numbers, expected[0], rtol=TOLERANCE)
+        np.testing.assert_allclose(logits, expected[1], rtol=1e-4, atol=1e-5)
+    assert distance(eager.model, compiled.model) < TOLERANCE
+    assert un.fingerprint(eager.model, eager.optimizer) == un.fingerprint(looking.model, looking.optimizer)
+    assert un.fingerprint(eager.model).startswith("unpromised-")
+    assert not un.fingerprint(compiled.model).startswith("unpromised-")
+
+
+def test_values_pass_between_compiled_and_other_runs():
+    strategy = on(3, 4)
+    double = lambda x: x * 2  # noqa: E731
+    run_eagerly = un.function(lambda *args: strategy.run(double, args=args), eager=True)
+    (batch,) = list(strategy.distribute_dataset(X[:6], batch_size=6))
+    there = strategy.run(double, args=(run_eagerly(strategy.run(double, args=(batch,))),))
+    np.testing.assert_array_equal(strategy.gather(there, axis=0), 8 * X[:6])
+
+
+def test_a_model_that_says_run_eagerly_does_so_in_a_loop():
+    steps = Steps(on(1, 2))
+    steps.model.compile(run_eagerly=True)
+    steps.trained(lambda batch: steps.strategy.run(steps.looking, args=(batch,)))
+    assert len(steps.seen) > ROWS // BATCH
+
+
+def test_mistakes_are_found_in_what_is_not_compiled():
+    """All replicas on the same rows; a mean over a replica's rows."""
+    steps = Steps(on(1, 4))
+
+    @un.function(eager=True)
+    def step(batch):
+        return steps.strategy.run(lambda batch: steps.model(X[:8]), args=(batch,))
+
+    with pytest.raises(ValueError, match=r"every one of the 4 replicas"):
+        steps.trained(step)
+
+    @un.function(eager=True)
+    def mean(batch):
+        def replica(batch):
+            x, y = batch
+            of = lambda: ops.mean(steps.loss(y, steps.model(x)))  # noqa: E731
+            loss, gradients = un.value_and_grad(of, steps.model.trainable_variables)
+            steps.optimizer.apply(gradients, steps.model.trainable_variables)
+            return loss, x
+
+        return steps.strategy.run(replica, args=(batch,))
+
+    with pytest.warns(UserWarning, match="mean"):
+        steps.trained(mean)
+
+
+def test_one_warning_names_the_function_that_is_not_compiled():
+    strategy = on(1, 2)
+    (batch,) = list(strategy.distribute_dataset(X[:6], batch_size=6))
+    step = un.function(lambda batch: strategy.run(counted_rows, args=(batch,)), eager=True)
+    with pytest.warns(UserWarning, match=r"'counted_rows' is not compiled: .*slow.*'unpromised-'"):
+        step(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(batch)
+
+
+def counted_rows(x):
+    return ops.shape(x)[0]
+
+
+def test_a_function_without_replicas_is_called_as_it_is():
+    total = keras.Variable(0.0, trainable=False)
+    seen = []
+
+    @un.function(eager=True)
+    def add(x):
+        seen.append(float(x))
+        return total.assign_add(x)
+
+    assert [float(add(np.float32(x))) for x in (2, 3)] == [2.0, 5.0]
+    assert seen == [2.0, 3.0]

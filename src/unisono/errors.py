@@ -26,6 +26,12 @@ NEEDS_VALUES = (
 """What JAX raises where a trace needs the value of a traced array; an IndexError where it is a position or a mask."""
 
 
+def needs_values(error: BaseException) -> bool:
+    """Whether code could not be traced, since it asks for the value of an array."""
+    cause = keras_seam.first_raised(error)
+    return isinstance(cause, NEEDS_VALUES) and raised_by_jax(cause)
+
+
 OF_TRACES = (TypeError, ValueError, IndexError, jax.errors.JAXTypeError, jax.errors.JaxRuntimeError)
 """The kinds of errors that JAX raises where something cannot be traced, compiled or run."""
 
@@ -67,7 +73,7 @@ def described(batch: Any, replicas: int) -> str:
 
 
 @contextlib.contextmanager
-def explained_loop(name: str, batch: Any) -> Iterator[None]:
+def explained_loop(name: str, batch: Any, eager: bool = False) -> Iterator[None]:
     """The same for a function that `run` was given."""
     try:
         yield
@@ -81,7 +87,8 @@ def explained_loop(name: str, batch: Any) -> Iterator[None]:
         ) from error
     except Exception as error:
         refuse_made_inside(name, error)
-        refuse_not_compiled(error)
+        if not eager:
+            refuse_not_compiled(error)
         if not (isinstance(error, (AttributeError, *OF_TRACES)) and raised_by_jax(error)):
             raise
         shapes = [leaf.shape for leaf in batch.leaves]
@@ -113,7 +120,7 @@ def refuse_not_compiled(error: BaseException) -> None:
     if failure is None:
         return
     layer, cause = failure
-    if layer.supports_jit and not (isinstance(cause, NEEDS_VALUES) and raised_by_jax(cause)):
+    if layer.supports_jit and not needs_values(cause):
         return
     raise StepError(
         f"The layer {layer.name!r} ({type(layer).__name__}) cannot be compiled, and the steps of a strategy always are: "

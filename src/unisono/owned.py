@@ -35,16 +35,20 @@ class Owned:
         return self._of(keras.Layer)
 
     @property
+    def models(self) -> list[Any]:
+        return self._of(keras.Model)
+
+    @property
     def optimizers(self) -> list[Any]:
         """Those of compiled models among them."""
-        of_models = [getattr(model, "optimizer", None) for model in self._of(keras.Model)]
+        of_models = [getattr(model, "optimizer", None) for model in self.models]
         found = [*self._of(keras.optimizers.Optimizer), *(o for o in of_models if o is not None)]
         return list({id(o): o for o in found}.values())
 
     @property
     def metrics(self) -> list[Any]:
         """Those of compiled models among them."""
-        of_models = [m for model in self._of(keras.Model) for m in keras_seam.leaf_metrics_of(model)]
+        of_models = [m for model in self.models for m in keras_seam.leaf_metrics_of(model)]
         return list({id(m): m for m in [*self._of(keras.metrics.Metric), *of_models]}.values())
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,7 +59,6 @@ class Bond:
         """Of this call of fit."""
         self._begins = False
         """Whether a call of fit is under way that has no course yet."""
-        self._warned = False
         self.ran_eagerly = False
         """Whether steps that were not compiled have changed the model."""
         self._order: Order | None = None
@@ -265,21 +263,9 @@ class Bond:
         refusals.check_model(self.model, self.strategy)
         eager = keras_seam.runs_eagerly(self.model)
         if eager:
-            self._warn_that_it_is_slow()
+            option = "run_eagerly=True" if self.model.run_eagerly else "jit_compile=False"
+            self.strategy.say_that_it_is_slow(f"The model {self.model.name!r} is compiled with {option}")
         return ReplicaFunctions(self.model, mode, self.strategy.num_replicas_in_sync, eager)
-
-    def _warn_that_it_is_slow(self) -> None:
-        """Once for a model."""
-        if self._warned:
-            return
-        self._warned = True
-        option = "run_eagerly=True" if self.model.run_eagerly else "jit_compile=False"
-        warnings.warn(
-            f"The model {self.model.name!r} is compiled with {option}: its replicas run one after another on {self.strategy.devices[0]}, one "
-            f"operation after another, which is slow and has other last bits than a compiled run. Its fingerprints begin with "
-            f"'unpromised-'. Leave {option} out when you are done with debugging.",
-            stacklevel=2,
-        )
 
     def _several(
         self,

@@ -11,7 +11,7 @@ import functools
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import keras
@@ -32,20 +32,32 @@ from unisono.replica.code import current
 from unisono.xla.determinism import compiler_options
 from unisono.xla.rewrite import rewritten
 
+P, T = ParamSpec("P"), TypeVar("T")
+
 ROUNDS = 4
 REMADE = 3
 """So many compilations for the same arrays are more than anybody means."""
 
 
-def function(fn: Callable[..., Any]) -> Callable[..., Any]:
+@overload
+def function(fn: Callable[P, T], *, eager: bool = False) -> Callable[P, T]: ...
+
+
+@overload
+def function(*, eager: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+
+def function(fn: Any = None, *, eager: bool = False) -> Any:
     """Compiles a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
 
     Args:
         fn: A function. With calls of `strategy.run`, its own lines are run by Python each time and its runs are compiled; without,
             it is compiled as a whole, and its lines are run by Python once for each kind of arguments.
+        eager: Whether nothing is compiled, neither the function nor what it runs on replicas, which are then run one after another,
+            operation by operation: slow, with other last bits, and with breakpoints and values that are known.
 
     Returns:
-        A function of the same arguments.
+        A function of the same arguments; without `fn`, a decorator that makes one.
 
     Example:
         >>> total = keras.Variable(0.0, trainable=False)
@@ -53,7 +65,9 @@ def function(fn: Callable[..., Any]) -> Callable[..., Any]:
         >>> float(add(2.0)), float(add(3.0)), float(total.value)
         (2.0, 5.0, 5.0)
     """
-    return functools.wraps(fn)(Function(fn))
+    if fn is None:
+        return lambda fn: function(fn, eager=eager)
+    return functools.wraps(fn)(Eager(fn) if eager else Function(fn))
 
 
 _made: collections.Counter[Any] = collections.Counter()
@@ -67,6 +81,21 @@ class Traced(NamedTuple):
     program: Callable[..., Any]
 
 
+class Eager:
+    """What `function` returns where nothing is to be compiled."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with running.eagerly():
+            return self._fn(*args, **kwargs)
+
+    def __get__(self, instance: Any, _: Any = None) -> Any:
+        """As a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+
 class Function:
     """What `function` returns."""
 
@@ -76,8 +105,8 @@ class Function:
         self._traced: dict[Any, tuple[Traced, Surroundings]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None or keras_seam.stateless_scope() is not None:
-            return self._fn(*args, **kwargs)  # a part of what is traced already
+        if current() is not None or keras_seam.stateless_scope() is not None or running.is_eager():
+            return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_of_host)
         if self._runs_replicas is None:
             self._runs_replicas = runs_replicas(self._fn, running.Runner, (DistributedDataset, DistributedIterator))

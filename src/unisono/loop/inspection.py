@@ -17,10 +17,15 @@ from unisono.replica import mistakes
 from unisono.replica.discovery import Trace
 
 
-def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any, of: Received) -> None:
+def inspect_used(function: Callable[..., Any], trace: Trace, strategy: Any) -> None:
+    """Look at what can be seen without a program."""
     strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
     check_nothing_left(function)
     check_iterators(function)
+
+
+def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any, of: Received) -> None:
+    inspect_used(function, trace, strategy)
     check_collectives(name, trace.program)
     check_means(trace, strategy.num_replicas_in_sync, of)
     check_arrays(function, trace, strategy.num_replicas_in_sync)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from unisono.loop import running
 from unisono.loop.arguments import sorted_out
 from unisono.loop.closure import contents
 from unisono.loop.names import code_of, name_of
@@ -34,19 +35,25 @@ class Runs:
 
     def __call__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
-        key = identity(function), arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
+        eager = self._is_eager()
+        key = identity(function), eager, arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
         variants = self._segments.get(key, [])
         segment = next((variant for variant in variants if variant.is_current), None)
         if segment is not None:
             self._segments.move_to_end(key)
             return segment(arguments)
-        segment = Segment(name_of(function), function, arguments.template, self._strategy)
+        segment = Segment(name_of(function), function, arguments.template, self._strategy, eager)
         returned = segment(arguments)
         self._segments[key] = [segment, *variants][:MOST_VARIANTS]
         while len(self._segments) > MOST_SEGMENTS:
             self._segments.popitem(last=False)
-        self._note(function, segment.used, is_new=not variants)
+        if not eager:
+            self._note(function, segment.used, is_new=not variants)
         return returned
+
+    def _is_eager(self) -> bool:
+        """In `un.function(..., eager=True)`, and where a model of the strategy is compiled with `run_eagerly=True`."""
+        return running.is_eager() or any(model.run_eagerly for model in self._strategy.owned.models)
 
     def _note(self, function: Callable[..., Any], variables: frozenset[int], is_new: bool) -> None:
         """Counts by what a function uses: the step of another model is another one. One that is compiled again because something around

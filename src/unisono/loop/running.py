@@ -1,4 +1,4 @@
-"""Whether a whole function is being traced, in which replicas cannot be run."""
+"""How the function that runs is run: as a trace, in which replicas cannot be run, or with nothing compiled."""
 
 from __future__ import annotations
 
@@ -15,24 +15,39 @@ class Runner:
     """What runs replicas: a strategy."""
 
 
-class Tracing(threading.local):
+class Mode(threading.local):
     def __init__(self) -> None:
         self.depth = 0
+        self.eager = 0
 
 
-_tracing = Tracing()
+_mode = Mode()
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    _tracing.depth += 1
+    _mode.depth += 1
     try:
         yield
     finally:
-        _tracing.depth -= 1
+        _mode.depth -= 1
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """For the block, nothing is compiled that replicas run."""
+    _mode.eager += 1
+    try:
+        yield
+    finally:
+        _mode.eager -= 1
+
+
+def is_eager() -> bool:
+    return _mode.eager > 0
 
 
 def check() -> None:
     """Called by what runs replicas, takes what they returned, or gives them batches."""
-    if _tracing.depth:
+    if _mode.depth:
         raise RunsReplicasError

@@ -10,16 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
-from unisono.errors import explained_loop
+from unisono.errors import explained_loop, needs_values
 from unisono.loop.arguments import Arguments, Template, check_arguments
 from unisono.loop.around import may_hold_arrays
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
-from unisono.loop.inspection import Received, inspect, naming, shares_among_returned
+from unisono.loop.inspection import Received, inspect, inspect_used, naming, shares_among_returned
 from unisono.loop.measured import Part, ReplicaRows, parts_of_losses
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.traces import has_float16
@@ -28,18 +29,22 @@ from unisono.placement import Placement
 from unisono.replica.discovery import Trace, discover, trace
 from unisono.replica.own_code import Leaf, OwnCode, Variables
 from unisono.replica.program import scaling_variables
+from unisono.step.eager import EagerStep
+from unisono.step.plan import plan
 from unisono.step.step import Output, Step
 
 
 class Segment:
     """`segment(arguments)` runs the function on every replica, and leaves the new state in the variables."""
 
-    def __init__(self, name: str, function: Callable[..., Any], template: Template, strategy: Any) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], template: Template, strategy: Any, eager: bool = False) -> None:
+        """`eager`: whether the function is not compiled."""
+        self._eager = eager
         self._function = function
         self._template = template
         self._strategy = strategy
         self._name = name
-        self._step: Step | None = None
+        self._step: Step | EagerStep | None = None
         self._code: OwnCode | None = None
         self._variables: list[list[Any]] = []
         self._divisions: Divisions | None = None
@@ -53,7 +58,7 @@ class Segment:
         placement: Placement = self._strategy.placement
         batch = batch_of(arguments, placement)
         constants = [as_constant(value) for value in arguments.constants]
-        with explained_loop(self._name, batch):
+        with explained_loop(self._name, batch, self._eager):
             if self._step is None:
                 self._step = self._made(batch, arguments, constants)
             step, code = self._step, self._code
@@ -61,8 +66,11 @@ class Segment:
             for optimizer in code.variables.optimizers:
                 self._strategy.check_attributes(optimizer)
             state = tuple([unshared(v, step.holds) for v in group] for group in self._variables)
+            if self._eager:
+                self._note_unpromised()
             try:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
+                outputs = [on_its_device(output, placement) for output in outputs] if self._eager else outputs
             finally:
                 self._leave(step)
         for shards in arguments.rows:
@@ -80,6 +88,13 @@ class Segment:
         shapes = {size: step.output_shapes(batch, size) for size in sizes}
         return self._returned(code.returned, like, totals, outputs, shapes)
 
+    def _note_unpromised(self) -> None:
+        """Of the models whose variables the function uses."""
+        for model in self._strategy.owned.models:
+            bond = keras_seam.bond_of(model)
+            if bond is not None and any(id(v) in self.used for v in model.variables):
+                bond.ran_eagerly = True
+
     @property
     def used(self) -> frozenset[int]:
         """The ids of the variables that the function uses."""
@@ -92,61 +107,103 @@ class Segment:
         assert self._code is not None
         return self._around.unchanged and self._settings == settings(self._code.variables)
 
-    def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step:
+    def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step | EagerStep:
         strategy, placement = self._strategy, self._strategy.placement
         rows = next(size for size in sizes_of(batch, placement.replicas) if size)
+        like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
+        with naming(self._function, placement.replicas):
+            variables, seen = self._looked_at(batch, arguments, rows, like)
+            if variables is None:
+                variables = self._tried(batch, arguments, rows, constants)
+        if arguments.rows and seen is not None:
+            self._divisions = self._divisions_of(seen, batch, arguments, rows, constants)
+        can_be_cut = bool(arguments.rows) and not arguments.carried
+        self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut, self._eager)
+        self._variables = variables.all
+        strategy.agree([v for group in variables.all for v in group])
+        if seen is not None:
+            self._warn_of_float16(seen, variables)
+        if self._eager:
+            strategy.say_that_it_is_slow(f"The function {self._name!r} is not compiled")
+            return EagerStep(self._code, *strategy.on_lead)
+        return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
+
+    def _looked_at(
+        self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]
+    ) -> tuple[Variables | None, Trace | None]:
+        """(the variables that the function uses, its trace), which is looked at for mistakes; nothing of one that cannot be traced."""
+        strategy, seen = self._strategy, []
+        received = Received(batch.rows, rows, [i for i, v in enumerate(arguments.carried, len(batch.leaves)) if v.is_share])
         shapes = batch.shapes(rows)
         if arguments.carried:
             shapes = shapes, [value.shapes(rows) for value in arguments.carried]
-        like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
-        seen: list[Trace] = []
-
-        shares = [i for i, value in enumerate(arguments.carried, len(batch.leaves)) if value.is_share]
-        received = Received(batch.rows, rows, shares)
 
         def check(trace: Trace) -> None:
             seen.append(trace)
             inspect(self._name, self._function, trace, strategy, received)
             self._shares = shares_among_returned(trace, received)
 
-        with naming(self._function, placement.replicas):
-            variables = discover(
-                self._call,
-                shapes,
-                like,
-                placement.replicas,
-                lambda: strategy.owned.optimizers,
-                lambda: strategy.owned.metrics,
-                check,
-                may_hold_arrays(self._function),
-            )
-        if arguments.rows:
-            can_be_told = not arguments.carried and bool(seen[-1].noted.keys() & {"loss", "vector"})
-            again = functools.partial(trace, self._call, constants=like, replicas=placement.replicas)
-            trace_of = lambda size: again(batch.shapes(size), metrics=strategy.owned.metrics)  # noqa: E731
-            parts: list[Part] = []
-            if can_be_told and placement.replicas > 1:
-                mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
-                parts = parts_of_losses(seen[-1], trace_of, ReplicaRows(mine, constants))
-            self._divisions = Divisions(
-                self._name,
-                placement.replicas,
-                parts,
-                {rows: scaled(seen[-1])} if can_be_told else {},
-                (lambda size: scaled(trace_of(size))) if can_be_told else None,
-            )
-        self._code = OwnCode(self._call, variables, placement.replicas, can_be_cut=bool(arguments.rows) and not arguments.carried)
-        self._variables = variables.all
-        strategy.agree([v for group in variables.all for v in group])
+        try:
+            variables = self._discovered(shapes, constants, check)
+        except Exception as error:
+            if not (self._eager and needs_values(error)):
+                raise
+            return None, None
+        return variables, seen[-1]
+
+    def _tried(self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]) -> Variables:
+        """The variables that the function uses on the first replica's rows."""
+        first = plan(batch.rows, batch.sizes, self._strategy.placement).shards[0]
+        given = jax.tree.unflatten(batch.structure, [jnp.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves])
+        if arguments.carried:
+            given = given, [value.present[first.replica] for value in arguments.carried]
+
+        def check(trace: Trace) -> None:
+            inspect_used(self._function, trace, self._strategy)
+
+        return self._discovered(given, [jnp.asarray(constant) for constant in constants], check, eager=True)
+
+    def _discovered(self, batch: Any, constants: list[Any], check: Callable[[Trace], None], eager: bool = False) -> Variables:
+        owned = self._strategy.owned
+        return discover(
+            self._call,
+            batch,
+            constants,
+            self._strategy.num_replicas_in_sync,
+            lambda: owned.optimizers,
+            lambda: owned.metrics,
+            check,
+            may_hold_arrays(self._function),
+            eager,
+        )
+
+    def _divisions_of(self, seen: Trace, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]) -> Divisions:
+        replicas, metrics = self._strategy.num_replicas_in_sync, self._strategy.owned.metrics
+        like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
+        can_be_told = not arguments.carried and bool(seen.noted.keys() & {"loss", "vector"})
+        again = functools.partial(trace, self._call, constants=like, replicas=replicas)
+        trace_of = lambda size: again(batch.shapes(size), metrics=metrics)  # noqa: E731
+        parts: list[Part] = []
+        if can_be_told and replicas > 1:
+            mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
+            parts = parts_of_losses(seen, trace_of, ReplicaRows(mine, constants))
+        return Divisions(
+            self._name,
+            replicas,
+            parts,
+            {rows: scaled(seen)} if can_be_told else {},
+            (lambda size: scaled(trace_of(size))) if can_be_told else None,
+        )
+
+    def _warn_of_float16(self, seen: Trace, variables: Variables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]
-        if unscaled and has_float16(seen[-1].program):
+        if unscaled and has_float16(seen.program):
             warnings.warn(
                 f"The function {self._name!r} computes in float16 and applies the optimizer {unscaled[0]!r}, which scales no loss: small "
                 f"gradients become zero. fit wraps such an optimizer by itself; in a loop write "
                 f"keras.optimizers.LossScaleOptimizer(optimizer).",
-                stacklevel=6,
+                stacklevel=7,
             )
-        return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
 
     def _call(self, batch: Any, constants: Any) -> Any:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
@@ -159,7 +216,7 @@ class Segment:
         check_arguments(self._name, before, jax.tree.structure((args, kwargs)))
         return returned
 
-    def _leave(self, step: Step) -> None:
+    def _leave(self, step: Step | EagerStep) -> None:
         """The variables hold the newest state, also when a step was interrupted."""
         for variables, values in zip(self._variables, step.state, strict=False):
             for variable, value in zip(variables, values, strict=True):
@@ -176,6 +233,11 @@ class Segment:
             return PerReplica(placement, like, outputs, leaf.index, total, leaf.index in self._shares, of_sizes)
 
         return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
+
+
+def on_its_device(output: Output, placement: Placement) -> Output:
+    """What replicas returned that ran on the first device, where another run looks for it."""
+    return output._replace(arrays=jax.device_put(output.arrays, placement.devices[output.device]))
 
 
 def scaled(of: Trace) -> Scaled:

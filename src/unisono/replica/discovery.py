@@ -28,6 +28,7 @@ def discover(
     metrics: Callable[[], Sequence[Any]],
     check: Callable[[Trace], None],
     has_arrays_around: bool = True,
+    eager: bool = False,
 ) -> Variables:
     """Builds what is not built, and sorts what is found.
 
@@ -40,6 +41,7 @@ def discover(
         metrics: Those that it may feed.
         check: Raises for variables that the code must not use or assign, and for what its program must not do.
         has_arrays_around: Whether the code may find arrays by a name.
+        eager: Whether the code is called instead, with arrays in place of shapes: then there is no program to check.
     """
     known: set[int] = set()
     made: list[str] = []
@@ -49,7 +51,7 @@ def discover(
         code.has_arrays_around = has_arrays_around
         alive.append(code)
         try:
-            program = traced(code, call, batch, constants, metrics())
+            program = (called if eager else traced)(code, call, batch, constants, metrics())
         except NotBuiltError as error:
             with keras_seam.name_scope_of(error.optimizer):
                 error.optimizer.build(error.variables)
@@ -120,6 +122,16 @@ def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: S
 
     with running(code, metrics):  # around the trace: variables that are made in it get their values behind it
         return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
+
+
+@keras_seam.fresh_masks()
+def called(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: Sequence[Any]) -> None:
+    """Call the code, which cannot be traced."""
+    code.rows = jax.tree.leaves(batch)[0].shape[0]
+    code.replica, code.share_of_rows = jnp.int32(0), jnp.float32(1)
+    code.begin()
+    with running(code, metrics):
+        split(call(batch, constants))
 
 
 def sorted_out(code: ReplicaCode, optimizers: Sequence[Any], metrics: Sequence[Any]) -> Variables:

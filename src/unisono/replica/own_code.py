@@ -58,8 +58,9 @@ class Variables(NamedTuple):
 class OwnCode:
     """The functions of replicas that run code of the user's."""
 
-    def __init__(self, call: Call, variables: Variables, replicas: int, can_be_cut: bool = True) -> None:
-        """`can_be_cut`: whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at."""
+    def __init__(self, call: Call, variables: Variables, replicas: int, can_be_cut: bool = True, eager: bool = False) -> None:
+        """`can_be_cut`: whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at.
+        `eager`: whether the code is called with arrays, also to look at it."""
         self._call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
@@ -70,7 +71,8 @@ class OwnCode:
         self.fixed_divisors: list[tuple[float, int]] = []
         """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
-        self._by_rows = ByRows()
+        self._by_rows = ByRows(eager)
+        self._compiled = (lambda function: function) if eager else jax.jit
 
     @keras_seam.fresh_masks()
     def contribution(
@@ -174,7 +176,7 @@ class OwnCode:
         mine = jax.tree.map(lambda a: jnp.asarray(a[first.start : first.stop]), batch)
         fed: list[Any] = []
 
-        @jax.jit
+        @self._compiled
         def arguments(rows: Any) -> list[Any]:
             weights, others, slots, _ = state
             reset = metrics.reset_values(of.metrics, of.tracked)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from unisono.placement import Placement
 from unisono.replica.base import Functions, State
 from unisono.step.block import as_before
 from unisono.step.copies import Numbers
-from unisono.step.plan import Plan, Shard, plan
+from unisono.step.plan import Plan, Run, Shard, plan
 from unisono.step.replicas import Sum
 from unisono.step.step import Carried, Output
 
@@ -40,6 +40,37 @@ class Eager:
             return self._function(*args)
 
 
+class Given(NamedTuple):
+    """What a step is given beside the state."""
+
+    batch: GlobalBatch
+    now: Plan
+    carried: Sequence[Carried]
+    constants: list[Any]
+
+    def share(self, rows: int) -> float:
+        """Of a replica with this many rows."""
+        return rows / self.batch.rows
+
+    def rows_of_replicas(self, lead: jax.Device) -> dict[int, Any]:
+        """What each replica gets: its rows, or (rows, values) where values of an earlier step are carried over."""
+        rows = {s.replica: sent([self.batch], s.rows, (len(s.rows),), lead) for s in self.now.shards}
+        if not self.carried:
+            return rows
+        for part in self.now.parts:
+            for run in part.runs:
+                values = jax.device_put([value.on(part.device, run) for value in self.carried], lead)
+                for number in range(run.count):
+                    replica = run.first + number
+                    rows[replica] = rows[replica], [value[number] for value in values]
+        return rows
+
+    def shapes(self, size: int) -> Any:
+        """What a replica of so many rows gets, in shapes."""
+        rows = self.batch.shapes(size)
+        return (rows, [value.shapes(size) for value in self.carried]) if self.carried else rows
+
+
 class EagerStep:
     """What a `Step` is, of functions that are called with arrays."""
 
@@ -54,6 +85,7 @@ class EagerStep:
         self._sum, self._sum_of_divisors = Sum(placement, exchange), Sum(placement, exchange)
         self._divisors: dict[Hashable, list[float | None]] = {}
         """What a replica adds to each divisor, by its rows; None where masks or weights decide."""
+        self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._looked = False
         self._state: State = ()
 
@@ -70,7 +102,7 @@ class EagerStep:
         constants = list(jax.device_put(list(constants), lead))
         with jax.default_device(lead):
             for batch in batches:
-                logs, outputs = self._step(batch, constants, carried)
+                logs, outputs = self._step(Given(batch, self._plans(batch.rows, batch.sizes), carried, constants))
         return logs, outputs
 
     @property
@@ -82,95 +114,95 @@ class EagerStep:
         """How many references to an array of the state may be there without harm."""
         return NO_COPIES
 
+    def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
+        """Of what a replica with so many rows gives back."""
+        return self._output_shapes[rows, batch.signature]
+
     def forget(self) -> None:
         """Lets go of the state."""
         self._state = ()
 
-    def _step(self, batch: GlobalBatch, constants: list[Any], carried: Sequence[Carried]) -> tuple[dict[str, Any], list[Output]]:
-        now = self._plans(batch.rows, batch.sizes)
-        given = self._given(now, batch, carried)
-        divisors = self._total_divisors(now, batch, given, constants)
+    def _step(self, given: Given) -> tuple[dict[str, Any], list[Output]]:
+        rows = given.rows_of_replicas(self._placement.lead)
+        divisors = self._total_divisors(given, rows)
         if not self._looked:
-            self._functions.look(self._state, batch.tree(), now.first, constants)
+            self._functions.look(self._state, given.batch.tree(), given.now.first, given.constants)
             self._looked = True
-        by_itself = self._functions.alone_by_itself(self._state, given[0]) if self._functions.alone else None
+        by_itself = self._functions.alone_by_itself(self._state, rows[0]) if self._functions.alone else None
         if by_itself is not None:
             self._state = as_before(by_itself[0], self._state)
             return self._functions.results(self._state) | by_itself[1], []
-        found = {
-            s.replica: self._functions.contribution(
-                self._state, given[s.replica], self._number(s.replica), self._share(len(s.rows), batch), divisors, constants
-            )
-            for s in now.shards
-        }
-        contributions = {replica: contribution for replica, (contribution, _) in found.items()}
-        like = self._like(self._functions.contribution, now, batch, carried, divisors, constants)[0] if not found else None
-        total = self._sum(contributions, now, like or next(iter(contributions.values())), batch)[0]
-        rows = self._numbers.on(self._placement.lead, np.float32, float(batch.rows))
-        new, disagree = self._functions.finished(self._state, total, rows, self._number(now.present))
+        contributions, outputs = {}, {}
+        for shard in given.now.shards:
+            numbers = self._numbers_of(shard, given)
+            found = self._functions.contribution(self._state, rows[shard.replica], *numbers, divisors, given.constants)
+            contributions[shard.replica], outputs[shard.replica] = found
+        self._note_shapes(given, divisors, outputs)
+        logs = self._finish(given, divisors, contributions)
+        return logs, outputs_of_runs(given.now, outputs, self._placement.replicas)
+
+    def _finish(self, given: Given, divisors: Any, contributions: dict[int, Any]) -> dict[str, Any]:
+        now, lead = given.now, self._placement.lead
+        like = next(iter(contributions.values()), None)
+        if like is None:
+            like = self._in_shapes(self._functions.contribution, given, now.sizes[0], divisors, given.constants)[0]
+        total = self._sum(contributions, now, like, given.batch)[0]
+        rows, present = self._numbers.on(lead, np.float32, given.batch.rows), self._numbers.on(lead, np.int32, now.present)
+        new, disagree = self._functions.finished(self._state, total, rows, present)
         self._functions.check(disagree)
         self._state = as_before(new, self._state)
         current().another_step_finished()
-        outputs = [
-            Output(part.device, run, stacked([found[replica][1] for replica in range(run.first, run.first + run.count)]))
-            for part in now.parts
-            for run in part.runs
-        ]
-        return self._functions.results(self._state) | total.logs, outputs
+        return self._functions.results(self._state) | total.logs
 
-    def _given(self, now: Plan, batch: GlobalBatch, carried: Sequence[Carried]) -> dict[int, Any]:
-        """What each replica gets: its rows, or (rows, values) where values of an earlier step are carried over."""
-        lead, given = (
-            self._placement.lead,
-            {s.replica: sent([batch], s.rows, (len(s.rows),), self._placement.lead) for s in now.shards},
-        )
-        if not carried:
-            return given
-        for part in now.parts:
-            for run in part.runs:
-                values = jax.device_put([value.on(part.device, run) for value in carried], lead)
-                for number in range(run.count):
-                    replica = run.first + number
-                    given[replica] = given[replica], [value[number] for value in values]
-        return given
-
-    def _total_divisors(self, now: Plan, batch: GlobalBatch, given: dict[int, Any], constants: list[Any]) -> Any:
+    def _total_divisors(self, given: Given, rows: dict[int, Any]) -> Any:
         """By what each loss term of the global batch is divided."""
-        found = {s.replica: as_vector(self._divisors_of(s, batch, given[s.replica], constants)) for s in now.shards}
+        found = {s.replica: as_vector(self._divisors_of(s, given, rows[s.replica])) for s in given.now.shards}
         like = next(iter(found.values()), None)
         if like is None:
-            like = self._like(lambda *args: as_vector(self._functions.divisors(*args)), now, batch, (), constants)
-        return self._sum_of_divisors(found, now, like, batch)[0]
+            vector = lambda *args: as_vector(self._functions.divisors(*args))  # noqa: E731
+            like = self._in_shapes(vector, given, given.now.sizes[0], given.constants)
+        return self._sum_of_divisors(found, given.now, like, given.batch)[0]
 
-    def _divisors_of(self, shard: Shard, batch: GlobalBatch, given: Any, constants: list[Any]) -> Sequence[Any]:
+    def _divisors_of(self, shard: Shard, given: Given, rows: Any) -> Sequence[Any]:
         """What a replica adds to each divisor. Where shapes decide, that is asked for once, since it takes a forward pass."""
-        size = len(shard.rows)
-        found: Sequence[Any] | None = self._divisors.get((size, batch.signature))
+        kind = len(shard.rows), given.batch.signature
+        found: Sequence[Any] | None = self._divisors.get(kind)
         if found is None or None in found:
-            found = self._functions.divisors(self._state, given, self._number(shard.replica), self._share(size, batch), constants)
-            known = [0.0 if divisor is None else divisor if isinstance(divisor, float) else None for divisor in found]
-            self._divisors[size, batch.signature] = known
+            found = self._functions.divisors(self._state, rows, *self._numbers_of(shard, given), given.constants)
+            self._divisors[kind] = [0.0 if d is None else d if isinstance(d, float) else None for d in found]
         return found
 
-    def _like(self, function: Callable[..., Any], now: Plan, batch: GlobalBatch, carried: Sequence[Carried], *more: Any) -> Any:
-        """What a replica would return, in shapes: no replica of this process has rows."""
-        size = now.sizes[0]
-        rows: Any = batch.shapes(size)
-        rows = (rows, [value.shapes(size) for value in carried]) if carried else rows
-        return jax.eval_shape(function, self._state, rows, np.int32(0), np.float32(1), *more)
+    def _numbers_of(self, shard: Shard, given: Given) -> tuple[Any, Any]:
+        """(the replica's number, its share of the rows)."""
+        lead, size = self._placement.lead, len(shard.rows)
+        return self._numbers.on(lead, np.int32, shard.replica), self._numbers.on(lead, np.float32, given.share(size))
 
-    def _number(self, value: int) -> Any:
-        return self._numbers.on(self._placement.lead, np.int32, value)
+    def _note_shapes(self, given: Given, divisors: Any, outputs: dict[int, Any]) -> None:
+        """Of what replicas give back, by their rows; of those in other processes as a trace says."""
+        for shard in given.now.shards:
+            self._output_shapes.setdefault((len(shard.rows), given.batch.signature), jax.eval_shape(list, outputs[shard.replica]))
+        for size in set(given.now.sizes):
+            if (size, given.batch.signature) not in self._output_shapes:
+                found = self._in_shapes(self._functions.contribution, given, size, divisors, given.constants)[1]
+                self._output_shapes[size, given.batch.signature] = found
 
-    def _share(self, size: int, batch: GlobalBatch) -> Any:
-        return self._numbers.on(self._placement.lead, np.float32, size / batch.rows)
+    def _in_shapes(self, function: Callable[..., Any], given: Given, size: int, *more: Any) -> Any:
+        """What a replica of so many rows would return, where none of this process has them."""
+        return jax.eval_shape(function, self._state, given.shapes(size), np.int32(0), np.float32(1), *more)
+
+
+def outputs_of_runs(now: Plan, outputs: dict[int, Any], replicas: int) -> list[Output]:
+    """Return what replicas gave back, of neighbours behind one another, with room for all, as compiled steps leave it."""
+
+    def stacked(run: Run) -> Any:
+        of_replicas = [outputs[replica] for replica in range(run.first, run.first + run.count)]
+        return jax.tree.map(
+            lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (replicas - run.count)]), *of_replicas
+        )
+
+    return [Output(part.device, run, stacked(run)) for part in now.parts for run in part.runs]
 
 
 def as_vector(divisors: Sequence[Any]) -> Any:
     """Return the divisors as an array; of none, one that is not read."""
     return jnp.array([0.0 if divisor is None else divisor for divisor in divisors] or [0.0], jnp.float32)
-
-
-def stacked(outputs: Sequence[Any]) -> Any:
-    """Return the outputs of replicas behind one another."""
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *outputs)

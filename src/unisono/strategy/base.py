@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,7 @@ class Strategy(running.Runner):
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
         self._to_announce = of_machine
+        self._said: set[str] = set()
         self.owned = Owned(self)
         self._runs = Runs(self)
         runtime.check_threads()
@@ -194,6 +196,18 @@ class Strategy(running.Runner):
             self._to_announce = False
             r = self.num_replicas_in_sync
             print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
+
+    def say_that_it_is_slow(self, what: str) -> None:
+        """Once for a model, or a function, that is not compiled."""
+        if what in self._said:
+            return
+        self._said.add(what)
+        warnings.warn(
+            f"{what}: its replicas run one after another on {self.devices[0]}, operation by operation, which is slow and has other last bits "
+            f"than a compiled run. Fingerprints of what is trained so begin with 'unpromised-'. Compile it again when you are done with "
+            f"debugging.",
+            stacklevel=3,
+        )
 
     def check_alike(self, what: Mapping[str, Any]) -> None:
         """Called with what must be the same in all processes, by names that messages use."""
