@@ -306,7 +306,7 @@ def test_a_loop_trains_as_a_compiled_one(devices):
 
 def test_values_pass_between_compiled_and_other_runs():
     strategy = on(3, 4)
-    double = lambda x: x * 2  # noqa: E731
+    double = lambda x: x * 2
     run_eagerly = un.function(lambda *args: strategy.run(double, args=args), eager=True)
     (batch,) = list(strategy.distribute_dataset(X[:6], batch_size=6))
     there = strategy.run(double, args=(run_eagerly(strategy.run(double, args=(batch,))),))
@@ -335,7 +335,7 @@ def test_mistakes_are_found_in_what_is_not_compiled():
     def mean(batch):
         def replica(batch):
             x, y = batch
-            of = lambda: ops.mean(steps.loss(y, steps.model(x)))  # noqa: E731
+            of = lambda: ops.mean(steps.loss(y, steps.model(x)))
             loss, gradients = un.value_and_grad(of, steps.model.trainable_variables)
             steps.optimizer.apply(gradients, steps.model.trainable_variables)
             return loss, x
@@ -359,6 +359,22 @@ def test_one_warning_names_the_function_that_is_not_compiled():
 
 def counted_rows(x):
     return ops.shape(x)[0]
+
+
+def test_jax_disable_jit_is_obeyed():
+    """For as long as it holds."""
+    steps = Steps(on(1, 2))
+    steps.model.compile("sgd", crossentropy())
+    steps.model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert not un.fingerprint(steps.model).startswith("unpromised-")
+    step = un.function(lambda batch: steps.strategy.run(steps.looking, args=(batch,)))
+    batch = next(iter(steps.strategy.distribute_dataset((X, Y), batch_size=BATCH)))
+    with jax.disable_jit():
+        steps.model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0)
+        step(batch)
+    assert len(steps.seen) >= 2
+    with pytest.raises(StepError, match="'looking' could not run"):
+        step(batch)
 
 
 def test_a_function_without_replicas_is_called_as_it_is():

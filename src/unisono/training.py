@@ -27,6 +27,7 @@ from unisono.step.eager import EagerStep
 from unisono.step.predict import PredictStep
 from unisono.step.replicas import INPUTS
 from unisono.step.step import Step
+from unisono.xla import tracing
 
 ALIKE = (
     "batch_size",
@@ -68,9 +69,14 @@ class Bond:
             keras_seam.set_on(model, theirs, in_place_of(getattr(type(model), theirs), getattr(self, ours)))
 
     @property
+    def is_eager(self) -> bool:
+        """Whether steps are not to be compiled."""
+        return keras_seam.eager_option(self.model) is not None or tracing.is_disabled()
+
+    @property
     def is_promised(self) -> bool:
         """Whether the bits of the model are those of every run of its program."""
-        return self.strategy.deterministic and not self.ran_eagerly and not keras_seam.runs_eagerly(self.model)
+        return self.strategy.deterministic and not self.ran_eagerly and not self.is_eager
 
     @property
     def order(self) -> Order:
@@ -89,19 +95,26 @@ class Bond:
         self.strategy.check_use(self.model)
         if self.model.train_function is not None and self._has_other_variables(self.model.train_function):
             refusals.check_still_trainable(self.model, training=True)
-        if self.model.train_function is None or force:
+        if self.model.train_function is None or force or self._is_run_otherwise(self.model.train_function):
             self.strategy.announce()
             make = functools.partial(self._step, training=True)
             self.model.train_function = self._several(make, keras_seam.STATE_NAMES, self._trained)
 
     def make_test_function(self, force: bool = False) -> None:
-        if self.model.test_function is None or force or self._has_other_variables(self.model.test_function):
+        if self.model.test_function is None or force or self._is_other(self.model.test_function):
             make = functools.partial(self._step, training=False)
             self.model.test_function = self._several(make, keras_seam.WITHOUT_OPTIMIZER)
 
     def make_predict_function(self, force: bool = False) -> None:
-        if self.model.predict_function is None or force or self._has_other_variables(self.model.predict_function):
+        if self.model.predict_function is None or force or self._is_other(self.model.predict_function):
             self.model.predict_function = self._several(self._predict_step, INPUTS)
+
+    def _is_other(self, function: Any) -> bool:
+        return self._has_other_variables(function) or self._is_run_otherwise(function)
+
+    def _is_run_otherwise(self, function: Any) -> bool:
+        """Whether it was made to be compiled, and is not to be now, or the other way round."""
+        return function.eager != self.is_eager
 
     def _has_other_variables(self, function: Any) -> bool:
         return function.variables != keras_seam.ids_of_variables(self.model)
@@ -186,7 +199,7 @@ class Bond:
                 iterator, data_batch = None, batch.shapes(fixed)  # meant for a replica; else for all of them together
         with (
             self.strategy.acting(),
-            explained(self.model, data_batch, self.strategy.num_replicas_in_sync, keras_seam.runs_eagerly(self.model)),
+            explained(self.model, data_batch, self.strategy.num_replicas_in_sync, self.is_eager),
             keras_seam.fresh_masks(),
         ):
             self._build(iterator, data_batch)
@@ -194,7 +207,7 @@ class Bond:
 
     def _build(self, iterator: Any, data_batch: Any) -> None:
         by_keras = keras_seam.of_class(self.model, "build_by")
-        if not (keras_seam.runs_eagerly(self.model) and keras_seam.needs_batch(self.model)):
+        if not (self.is_eager and keras_seam.needs_batch(self.model)):
             return by_keras(iterator=iterator, data_batch=data_batch)
         batch = data_batch if iterator is None else keras_seam.first_batch(iterator)
         try:
@@ -242,7 +255,7 @@ class Bond:
     def _may_group(self, iterator: Any) -> bool:
         """A generator may look at what its batches have done to the model."""
         stream = isinstance(iterator.data_adapter.source, keras_seam.GeneratorDataAdapter)
-        one_by_one = stream or self.model.steps_per_execution != 1 or keras_seam.runs_eagerly(self.model)
+        one_by_one = stream or self.model.steps_per_execution != 1 or self.is_eager
         return self._groups and not one_by_one and keras_seam.has_length(iterator)
 
     # The steps.
@@ -261,10 +274,11 @@ class Bond:
 
     def _functions(self, mode: str) -> ReplicaFunctions:
         refusals.check_model(self.model, self.strategy)
-        eager = keras_seam.runs_eagerly(self.model)
+        eager = self.is_eager
         if eager:
-            option = "run_eagerly=True" if self.model.run_eagerly else "jit_compile=False"
-            self.strategy.say_that_it_is_slow(f"The model {self.model.name!r} is compiled with {option}")
+            option = keras_seam.eager_option(self.model)
+            how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
+            self.strategy.say_that_it_is_slow(f"The model {self.model.name!r} {how}")
         return ReplicaFunctions(self.model, mode, self.strategy.num_replicas_in_sync, eager)
 
     def _several(
@@ -274,7 +288,7 @@ class Bond:
         trained: Callable[[list[Any], Any], None] | None = None,
     ) -> Callable[..., Any]:
         """What Keras calls for each execution: one step, or as many as `steps_per_execution` says."""
-        current, sizes, eager = make(), None, keras_seam.runs_eagerly(self.model)
+        current, sizes, eager = make(), None, self.is_eager
 
         def function(state: Any, iterator: Iterator[Any]) -> tuple[Any, Any]:
             nonlocal current, sizes
@@ -306,6 +320,7 @@ class Bond:
             return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
+        function.eager = eager  # pyright: ignore[reportFunctionMemberAccess]
         function.variables = keras_seam.ids_of_variables(self.model)  # pyright: ignore[reportFunctionMemberAccess]
         return function
 

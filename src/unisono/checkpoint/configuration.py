@@ -23,7 +23,7 @@ def of_model(model: Any) -> dict[str, Any]:
     if getattr(model, "compiled", False):
         compiled = settings(model.get_compile_config)
         found["compile()"] = {name: compiled.get(name) for name in OF_LOSS}
-        found["compile()"]["run_eagerly"] = keras_seam.runs_eagerly(model)
+        found["compile()"]["run_eagerly"] = keras_seam.eager_option(model) is not None
         rate = settings(model.optimizer.get_config).get("learning_rate")
         if isinstance(rate, dict):  # a number is a variable, and so part of the state
             found["compile()"]["learning_rate"] = rate

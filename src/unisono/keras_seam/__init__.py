@@ -78,11 +78,11 @@ from unisono.keras_seam.models import METHODS as METHODS
 from unisono.keras_seam.models import Watch as Watch
 from unisono.keras_seam.models import bond_of as bond_of
 from unisono.keras_seam.models import drop_state as drop_state
+from unisono.keras_seam.models import eager_option as eager_option
 from unisono.keras_seam.models import is_built as is_built
 from unisono.keras_seam.models import layers_of as layers_of
 from unisono.keras_seam.models import of_class as of_class
 from unisono.keras_seam.models import overrides as overrides
-from unisono.keras_seam.models import runs_eagerly as runs_eagerly
 from unisono.keras_seam.optimizers import check_known as check_known
 from unisono.keras_seam.optimizers import dead_attributes as dead_attributes
 from unisono.keras_seam.optimizers import name_scope_of as name_scope_of

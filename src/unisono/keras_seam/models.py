@@ -131,10 +131,14 @@ def says_it_compiles(model: Any) -> bool:
     return all(layer.supports_jit for layer in layers_of(model))
 
 
-def runs_eagerly(model: Any) -> bool:
-    """Whether compile() says that steps are not to be compiled. Where a layer does not say that it compiles, Keras' `jit_compile` is
-    False without being asked; most such layers can be compiled on JAX."""
-    return bool(model.run_eagerly) or (not model.jit_compile and says_it_compiles(model))
+def eager_option(model: Any) -> str | None:
+    """What compile() was given that says that steps are not to be compiled; None where they are.
+
+    Where a layer does not say that it compiles, Keras' `jit_compile` is False without being asked; most such layers can be compiled on JAX.
+    """
+    if model.run_eagerly:
+        return "run_eagerly=True"
+    return "jit_compile=False" if not model.jit_compile and says_it_compiles(model) else None
 
 
 def is_built(model: Any) -> bool:

@@ -29,6 +29,7 @@ from unisono.loop.same import Same
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.values import is_value
 from unisono.replica.code import current
+from unisono.xla import tracing
 from unisono.xla.determinism import compiler_options
 from unisono.xla.rewrite import rewritten
 
@@ -105,7 +106,7 @@ class Function:
         self._traced: dict[Any, tuple[Traced, Surroundings]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is not None or keras_seam.stateless_scope() is not None or running.is_eager():
+        if current() is not None or keras_seam.stateless_scope() is not None or running.is_eager() or tracing.is_disabled():
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_of_host)
         if self._runs_replicas is None:

@@ -15,6 +15,7 @@ from unisono.loop.closure import contents
 from unisono.loop.names import code_of, name_of
 from unisono.loop.same import NUMBERS, Same, by_value
 from unisono.loop.segment import Segment
+from unisono.xla import tracing
 
 MOST_SEGMENTS = 64
 MOST_VARIANTS = 4
@@ -52,8 +53,8 @@ class Runs:
         return returned
 
     def _is_eager(self) -> bool:
-        """In `un.function(..., eager=True)`, and where a model of the strategy is compiled with `run_eagerly=True`."""
-        return running.is_eager() or any(model.run_eagerly for model in self._strategy.owned.models)
+        """In `un.function(..., eager=True)` and under `jax.disable_jit`, and where a model of the strategy is compiled with `run_eagerly=True`."""
+        return running.is_eager() or tracing.is_disabled() or any(model.run_eagerly for model in self._strategy.owned.models)
 
     def _note(self, function: Callable[..., Any], variables: frozenset[int], is_new: bool) -> None:
         """Counts by what a function uses: the step of another model is another one. One that is compiled again because something around

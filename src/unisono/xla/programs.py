@@ -27,7 +27,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from unisono.cluster.watch.progress import current
-from unisono.xla import determinism, kept
+from unisono.xla import determinism, kept, tracing
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
 """What is raised where machine code cannot be written down."""
@@ -47,6 +47,9 @@ class Program:
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
     def __call__(self, device: jax.Device, key: Hashable, *args: Any) -> Any:
+        if tracing.is_disabled():  # what is the user's then runs without us; this is ours
+            with jax.disable_jit(False):
+                return self.loaded(device, key, *args)(*args)
         return self.loaded(device, key, *args)(*args)
 
     def loaded(self, device: jax.Device, key: Hashable, *args: Any) -> jax.stages.Compiled:
