@@ -12,16 +12,16 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
-from sizes import mostly_slow, slow
-from trainings import on
+from sizes import mostly_slow
+from trainings import distance, on
 from unisono.loop.run import identity
 
 X, Y = data("dense", 24)
 
 
-@pytest.fixture(params=[4, *slow(1)])
-def loop(request):
-    return Loop(on(1, request.param))
+@pytest.fixture
+def loop():
+    return Loop(on(1, 4))
 
 
 def first(loop):
@@ -82,11 +82,16 @@ COMPUTED = {
 }
 
 
+def trained_on(rows, loop):
+    """Code that gives a model rows of its own, beside those of the batch."""
+    return lambda batch: ops.sum(loop.model(ops.reshape(ops.cast(rows(), "float32"), (-1, 6)))) * ops.sum(batch[0])
+
+
 @pytest.mark.parametrize("how", COMPUTED)
 def test_what_is_computed_from_an_array_around_is_refused(loop, how):
     rows = COMPUTED[how]
     with pytest.raises(ValueError, match=r"by the name '\w+(\.rows)?' and is not distributed(.|\n)*un.replicate"):
-        loop.strategy.run(lambda batch: ops.sum(rows() * ops.ones(()) * ops.sum(batch[0])), args=(first(loop),))
+        loop.strategy.run(trained_on(rows, loop), args=(first(loop),))
 
 
 BUNCH = type("Bunch", (dict,), {})(data=X)
@@ -103,7 +108,7 @@ MORE_COMPUTED = {
 def test_more_that_is_computed_from_an_array_around_is_refused(loop, how):
     rows = MORE_COMPUTED[how]
     with pytest.raises(ValueError, match=r"by the name '\w+' and is not distributed"):
-        loop.strategy.run(lambda batch: ops.sum(ops.cast(rows(), "float32")) * ops.sum(batch[0]), args=(first(loop),))
+        loop.strategy.run(trained_on(rows, loop), args=(first(loop),))
 
 
 def test_a_size_and_what_a_layer_or_a_metric_has_pass(loop):
@@ -176,6 +181,98 @@ def test_arrays_that_are_made_inside_or_held_by_a_layer_pass(loop):
         return ops.sum(scaled(batch[0])) / X.shape[0] + ops.sum(own) + ops.sum(MEANT * 2) + len(Y)
 
     loop.strategy.run(code, args=(first(loop),))
+
+
+def pick(_, array):
+    return array[:12]
+
+
+def last_of(array, by=len):
+    return array[by(array) - 12 :]
+
+
+@pytest.mark.parametrize("find", [lambda: pick(len, X), lambda: last_of(X), lambda: (len(X), X)[1][: X.shape[0] // 2]])
+def test_code_that_asks_for_a_size_too_bypasses_nothing(loop, find):
+    with pytest.raises(ValueError, match="is not distributed"):
+        loop.strategy.run(lambda batch: ops.sum(loop.model(find())) + ops.sum(batch[0]), args=(first(loop),))
+
+
+MEAN, STD = X.mean(0), X.std(0)
+CLASS_WEIGHTS, IDENTITY = np.linspace(0.5, 2, CLASSES).astype("float32"), np.eye(CLASSES, dtype="float32")
+TABLE = np.random.default_rng(1).standard_normal((100, 6)).astype("float32")
+TABLES = {
+    "mean and deviation": lambda x, y: ((x - MEAN) / STD, 1.0),
+    "class weights": lambda x, y: (x, ops.take(CLASS_WEIGHTS, y)),
+    "class weights of numbers": lambda x, y: (x, ops.convert_to_tensor(CLASS_WEIGHTS)[y]),
+    "an identity": lambda x, y: (x, ops.sum(ops.matmul(ops.one_hot(y, CLASSES), IDENTITY), axis=-1)),
+    "some rows of a table": lambda x, y: (x + TABLE[:1] + ops.matmul(x, TABLE[:6]), 1.0),
+    "rows that the batch chooses": lambda x, y: (ops.take(TABLE, y, axis=0), 1.0),
+    "a product of all rows": lambda x, y: (ops.matmul(x, X.T @ X / 24), 1.0),
+}
+
+
+@pytest.mark.parametrize("how", TABLES)
+def test_tables_are_no_rows(how):
+    """Also where a replica has six rows, and a row six numbers."""
+    loop = Loop(on(1, 4))
+
+    def code(batch):
+        x, y = batch
+
+        def loss():
+            given, weights = TABLES[how](x, y)
+            return loop.loss(y, loop.model(given)) * weights
+
+        value, gradients = un.value_and_grad(loss, loop.model.trainable_variables)
+        loop.optimizer.apply(gradients, loop.model.trainable_variables)
+        return value
+
+    for batch in loop.strategy.distribute_dataset((X, Y), batch_size=24):
+        found = loop.strategy.reduce("SUM", loop.strategy.run(code, args=(batch,)))
+    x, weights = TABLES[how](X, Y)
+    again = Loop(on(1, 1)).model(x)
+    np.testing.assert_allclose(found, np.mean(loop.loss(Y, again) * weights), rtol=1e-5)
+
+
+ROW_WEIGHTS = np.linspace(0, 1, 24).astype("float32")
+AS_ROWS = {
+    "weights": lambda loop, x, y: loop.loss(y, loop.model(x)) * ROW_WEIGHTS[:3],
+    "as many weights as rows": lambda loop, x, y: loop.loss(y, loop.model(x)) * ROW_WEIGHTS[: len(x)],
+    "weights of all": lambda loop, x, y: loop.loss(y, loop.model(x)) * ops.convert_to_tensor(ROW_WEIGHTS)[: len(x)],
+    "a table's rows": lambda loop, x, y: loop.loss(y, loop.model(x + TABLE[: len(x)])),
+    "labels by hand": lambda loop, x, y: ops.sum(ops.square(loop.model(x) - np.eye(CLASSES, dtype="float32")[Y[:3]]), axis=-1),
+    "labels": lambda loop, x, y: loop.loss(Y[: len(x)], loop.model(x)),
+    "weights of a loss": lambda loop, x, y: loop.loss(y, loop.model(x), ROW_WEIGHTS[: len(x)]),
+    "rows": lambda loop, x, y: loop.loss(y, loop.model(X[: len(x)])),
+    "rows by hand": lambda loop, x, y: ops.sum(ops.square(ops.matmul(X[:3], loop.model.trainable_variables[0])), axis=-1),
+}
+
+
+@pytest.mark.parametrize("how", AS_ROWS)
+def test_what_meets_the_rows_of_a_replica_is_refused(loop, how):
+    def code(batch):
+        value, gradients = un.value_and_grad(lambda: AS_ROWS[how](loop, *batch), loop.model.trainable_variables)
+        loop.optimizer.apply([g for g in gradients if g is not None], loop.model.trainable_variables)
+        return value
+
+    with pytest.raises(ValueError, match="is not distributed"):
+        loop.strategy.run(code, args=(first(loop),))
+
+
+def test_one_replica_may_have_its_arrays_where_it_wants():
+    loop = Loop(on(1, 1))
+
+    def code(x, y):
+        value, gradients = un.value_and_grad(lambda: loop.loss(y, loop.model(x)), loop.model.trainable_variables)
+        loop.optimizer.apply(gradients, loop.model.trainable_variables)
+        return value
+
+    found = [
+        loop.strategy.run(code, args=(X, Y)),
+        loop.strategy.run(lambda: code(X, Y)),
+        loop.strategy.run(loop.step, args=((X, Y),)),
+    ]
+    assert [value.values[0] for value in found] == sorted((float(value.values[0]) for value in found), reverse=True)
 
 
 def test_an_attribute_of_an_object_is_refused(loop):
@@ -615,6 +712,65 @@ def test_two_updates_of_one_optimizer_are_refused(loop):
 
     with pytest.raises(ValueError, match="applies the optimizer 'adam.*' twice.*call strategy.run twice"):
         loop.strategy.run(code, args=(first(loop),))
+
+
+class Accumulating:
+    """Gradients that several runs add up, in the form of TensorFlow's programs."""
+
+    def __init__(self, replicas, devices=1):
+        self.loop = Loop(on(devices, replicas), optimizer=lambda: keras.optimizers.SGD(0.1))
+        with self.loop.strategy.scope():
+            self.sums = [
+                keras.Variable(ops.zeros(v.shape), trainable=False, aggregation="sum")
+                for v in self.loop.model.trainable_variables
+            ]
+
+    def accumulate(self, batch):
+        x, y = batch
+        _, gradients = un.value_and_grad(lambda: self.loop.loss(y, self.loop.model(x)), self.loop.model.trainable_variables)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient)
+
+    def apply(self):
+        gradients = [total / 2 for total in self.sums]
+        self.loop.optimizer.apply_gradients(zip(gradients, self.loop.model.trainable_variables, strict=True))
+
+    def train(self, apply):
+        for batch in self.loop.strategy.distribute_dataset((X, Y), batch_size=12):
+            self.loop.strategy.run(self.accumulate, args=(batch,))
+        apply()
+        for total in self.sums:
+            total.assign(ops.zeros(total.shape))
+        return un.fingerprint(self.loop.model, self.sums)
+
+
+def test_accumulated_gradients_are_applied_outside_of_replica_code():
+    """The update is that of all rows at once, on any devices; in replica code it would be made R times."""
+    inside = Accumulating(4)
+    with pytest.raises(
+        ValueError, match=r"'sgd.*' in which nothing comes from the replica's rows[\s\S]*4 times too large[\s\S]*outside"
+    ):
+        inside.train(lambda: inside.loop.strategy.run(inside.apply))
+    trained = [Accumulating(4), Accumulating(4, devices=2)]
+    first, *others = [one.train(one.apply) for one in trained]
+    assert others == [first]
+    plain = Loop(on(1, 1), optimizer=lambda: keras.optimizers.SGD(0.1))
+    plain.strategy.run(plain.step, args=((X, Y),))
+    assert distance(trained[0].loop.model, plain.model) < 1e-6
+
+
+def test_gradients_that_an_earlier_run_returned_are_applied_in_replica_code():
+    loop = Loop(on(1, 4))
+
+    def gradients(batch):
+        return un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), loop.model.trainable_variables)[1]
+
+    def apply(gradients):
+        loop.optimizer.apply(gradients, loop.model.trainable_variables)
+
+    before = un.fingerprint(loop.model)
+    loop.strategy.run(apply, args=(loop.strategy.run(gradients, args=(first(loop),)),))
+    assert un.fingerprint(loop.model) != before
 
 
 def test_assigning_a_weight_is_refused(loop):

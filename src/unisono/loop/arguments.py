@@ -135,7 +135,7 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
         if isinstance(leaf, keras.Variable):
             return Whole(Same(leaf), Same)
         if is_array(leaf):
-            if len(leaf.shape):
+            if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
             return part("constants", leaf)
         try:

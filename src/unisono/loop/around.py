@@ -47,9 +47,9 @@ def leaves_in(value: Any) -> Iterator[Any]:
         yield from leaves_in(item)
 
 
-def may_hold_arrays(function: Callable[..., Any]) -> bool:
-    """Whether the function finds arrays around, or something that may give it some."""
-    return bool(arrays_around(function)) or any(place.holds_data and gives_items(place.value) for place in places(function))
+def gives_around(function: Callable[..., Any]) -> bool:
+    """Whether the function finds something that may give it arrays which no name leads to."""
+    return any(place.holds_data and gives_items(place.value) for place in places(function))
 
 
 def gives_items(value: Any) -> bool:

@@ -8,37 +8,12 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
-PADDING = ("CACHE", "PRECALL", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL")
-SIZES = ("shape", "ndim", "size", "dtype")
-
 
 @functools.lru_cache(maxsize=4096)
 def globals_of(code: types.CodeType) -> frozenset[str]:
     """The global names that code uses, and the functions inside it."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return frozenset(found).union(*(globals_of(inner) for inner in codes_in(code)))
-
-
-@functools.lru_cache(maxsize=4096)
-def asked_for_size(code: types.CodeType) -> frozenset[str]:
-    """The names outside of code of which it reads nothing but a size: `len(rows)`, `rows.shape`."""
-    sized, read = set(), set()
-    for of in (code, *codes_within(code)):
-        found = [i for i in dis.get_instructions(of) if i.opname not in PADDING]
-        for before, now, after in zip([None, *found], found, [*found[1:], None], strict=False):
-            if now.opname not in LOADS:
-                continue
-            by_attribute = after is not None and after.opname in ("LOAD_ATTR", "LOAD_METHOD") and after.argval in SIZES
-            by_len = before is not None and before.argval == "len" and after is not None and after.opname.startswith("CALL")
-            (sized if by_attribute or by_len else read).add(now.argval)
-    return frozenset(sized - read)
-
-
-def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
-    for inner in codes_in(code):
-        yield inner
-        yield from codes_within(inner)
 
 
 @functools.lru_cache(maxsize=4096)

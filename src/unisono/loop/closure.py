@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 
 from unisono.loop.arguments import Replicated, is_array
-from unisono.loop.bytecode import asked_for_size, globals_of, names_of
+from unisono.loop.bytecode import globals_of, names_of
 
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
@@ -31,8 +31,7 @@ class Place(NamedTuple):
     holder: Mapping[Any, Any] | types.CellType
     name: Any
     holds_data: bool = True
-    """Whether an array there may reach what is computed: not where the code asks for its size alone, nor in a layer, metric or loss,
-    whose arrays are its own affair."""
+    """Whether an array there may reach what is computed: not in a layer, metric or loss, whose arrays are its own affair."""
 
     @property
     def value(self) -> Any:
@@ -79,12 +78,9 @@ def _of_function(function: Any, seen: set[int]) -> Iterator[Place]:
     elif is_of_user(function.__module__):
         seen.add(id(function))
         names = names_of(function)
-        sized = asked_for_size(function.__code__)
-        for place in _in(function.__globals__, globals_of(function.__code__) & function.__globals__.keys(), "", names, seen):
-            yield place._replace(holds_data=place.holds_data and not (place.path == place.name and place.name in sized))
+        yield from _in(function.__globals__, globals_of(function.__code__) & function.__globals__.keys(), "", names, seen)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            for place in _at(Place(name, cell, name), names, seen):
-                yield place._replace(holds_data=place.holds_data and not (place.path == name and name in sized))
+            yield from _at(Place(name, cell, name), names, seen)
         defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
         yield from _in(defaults, defaults, f"a default of {function.__name__}", names, seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -53,13 +54,13 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
 
     def loss_of(values: list[Any]) -> tuple[Any, Any]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
-        with scope:
+        with scope, contextlib.nullcontext() if code is None else code.differentiating():
             returned = fn()
-        loss, aux = unpacked(returned, has_aux)
-        if code is not None and is_one_number(loss):
-            code.note("loss", loss)
-        elif code is not None:
-            code.note("vector", loss[0] if isinstance(loss, tuple) else loss)
+            loss, aux = unpacked(returned, has_aux)
+            if code is not None and is_one_number(loss):
+                code.note("loss", loss)
+            elif code is not None:
+                code.note("vector", loss[0] if isinstance(loss, tuple) else loss)
         loss = share(loss, code, before.masks)
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]

@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from unisono import keras_seam
-from unisono.loop.around import arrays_around, check_iterators, check_nothing_left, replicated_around
+from unisono.loop.around import arrays_around, check_iterators, check_nothing_left
 from unisono.loop.divisions import is_close, products
 from unisono.loop.evidence import Argument, Mean, Sources
-from unisono.loop.traces import check_collectives, constants_of, constants_outside, is_among, may_come_from
+from unisono.loop.made_of import made_of
+from unisono.loop.traces import check_collectives
+from unisono.loop.undistributed import check_arrays
 from unisono.replica import mistakes
 from unisono.replica.discovery import Trace
 
@@ -28,7 +27,8 @@ def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any
     inspect_used(function, trace, strategy)
     check_collectives(name, trace.program)
     check_means(trace, strategy.num_replicas_in_sync, of)
-    check_arrays(function, trace, strategy.num_replicas_in_sync)
+    check_arrays(function, trace, of.trace_of, of.rows_are_given, of.size, strategy.num_replicas_in_sync)
+    check_gradients(trace, strategy.num_replicas_in_sync)
 
 
 class Received(NamedTuple):
@@ -40,6 +40,10 @@ class Received(NamedTuple):
     """Of a replica's."""
     shares: Sequence[int]
     """Positions, among the arrays of the batch, of shares of a loss that an earlier run returned."""
+    rows_are_given: bool
+    """Whether the function gets rows, or values that an earlier run made of some."""
+    trace_of: Callable[[int], Trace] | None
+    """Traces it on another number of rows; None where it cannot be."""
 
 
 def shares_in(trace: Trace, of: Received) -> list[Any]:
@@ -73,20 +77,17 @@ def is_share(mean: Mean, of: Received) -> bool:
     )
 
 
-def check_arrays(function: Callable[..., Any], trace: Trace, replicas: int) -> None:
-    """Arrays that the function finds by a name must not have become constants of the program, nor what it computes from them."""
-    variables = {id(keras_seam.raw_value(v)) for v in trace.used}
-    constants = [constant for constant in constants_of(trace.program) if id(constant) not in variables]
-    around = arrays_around(function) if constants else []
-    for name, array in around:
-        if is_among(array, constants) and mistakes.rows_differ(array):
-            mistakes.refuse_undistributed(array, f"by the name {name!r}", replicas)
-    meant = [np.asarray(array) for array in replicated_around(function)] if around else []
-    own = [np.asarray(c) for c in constants_outside(trace.program, mistakes.MARK) if id(c) not in variables] if around else []
-    for constant in own:
-        for name, array in around:
-            if may_come_from(constant, np.asarray(array)) and not any(np.array_equal(constant, value) for value in meant):
-                mistakes.refuse_undistributed(array, f"by the name {name!r}", replicas)
+def check_gradients(trace: Trace, replicas: int) -> None:
+    """A gradient of which nothing comes from a replica's rows is the same on all, and would be added up."""
+    own = {*range(trace.arrays), trace.number_of_replica}
+    if replicas == 1 or trace.noted.keys() & {
+        "loss",
+        "vector",
+    }:  # what is differentiated here is looked at by how it grows with rows
+        return
+    for optimizer, results in trace.results_of("gradients"):
+        if not made_of(trace.program, results).arguments & own:
+            mistakes.refuse_same_gradients(optimizer, replicas)
 
 
 @contextlib.contextmanager

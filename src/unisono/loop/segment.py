@@ -17,13 +17,13 @@ from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop, needs_values
 from unisono.loop.arguments import Arguments, Template, check_arguments
-from unisono.loop.around import may_hold_arrays
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
 from unisono.loop.inspection import Received, inspect, inspect_used, naming, shares_among_returned
 from unisono.loop.measured import Part, ReplicaRows, parts_of_losses
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.traces import has_float16
+from unisono.loop.undistributed import suspicion
 from unisono.loop.values import PerReplica
 from unisono.placement import Placement
 from unisono.replica.discovery import Trace, discover, trace
@@ -133,7 +133,10 @@ class Segment:
     ) -> tuple[Variables | None, Trace | None]:
         """(the variables that the function uses, its trace), which is looked at for mistakes; nothing of one that cannot be traced."""
         strategy, seen = self._strategy, []
-        received = Received(batch.rows, rows, [i for i, v in enumerate(arguments.carried, len(batch.leaves)) if v.is_share])
+        shares = [i for i, v in enumerate(arguments.carried, len(batch.leaves)) if v.is_share]
+        can_be_traced = bool(arguments.rows) and not arguments.carried
+        trace_of = self._trace_of(batch, constants) if can_be_traced else None
+        received = Received(batch.rows, rows, shares, bool(arguments.rows or arguments.carried), trace_of)
         shapes = batch.shapes(rows)
         if arguments.carried:
             shapes = shapes, [value.shapes(rows) for value in arguments.carried]
@@ -173,16 +176,14 @@ class Segment:
             lambda: owned.optimizers,
             lambda: owned.metrics,
             check,
-            may_hold_arrays(self._function),
+            suspicion(self._function, self._strategy.num_replicas_in_sync),
             eager,
         )
 
     def _divisions_of(self, seen: Trace, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]) -> Divisions:
-        replicas, metrics = self._strategy.num_replicas_in_sync, self._strategy.owned.metrics
-        like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
+        replicas = self._strategy.num_replicas_in_sync
         can_be_told = not arguments.carried and bool(seen.noted.keys() & {"loss", "vector"})
-        again = functools.partial(trace, self._call, constants=like, replicas=replicas)
-        trace_of = lambda size: again(batch.shapes(size), metrics=metrics)  # noqa: E731
+        trace_of = self._trace_of(batch, [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants])
         parts: list[Part] = []
         if can_be_told and replicas > 1:
             mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
@@ -194,6 +195,11 @@ class Segment:
             {rows: scaled(seen)} if can_be_told else {},
             (lambda size: scaled(trace_of(size))) if can_be_told else None,
         )
+
+    def _trace_of(self, batch: GlobalBatch, constants: list[Any]) -> Callable[[int], Trace]:
+        """Traces the function on any number of rows."""
+        again = functools.partial(trace, self._call, constants=constants, replicas=self._strategy.num_replicas_in_sync)
+        return lambda size: again(batch.shapes(size), metrics=self._strategy.owned.metrics)
 
     def _warn_of_float16(self, seen: Trace, variables: Variables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied if not scaling_variables(optimizer)]

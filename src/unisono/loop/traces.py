@@ -21,15 +21,11 @@ def constants_of(program: core.ClosedJaxpr) -> list[Any]:
 
 
 def constants_outside(program: core.ClosedJaxpr, mark: str) -> list[Any]:
-    """Those among them that go into something beside what is marked."""
+    """Those among them that go into something beside what is marked, or are results as they are."""
     constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    used = {
-        v
-        for equation in program.jaxpr.eqns
-        if mark not in str(equation.source_info.name_stack)
-        for v in equation.invars
-        if not isinstance(v, core.Literal) and v in constants
-    }
+    unmarked = [equation for equation in program.jaxpr.eqns if mark not in str(equation.source_info.name_stack)]
+    read = [*(v for equation in unmarked for v in equation.invars), *program.jaxpr.outvars]
+    used = {v for v in read if not isinstance(v, core.Literal) and v in constants}
     return [constant for v, constant in constants.items() if v in used and getattr(constant, "shape", ())]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jax.core import Tracer
 from keras import ops
 
 from unisono import keras_seam
@@ -20,7 +21,7 @@ class Noted(NamedTuple):
     kind: str
     """"share": a loss that is a replica's part of the global one, or, with an `of`, a sum of such; "loss": one that the code has scaled
     by itself; "vector": those of examples, which the engine divides; "fed": what a mean was fed with; "update": the arguments of a
-    metric of the user's."""
+    metric of the user's; "given": what a layer or a loss was called with; "gradients": what an optimizer was applied with."""
     arrays: Any
     of: Any = None
 
@@ -82,9 +83,8 @@ class ReplicaCode:
         """How many calls of layers and losses are around the line that runs."""
         self.is_looked_at = False
         """Whether this is the trace in which mistakes are looked for: there, what layers and metrics compute is marked."""
-        self.has_arrays_around = False
-        """Whether the code may have arrays from outside, so that one that is the same for all is suspicious; asked where it is looked
-        at."""
+        self.suspicion: Callable[[Any], bool] = lambda array: False
+        """Whether an array that is the same for all may be rows from outside; asked where the code is looked at."""
         self.scales = False
         """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
@@ -92,13 +92,23 @@ class ReplicaCode:
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
         self._totals = totals
         self._scaled: dict[int, tuple[Any, Any, Any]] = {}
-        self._trace: Any = None
+        self._traces: list[Any] = []
+        """The functions that JAX is tracing, of those whose arrays can be handed out: the code, and what `value_and_grad` differentiates."""
         self.rows: Any = None
         """The rows of this replica."""
 
     def begin(self) -> None:
         """Called in the trace in which the code is run."""
-        self._trace = tracing.state()
+        self._traces = [tracing.state()]
+
+    @contextlib.contextmanager
+    def differentiating(self) -> Iterator[None]:
+        """For the block, JAX traces what `value_and_grad` differentiates."""
+        self._traces.append(tracing.state())
+        try:
+            yield
+        finally:
+            self._traces.pop()
 
     def divided(self, numerator: Any, divisor: Any) -> Any:
         """The numerator over the sum of all replicas' divisors."""
@@ -117,7 +127,7 @@ class ReplicaCode:
 
     def note(self, kind: str, arrays: Any, of: Any = None) -> Any:
         """Remembers arrays; `value_and_grad` takes along what was noted inside of it."""
-        if self.is_looked_at or kind == "update":
+        if (self.is_looked_at or kind == "update") and tracing.state() in self._traces[-1:]:
             self.noted.append(Noted(kind, arrays, of))
         return arrays
 
@@ -133,7 +143,7 @@ class ReplicaCode:
 
     def apply(self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """What `optimizer.apply` does here: the gradients are summed over replicas, and applied once."""
-        if tracing.state() != self._trace:
+        if tracing.state() not in self._traces[:1]:
             raise ValueError(
                 f"The replica's code applies the optimizer {optimizer.name!r} inside of a function that JAX traces by itself (of ops.cond, "
                 f"ops.scan, jax.jit and the like), where the update would be made whatever the condition. Apply it outside, for example "
@@ -159,6 +169,7 @@ class ReplicaCode:
         found = {id(v): self._for(optimizer, g, v) for g, v in zip(gradients, variables, strict=True) if g is not None}
         if not found and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
+        self.note("gradients", [g for g in found.values() if isinstance(g, Tracer)], of=optimizer)
         self.updates.append(Update(optimizer, found))
         self.scope.updated |= {id(v) for v in variables} | keras_seam.updated_by(optimizer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +27,7 @@ def discover(
     optimizers: Callable[[], Sequence[Any]],
     metrics: Callable[[], Sequence[Any]],
     check: Callable[[Trace], None],
-    has_arrays_around: bool = True,
+    suspicion: Callable[[Any], bool] = lambda array: True,
     eager: bool = False,
 ) -> Variables:
     """Builds what is not built, and sorts what is found.
@@ -40,7 +40,7 @@ def discover(
         optimizers: Those that the code may read, as they are then.
         metrics: Those that it may feed.
         check: Raises for variables that the code must not use or assign, and for what its program must not do.
-        has_arrays_around: Whether the code may find arrays by a name.
+        suspicion: Whether an array that is not computed from rows may be one that the code finds by a name.
         eager: Whether the code is called instead, with arrays in place of shapes: then there is no program to check.
     """
     known: set[int] = set()
@@ -48,7 +48,7 @@ def discover(
     alive = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
-        code.has_arrays_around = has_arrays_around
+        code.suspicion = suspicion
         alive.append(code)
         try:
             program = (called if eager else traced)(code, call, batch, constants, metrics())
@@ -97,6 +97,20 @@ class Trace(NamedTuple):
         for (kind, of), variable in zip(arrays, outputs[len(outputs) - len(arrays) :], strict=True):
             found.setdefault(kind, []).append((of, variable))
         return found
+
+    @property
+    def number_of_replica(self) -> int:
+        """The position, among the program's arguments, of the replica's number."""
+        return len(self.program.jaxpr.invars) - 2
+
+    def results_of(self, *kinds: str) -> Iterator[tuple[Any, range]]:
+        """(of what, the positions among the program's results) for everything of these kinds that was noted."""
+        start = len(self.returned)
+        for noted in self.code.noted:
+            stop = start + len(jax.tree.leaves(noted.arrays))
+            if noted.kind in kinds and stop > start:
+                yield noted.of, range(start, stop)
+            start = stop
 
     @property
     def returned(self) -> list[Any]:

@@ -28,7 +28,7 @@ class Code(Protocol):
     inside: int
     """How many calls of layers and losses are around this line."""
     is_looked_at: bool
-    has_arrays_around: bool
+    suspicion: Callable[[Any], bool]
 
     def note(self, kind: str, arrays: Any, of: Any = None) -> Any: ...
 
@@ -47,12 +47,21 @@ def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
     """A layer or a loss that replica code calls by itself: with rows of the replica, not with an array that is the same for all."""
     if not code.inside:
         args, kwargs, meant = opened((args, kwargs))
-        known = [*meant, *(keras_seam.raw_value(v) for v in code.scope.read.values())]
-        for leaf in jax.tree.leaves((args, kwargs)) if code.has_arrays_around else ():
-            if is_same_for_all(leaf) and not any(leaf is array for array in known):
-                refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
+        check_given(code, thing, jax.tree.leaves((args, kwargs)), meant)
     with within(code):
         return stock(thing, *args, **kwargs)
+
+
+def check_given(code: Code, thing: Any, leaves: list[Any], meant: list[Any]) -> None:
+    """A layer is to get something of the replica's; of what a loss gets, everything is to be."""
+    known = [*meant, *(keras_seam.raw_value(v) for v in code.scope.read.values())]
+    traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+    is_loss = isinstance(thing, keras.losses.Loss)
+    for leaf in leaves if is_loss or not traced else ():
+        if is_same_for_all(leaf) and not any(leaf is array for array in known) and code.suspicion(leaf):
+            refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
+    for group in [[leaf] for leaf in traced] if is_loss else [traced]:
+        code.note("given", group, of=thing)
 
 
 @contextlib.contextmanager
@@ -108,6 +117,16 @@ def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
     )
     error.array = array
     raise error
+
+
+def refuse_same_gradients(optimizer: Any, replicas: int) -> None:
+    raise ValueError(
+        f"The replica's code applies gradients to the optimizer {optimizer.name!r} in which nothing comes from the replica's rows. They are the "
+        f"same on all {replicas} replicas, and strategy.run adds up what replicas apply: the update would be {replicas} times too large. "
+        f"Apply what earlier runs have accumulated outside of replica code:\n\n"
+        f"    for batch in batches:\n        strategy.run(accumulate, args=(batch,))\n"
+        f"    optimizer.apply([sum.value for sum in sums], model.trainable_variables)"
+    )
 
 
 def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
