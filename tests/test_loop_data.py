@@ -301,3 +301,23 @@ def test_a_batch_smaller_than_r_that_is_not_the_last_is_warned_about():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(strategy.distribute_dataset(X[:10], batch_size=8))
+
+
+@pytest.mark.compat
+def test_what_tensorflow_has_distributed_is_answered():
+    tf = pytest.importorskip("tensorflow")
+    of_tensorflow = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(data("dense", 24)).batch(12)
+    )
+    loop = Loop(on(1, 4))
+    loop.model.compile("sgd", crossentropy())
+    calls = {
+        "model.fit": lambda: loop.model.fit(of_tensorflow, verbose=0),
+        "model.evaluate": lambda: loop.model.evaluate(of_tensorflow, verbose=0),
+        "model.predict": lambda: loop.model.predict(of_tensorflow, verbose=0),
+        "strategy.distribute_dataset": lambda: loop.strategy.distribute_dataset(of_tensorflow),
+        "strategy.run": lambda: loop.strategy.run(loop.step, args=(of_tensorflow,)),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"{name} received a DistributedDataset, [\s\S]*the tf.data dataset itself"):
+            call()

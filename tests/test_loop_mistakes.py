@@ -759,6 +759,26 @@ def test_accumulated_gradients_are_applied_outside_of_replica_code():
     assert distance(trained[0].loop.model, plain.model) < 1e-6
 
 
+def test_what_apply_gradients_returns_may_be_returned():
+    """The optimizer's variable of its updates, as in Keras; its value is the one after the update."""
+    loop = Loop(on(2, 4))
+
+    def code(batch):
+        _, gradients = un.value_and_grad(lambda: loop.loss(batch[1], loop.model(batch[0])), loop.model.trainable_variables)
+        return loop.optimizer.apply_gradients(zip(gradients, loop.model.trainable_variables, strict=True))
+
+    for count, batch in enumerate(loop.strategy.distribute_dataset((X, Y), batch_size=12), 1):
+        returned = loop.strategy.run(code, args=(batch,))
+        assert returned is loop.optimizer.iterations
+        assert int(returned.value) == count
+
+
+def test_the_older_name_of_reductions_is_answered(loop):
+    code = lambda batch: keras.losses.MeanSquaredError(reduction=keras.losses.Reduction.NONE)(*batch)
+    with pytest.raises(AttributeError, match=r"no keras.losses.Reduction. Write the text: reduction=None for Reduction.NONE"):
+        loop.strategy.run(code, args=(first(loop),))
+
+
 def test_gradients_that_an_earlier_run_returned_are_applied_in_replica_code():
     loop = Loop(on(1, 4))
 

@@ -18,6 +18,7 @@ from unisono.data.adapter import GlobalBatches
 from unisono.data.division import global_batch
 from unisono.data.order import Order, draw_seed
 from unisono.errors import explained
+from unisono.loop.arguments import check_not_tensorflows
 from unisono.loop.datasets import DistributedDataset
 from unisono.loop.values import arrays_of
 from unisono.pace import Group, Pace
@@ -120,7 +121,7 @@ class Bond:
         return function.variables != keras_seam.ids_of_variables(self.model)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self._read_by_keras(args, kwargs)
+        args, kwargs = self._read_by_keras("fit", args, kwargs)
         args, kwargs = keras_seam.with_last(self.model, args, kwargs)
         if not self.strategy.writes:
             args, kwargs = keras_seam.without_writing("fit", args, kwargs)
@@ -138,7 +139,7 @@ class Bond:
             keras_seam.fit_is_over(callbacks)  # which may raise a signal again
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self._read_by_keras(args, kwargs)
+        args, kwargs = self._read_by_keras("evaluate", args, kwargs)
         if not self.strategy.writes:
             args, kwargs = keras_seam.without_writing("evaluate", args, kwargs)
         with self._grouping("evaluate", "test", args, kwargs):
@@ -153,7 +154,7 @@ class Bond:
         callbacks: Any = None,
         **more: Any,
     ) -> Any:
-        (x,), _ = self._read_by_keras((x,), {})
+        (x,), _ = self._read_by_keras("predict", (x,), {})
         source = keras_seam.adapter_of(x, batch_size, steps)
         refusals.check_source(source, steps)
         if keras_seam.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
@@ -162,10 +163,13 @@ class Bond:
             verbose, callbacks = 0, keras_seam.that_do_not_write(callbacks)
         return self._restoring("predict", source, batch_size, verbose, steps, callbacks, **more)
 
-    def _read_by_keras(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _read_by_keras(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with adapters in place of distributed datasets."""
 
         def read(value: Any) -> Any:
+            check_not_tensorflows(value, f"model.{method}")
             if not isinstance(value, DistributedDataset):
                 return value
             refusals.check_replicas(value.replicas, self.strategy)

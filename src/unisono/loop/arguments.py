@@ -134,6 +134,7 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
             return part("constants", leaf.value)
         if isinstance(leaf, keras.Variable):
             return Whole(Same(leaf), Same)
+        check_not_tensorflows(leaf, "strategy.run")
         if is_array(leaf):
             if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
@@ -175,6 +176,16 @@ def opened_up(leaf: Any) -> Any:
 
 def is_leaf(thing: Any) -> bool:
     return is_value(thing) or isinstance(thing, Replicated | Constant | keras.Variable) or is_array(thing)
+
+
+def check_not_tensorflows(thing: Any, call: str) -> None:
+    """Refuse what a strategy of TensorFlow has distributed."""
+    if type(thing).__module__.startswith("tensorflow.python.distribute"):
+        raise TypeError(
+            f"{call} received a {type(thing).__name__}, whose rows a strategy of TensorFlow has dealt out to its own replicas. Give it the "
+            f"tf.data dataset itself, of global batches: model.fit(dataset), or strategy.distribute_dataset(dataset) of the strategy in whose "
+            f"scope the model was made."
+        )
 
 
 def is_array(thing: Any) -> bool:

@@ -14,7 +14,7 @@ import jax
 from unisono.data.division import Position, is_whole
 from unisono.data.progress import Place, Progress, restored
 from unisono.data.resume import Item
-from unisono.loop import running, sources
+from unisono.loop import arguments, running, sources
 from unisono.loop.sources import OfSource, Source
 from unisono.loop.values import Shards
 from unisono.placement import Placement
@@ -196,6 +196,7 @@ def leaves_of(batch: Any) -> list[Shards]:
 
 def undistributed(dataset: Any) -> Any:
     """What a user wants to distribute, unless that was done already."""
+    arguments.check_not_tensorflows(dataset, "strategy.distribute_dataset")
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")

@@ -132,7 +132,7 @@ def traced(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: S
     def outputs(batch: Any, constants: Any, replica: Any, share: Any) -> Any:
         code.replica, code.share_of_rows = replica, share
         code.begin()
-        return split(call(batch, constants))[0], [noted.arrays for noted in code.noted]
+        return split(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
 
     with running(code, metrics):  # around the trace: variables that are made in it get their values behind it
         return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
@@ -145,7 +145,7 @@ def called(code: ReplicaCode, call: Call, batch: Any, constants: Any, metrics: S
     code.replica, code.share_of_rows = jnp.int32(0), jnp.float32(1)
     code.begin()
     with running(code, metrics):
-        split(call(batch, constants))
+        split(call(batch, constants), code)
 
 
 def sorted_out(code: ReplicaCode, optimizers: Sequence[Any], metrics: Sequence[Any]) -> Variables:

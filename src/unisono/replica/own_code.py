@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.core import Tracer
 
@@ -85,7 +86,7 @@ class OwnCode:
         means = metrics.BatchLevelMeans(of.metrics, self._by_rows)
         with self._running(start, batch, replica, share, divisors) as code, means.watch():
             returned = self._call(batch, constants)
-            outputs, self.returned = split(returned)
+            outputs, self.returned = split(returned, code)
         self.fixed_divisors = code.fixed_divisors
         _, others_left, _, tracked_left = (list(map(code.scope.left, *pair)) for pair in zip(of.all, start, strict=True))
         by_share = dict.fromkeys(means.variables(), True) | self._weighted_by_share
@@ -206,11 +207,17 @@ class Leaf(NamedTuple):
     index: int
 
 
-def split(returned: Any) -> tuple[list[Any], Any]:
-    """(the arrays of a tree, the tree with `Leaf`s in their place)."""
+def split(returned: Any, code: ReplicaCode) -> tuple[list[Any], Any]:
+    """(the arrays of a tree, the tree with `Leaf`s in their place).
+
+    A variable that is updated when all replicas have run stands for itself, as in what `optimizer.apply_gradients` returns.
+    """
     leaves, structure = jax.tree.flatten(returned)
     arrays, kept = [], []
     for leaf in leaves:
+        if isinstance(leaf, keras.Variable) and id(leaf) in code.scope.updated:
+            kept.append(leaf)
+            continue
         value = getattr(leaf, "value", leaf) if type(leaf).__module__.startswith("keras.") else leaf
         if isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
             kept.append(Leaf(len(arrays)))
