@@ -107,6 +107,6 @@ def test_what_is_neither_a_sum_nor_a_mean_is_said():
         return ops.sqrt(ops.sum(ops.square(y - p)))
 
     with pytest.warns(
-        UserWarning, match=r"The loss 'root' \(call 1\) is one number for all rows of a replica, 1\.41 times as large"
+        UserWarning, match=r"The loss 'root' \(call 1\) is made of all rows of a replica, and 1\.41 times as large"
     ):
         run(dense(root), fitting(X, Y, batch_size=20), on(1, 4))

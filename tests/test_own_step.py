@@ -126,6 +126,48 @@ def test_logs_in_logs_stand_beside_the_others(replicas):
     assert_equals_keras(own(kind=Nested), fitting(X, Y, batch_size=BATCH), replicas=(replicas,), devices=(3,))
 
 
+class ByHand(WithoutStatistics):
+    """Makes its loss by hand, and shows it as a log that no metric gives."""
+
+    how = staticmethod(keras.ops.sum)
+
+    def compute_loss_and_updates(self, weights, others, x, y, sample_weight=None, training=False):
+        y_pred, others = self.stateless_call(weights, others, x, training=training)
+        return self.how(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)), (y_pred, others)
+
+    def updated_metrics(self, values, loss, y, y_pred):
+        new, logs = super().updated_metrics(values, loss, y, y_pred)
+        return new, logs | {"by hand": loss, "examples": float(len(y))}
+
+
+class Root(ByHand):
+    how = staticmethod(lambda losses: keras.ops.sqrt(keras.ops.sum(losses)))
+
+
+class Mean(ByHand):
+    how = staticmethod(keras.ops.mean)
+
+
+@pytest.mark.parametrize("kind", [ByHand, Mean])
+def test_a_loss_by_hand_is_weighted_by_how_it_grows(kind):
+    """Sums and means, in the update, in metrics and in logs."""
+
+    def make():
+        model = kind()
+        model.compile(keras.optimizers.SGD(0.01), metrics=["accuracy"])
+        return model
+
+    assert_equals_keras(make, fitting(X[:32], Y[:32], batch_size=16), (4,), devices=(1, 3), tolerance=1e-5)
+
+
+def test_a_loss_by_hand_that_is_neither_is_warned_of():
+    with pytest.warns(UserWarning, match=r"is made of all rows of a replica, and 1\.41 times") as warned:
+        run(own(kind=Root), fitting(X, Y, batch_size=BATCH), on(1, 4))
+    said = "".join(str(warning.message) for warning in warned)
+    assert "What train_step applies as gradients" in said
+    assert "The log 'by hand'" in said
+
+
 class WithoutUpdate(WithoutStatistics):
     """Looks at the data, and leaves the weights as they are."""
 

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 EXACT, ROUGH = 1e-3, 0.4
@@ -17,6 +18,8 @@ EXACT, ROUGH = 1e-3, 0.4
 
 ENOUGH = 32
 """Where replicas draw, so many rows at least are measured, for their numbers to be alike."""
+ENOUGH_FOR_GRADIENTS = 256
+"""The same for gradients, which cancel one another more than losses do."""
 
 
 class Growth:
@@ -26,23 +29,29 @@ class Growth:
         self.asked_for: set[str] = set()
         self._of_others: set[str] = set()
         self._is_sum: dict[str, bool] = {}
-        self._measured: dict[str, float] | None = None
+        self._measured: dict[str, Any] | None = None
 
     def weighted(self, what: str, value: Any, share: Any, of_others: bool = False) -> Any:
         """Return the replica's part of this number of the whole batch, in a trace. `of_others`: it may be made of other numbers."""
+        (part,) = self.weighted_all(what, [value], share, of_others)
+        return part
+
+    def weighted_all(self, what: str, values: list[Any], share: Any, of_others: bool = False) -> list[Any]:
+        """Return the replica's part of arrays that grow together, as the gradients of one loss do."""
         self.asked_for.add(what)
         self._of_others |= {what} if of_others else set()
         measured = self._measured
         if measured is not None:
-            jax.debug.callback(lambda number: measured.update({what: float(number)}), value)
-        return value if self._is_sum.get(what) else value * share
+            flat = jnp.concatenate([jnp.ravel(value).astype(jnp.float32) for value in values])
+            jax.debug.callback(lambda numbers: measured.update({what: np.asarray(numbers)}), flat)
+        return values if self._is_sum.get(what) else [value * share for value in values]
 
-    def measure(self) -> dict[str, float]:
+    def measure(self) -> dict[str, Any]:
         """Begin to measure: the next run puts its numbers into this dict."""
         self._measured = {}
         return self._measured
 
-    def decide(self, once: dict[str, float], twice: dict[str, float], is_random: bool) -> bool:
+    def decide(self, once: dict[str, Any], twice: dict[str, Any], is_random: bool) -> bool:
         """Take sums for sums from now on; return whether there are new ones of which others may be made: then these are measured again.
 
         `once` and `twice` are measured on some rows, and on the same rows taken twice.
@@ -74,7 +83,7 @@ def ratio(once: Any, twice: Any) -> float | None:
 
 def neither(what: str, grown: float) -> str:
     return (
-        f"{what[:1].upper()}{what[1:]} is one number for all rows of a replica, {grown:.3g} times as large for the same rows taken twice: "
+        f"{what[:1].upper()}{what[1:]} is made of all rows of a replica, and {grown:.3g} times as large for the same rows taken twice: "
         f"neither a mean over rows (1) nor a sum (2). So what R replicas make of it is not its value on the whole batch; it is weighted as "
         f"if it were the nearer of the two. Give one value for each row, or write replicas=1."
     )

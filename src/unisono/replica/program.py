@@ -18,8 +18,10 @@ from unisono.replica import assigned, finish, losses, metric_evidence, metrics, 
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import are_same_for_all, in_shapes
-from unisono.replica.growth import ENOUGH, Growth
+from unisono.replica.growth import ENOUGH, ENOUGH_FOR_GRADIENTS, Growth
 from unisono.replica.rows import ByRows
+
+APPLIED = "what train_step applies as gradients"
 
 
 class ReplicaFunctions:
@@ -86,18 +88,14 @@ class ReplicaFunctions:
         if by_itself is not None:
             return Contribution([], Assigned([], [], []), [], jnp.float32(0), jnp.zeros(0), by_itself[1])
         model, terms = self.model, self._terms(share, divisors, as_mean=True)
-        trackers = [keras_seam.loss_tracker(model), *keras_seam.term_trackers(model)]
-        means = metrics.BatchLevelMeans([*keras_seam.leaf_metrics(model), *trackers], self._by_rows)
+        means = metrics.BatchLevelMeans(self._fed_by_the_step, self._by_rows)
         with keras_seam.other_losses(model, terms.stand_ins), means.watch():
             weights, others, *slots, _ = state
             start, reset = self._for_replica(others, replica), self._reset()
             left = own_step.run(model, self.mode, (weights, start, *slots, reset), batch)
         self._note_changed(start, left.others)
         variables = model.trainable_variables if left.gradients else []
-        gradients = [
-            share * g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) and not overwritten.overwrites(v) else g
-            for v, g in zip(variables, left.gradients, strict=True)
-        ]
+        gradients = self._weighted_gradients(variables, left.gradients, share)
         return Contribution(
             overwritten.spread(variables, gradients, replica, self._replicas),
             self._handed_on(others, left.others, batch, replica),
@@ -106,6 +104,25 @@ class ReplicaFunctions:
             jnp.zeros(len(keras_seam.loss_terms(model))),
             self._beside_metrics(left.logs, left.metrics, share),
         )
+
+    @property
+    def _fed_by_the_step(self) -> list[Any]:
+        """The metrics that the step feeds; a step of the model's own feeds the loss' trackers too."""
+        trackers = [keras_seam.loss_tracker(self.model), *keras_seam.term_trackers(self.model)] if self._is_own else []
+        shown = {id(v) for v in self.model.metrics_variables}
+        return [*keras_seam.leaf_metrics(self.model), *(t for t in trackers if shown.issuperset(map(id, t.variables)))]
+
+    def _weighted_gradients(self, variables: list[Any], gradients: list[Any], share: Any) -> list[Any]:
+        """The replica's part of those that a step of the model's own applies, of what it made of a replica's rows."""
+        floats = [
+            position
+            for position, (v, g) in enumerate(zip(variables, gradients, strict=True))
+            if jnp.issubdtype(g.dtype, jnp.floating) and not overwritten.overwrites(v)
+        ]
+        if not floats:
+            return gradients
+        own = self.growth.weighted_all(APPLIED, [gradients[i].astype(jnp.float32) for i in floats], share)
+        return [dict(zip(floats, own, strict=True)).get(position, g) for position, g in enumerate(gradients)]
 
     @keras_seam.fresh_masks()
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
@@ -131,7 +148,9 @@ class ReplicaFunctions:
                 return []
             with keras_seam.other_losses(self.model, terms.stand_ins):
                 start = weights, self._for_replica(others, replica), *slots, tracked
-                own_step.run(self.model, self.mode, start, batch)
+                left = own_step.run(self.model, self.mode, start, batch)
+            self._weighted_gradients(self.model.trainable_variables if left.gradients else [], left.gradients, share)
+            self._beside_metrics(left.logs, left.metrics, share)
             return terms.divisors
         with self._scope(weights, others, None, replica):
             x, y, sample_weight = keras_seam.unpack(batch)
@@ -168,10 +187,11 @@ class ReplicaFunctions:
 
     def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
         """Finds out how numbers and metrics of the user's own are merged: by a step on the first replica's rows, once and twice."""
-        own = metrics.unpromised(keras_seam.leaf_metrics(self.model))
+        own = metrics.unpromised(self._fed_by_the_step)
         if self.alone or not (own or self.growth.asked_for):
             return
-        times = -(-ENOUGH // len(first)) if self._is_random else 1
+        enough = ENOUGH_FOR_GRADIENTS if APPLIED in self.growth.asked_for else ENOUGH
+        times = -(-enough // len(first)) if self._is_random else 1
         rows = jax.tree.map(lambda a: np.concatenate([a[first.start : first.stop]] * times), batch)
         totals = self._totals_of(state, rows)
         while True:  # what is made of numbers that turn out to be sums is measured again
@@ -308,12 +328,11 @@ class ReplicaFunctions:
         return metrics.added(self.model.metrics_variables, by_share, reset, after, share)
 
     def _beside_metrics(self, logs: Any, after: list[Any], share: Any) -> dict[str, Any]:
-        """The logs that no metric gives, times the share of the rows."""
+        """The replica's part of the logs that no metric gives."""
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
             own = set(self.model.get_metrics_result())
-        return {
-            name: ops.cast(value, "float32") * share for name, value in metrics.flattened(logs or {}).items() if name not in own
-        }
+        beside = {name: ops.cast(value, "float32") for name, value in metrics.flattened(logs or {}).items() if name not in own}
+        return {name: self.growth.weighted(f"the log {name!r}", value, share) for name, value in beside.items()}
 
 
 def scaling_variables(optimizer: Any) -> list[Any]:
