@@ -106,7 +106,6 @@ def test_what_is_neither_a_sum_nor_a_mean_is_said():
     def root(y, p):
         return ops.sqrt(ops.sum(ops.square(y - p)))
 
-    with pytest.warns(
-        UserWarning, match=r"The loss 'root' \(call 1\) is made of all rows of a replica, and 1\.41 times as large"
-    ):
+    with pytest.warns(UserWarning, match="The loss 'root'") as warned:
         run(dense(root), fitting(X, Y, batch_size=20), on(1, 4))
+    assert any("(call 1) is made of all rows of a replica, and 1.41 times as large" in str(warning.message) for warning in warned)

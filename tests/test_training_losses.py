@@ -1,7 +1,9 @@
 """Every loss has the divisor that Keras gives it on the whole global batch, and regularizers count once."""
 
 import itertools
+import warnings
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from keras import layers, losses, ops
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono.errors import StepError
+from unisono.replica.coupling import couples_rows
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)
@@ -145,7 +148,67 @@ def test_pairs_that_replicas_would_tear_apart_are_refused_with_the_rows_of_a_rep
 def test_losses_that_look_at_the_whole_batch(loss):
     """They see their replica's rows: equal bits on every placement."""
     y = labels(43, 3) if loss is losses.Circle else (Y > 0).astype("float32")
-    assert_same_bits(regressor(loss, "sigmoid"), fitting(X, y, batch_size=20))
+    with pytest.warns(UserWarning, match="makes of all rows together what is not made of their parts"):
+        assert_same_bits(regressor(loss, "sigmoid"), fitting(X, y, batch_size=20))
+
+
+def contrasted(y_true, y_pred):
+    """Each row against all others."""
+    likeness = ops.matmul(y_pred, ops.transpose(y_pred))
+    return ops.logsumexp(likeness, axis=-1) - ops.diagonal(likeness)
+
+
+def of_halves(y_true, y_pred):
+    """Row i beside row i + n / 2."""
+    half = ops.shape(y_pred)[0] // 2
+    return ops.sum(ops.square(y_pred[:half] - y_pred[half:]), axis=-1)
+
+
+def root_of_mean(y_true, y_pred):
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def by_largest(y_true, y_pred):
+    return ops.sum(ops.square(y_true - y_pred), axis=-1) / ops.max(ops.abs(y_pred))
+
+
+class Balanced(losses.Loss):
+    """Does everything itself, and weighs by how frequent ones are in the batch."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.mean(ops.square(y_true - y_pred)) / (ops.mean(ops.cast(y_true > 0, "float32")) + 0.1)
+
+
+@pytest.mark.parametrize("loss", [contrasted, *slow(of_halves, root_of_mean, by_largest, Balanced())])
+def test_a_loss_that_couples_rows_is_warned_of(loss):
+    with pytest.warns(UserWarning, match=r"makes of all rows together what is not made of their parts.*replicas=1"):
+        run(regressor(loss), fitting(X[:16], Y[:16], batch_size=16), on(1, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(regressor(loss), fitting(X[:16], Y[:16], batch_size=16), on(1, 1))
+
+
+@pytest.mark.parametrize(
+    "loss", [contrasted, of_halves, root_of_mean, by_largest, Balanced(), losses.Dice().call, losses.Circle().call]
+)
+def test_what_couples_rows(loss):
+    shapes = jax.ShapeDtypeStruct((5, 3), "float32")
+    labels = jax.ShapeDtypeStruct((5,), "int32") if getattr(loss, "__self__", None).__class__ is losses.Circle else shapes
+    assert couples_rows(loss, (labels, shapes))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        distances, distance_of_pairs, losses.MeanSquaredError().call, losses.Huber(), losses.CosineSimilarity().call,
+        lambda t, p: ops.sum(ops.abs(t - p)), lambda t, p: 1 / 0, losses.KLDivergence().call, losses.CategoricalFocalCrossentropy().call,
+        lambda t, p: keras.random.uniform((len(p),)), lambda t, p: ops.log(p - 1),
+    ],
+)  # fmt: skip
+def test_what_does_not(loss):
+    """Nor what cannot be tried, or draws."""
+    shapes = jax.ShapeDtypeStruct((5, 3), "float32")
+    assert not couples_rows(loss, (shapes, shapes))
 
 
 def test_regularizers_count_once():

@@ -62,6 +62,7 @@ from unisono.keras_seam.losses import compiled_loss as compiled_loss
 from unisono.keras_seam.losses import computed_loss as computed_loss
 from unisono.keras_seam.losses import forget_losses as forget_losses
 from unisono.keras_seam.losses import is_class_of_keras as is_class_of_keras
+from unisono.keras_seam.losses import is_loss_of_keras as is_loss_of_keras
 from unisono.keras_seam.losses import is_of_keras as is_of_keras
 from unisono.keras_seam.losses import leaf_metrics as leaf_metrics
 from unisono.keras_seam.losses import leaf_metrics_of as leaf_metrics_of

@@ -108,6 +108,12 @@ def is_class_of_keras(metric: Any) -> bool:
     return type(metric).__module__.startswith("keras.")
 
 
+def is_loss_of_keras(loss: Any) -> bool:
+    """Whether neither the loss' class nor the function that it wraps is the user's."""
+    function = getattr(loss, "fn", None)
+    return is_class_of_keras(loss) and (function is None or getattr(function, "__module__", "").startswith("keras."))
+
+
 def is_of_keras(metric: Any) -> bool:
     """Whether neither the metric's class nor the function that it takes the mean of is the user's."""
     function = getattr(metric, "_fn", None)

@@ -29,6 +29,8 @@ def numerator_and_divisor(
     for all rows.
     """
     if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
+        if sample_weight is None:
+            by_rows.warn_if_coupled(loss, loss, y_true, y_pred)
         return weighted(loss(y_true, y_pred, sample_weight)), None  # nothing to look into: one number for its rows
     if loss.reduction in (None, "none"):
         raise ValueError(
@@ -37,8 +39,10 @@ def numerator_and_divisor(
         )
     in_mask = keras_seam.get_keras_mask(y_pred)
     of = [keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)]
-    values = loss.call(*of)
-    if not by_rows(loss, loss.call, *of):
+    values, has_rows = loss.call(*of), by_rows(loss, loss.call, *of)
+    if not has_rows or not keras_seam.is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
+        by_rows.warn_if_coupled(loss, loss.call, *of)
+    if not has_rows:
         if sample_weight is not None:
             raise ValueError(
                 f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "

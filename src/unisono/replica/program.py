@@ -39,7 +39,7 @@ class ReplicaFunctions:
         self.weighted_by_share: dict[int, bool] = {}
         """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
         self.eager = eager
-        self._by_rows = ByRows(eager)
+        self._by_rows = ByRows(eager, self.alone)
         self._compiled = (lambda function: function) if eager else jax.jit
         self.growth = Growth()
         """Of losses that are one number for all rows; found by `look`."""

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from unisono.replica.coupling import couples_rows, warn_of_coupling
+
 
 class ByRows:
     """Finds, once for each function and batch of some shapes, whether the first axis of what the function returns counts rows.
@@ -16,9 +18,11 @@ class ByRows:
     tried, since a function may take them in pairs or in triplets.
     """
 
-    def __init__(self, eager: bool = False) -> None:
-        """`eager`: whether functions are called with arrays, since code that is not compiled need not be one that can be traced."""
+    def __init__(self, eager: bool = False, alone: bool = False) -> None:
+        """`eager`: whether functions are called with arrays, since code that is not compiled need not be one that can be traced.
+        `alone`: whether one replica has all rows."""
         self._eager = eager
+        self._alone = alone
         self._found: dict[Hashable, bool] = {}
 
     def __call__(self, owner: Any, function: Callable[..., Any], *batch: Any) -> bool:
@@ -27,6 +31,14 @@ class ByRows:
         if key not in self._found:
             self._found[key] = self._grows(function, batch)
         return self._found[key]
+
+    def warn_if_coupled(self, owner: Any, function: Callable[..., Any], *batch: Any) -> None:
+        """Say once that a loss is not made of what it is on parts of the rows."""
+        key = id(owner), "coupled"
+        if key not in self._found and not (self._eager or self._alone):
+            self._found[key] = couples_rows(function, batch)
+            if self._found[key]:
+                warn_of_coupling(getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__))
 
     def _grows(self, function: Callable[..., Any], batch: Any) -> bool:
         if any(not array.shape for array in jax.tree.leaves(batch)):

@@ -1,0 +1,74 @@
+"""Whether a loss makes something of rows together that R replicas, each with its own rows, make otherwise.
+
+A loss over all pairs of a batch has fewer pairs in a replica; the root of a mean is not the mean of roots.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROWS = 8
+MOST = 1 << 24
+"""Elements of a batch that is drawn to try this."""
+CLOSE = 1e-3
+
+
+def couples_rows(function: Callable[..., Any], batch: tuple[Any, ...]) -> bool:
+    """Return whether what `function` makes of some rows is not made of what it makes of their halves: their values one behind the other, or,
+    of one number for all rows, the mean or the sum.
+
+    `batch` says what shapes and dtypes its arguments have. Values are drawn; a function that cannot do with them, or that draws, is not known
+    to couple anything.
+    """
+    shapes = jax.tree.leaves(batch)
+    if sum(np.prod(a.shape[1:], dtype=int) for a in shapes) * ROWS > MOST:
+        return False
+    return any(is_coupled(function, batch, targets) for targets in ("numbers", "bits"))
+
+
+def is_coupled(function: Callable[..., Any], batch: Any, targets: str) -> bool:
+    """Try it with targets, the first of its arguments, that are numbers or bits."""
+    rng, half = np.random.default_rng(0), ROWS // 2
+    kinds = [targets, *["numbers"] * (len(batch) - 1)]
+    whole = [jax.tree.map(lambda a, k=kind: drawn(rng, a, k), of) for kind, of in zip(kinds, batch, strict=True)]
+    try:
+        with jax.ensure_compile_time_eval():
+            all_ = jax.tree.map(jnp.asarray, whole)
+            parts = [jax.tree.map(lambda a, r=rows: jnp.asarray(a[r]), whole) for rows in (slice(half), slice(half, None))]
+            value, again, first, second = (np.asarray(function(*rows)) for rows in (all_, all_, *parts))
+    except Exception:  # the user's code, on values that are not its own
+        return False
+    if not is_close(value, again) or not all(np.all(np.isfinite(a)) for a in (value, first, second)):
+        return False
+    together = [first + second, (first + second) / 2] if value.shape == first.shape else [np.concatenate([first, second])]
+    return not any(is_close(value, of) for of in together)
+
+
+def is_close(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape or not np.all(np.isfinite(b)):
+        return False
+    return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE * float(np.max(np.abs(b), initial=0))))
+
+
+def drawn(rng: np.random.Generator, like: Any, kind: str) -> np.ndarray:
+    """Return rows, of which the second half is of another make: whole numbers are a class of any two, others may be probabilities."""
+    shape, dtype = (ROWS // 2, *like.shape[1:]), np.dtype(like.dtype)
+    if dtype.kind in "iub" or kind == "bits":
+        halves = [rng.random(shape) < share for share in (0.25, 0.75)]
+    else:
+        halves = [rng.uniform(0.1, 0.9, shape), rng.uniform(0.4, 0.6, shape)]
+    return np.concatenate(halves).astype(dtype)
+
+
+def warn_of_coupling(name: str) -> None:
+    warnings.warn(
+        f"The loss {name!r} makes of all rows together what is not made of their parts. Each replica has its own rows alone, so that R replicas "
+        f"have another loss than the whole batch, as with batch normalization. If it is to see the whole batch, write replicas=1.",
+        stacklevel=2,
+    )
