@@ -1,7 +1,7 @@
-"""How a number that is made of a replica's rows grows with them, found by measuring it on some rows and on the same rows taken twice.
+"""How a number that is made of a replica's rows grows with them, found by measuring it on some rows, on others, and on both together.
 
-A sum over rows doubles, and sums of replicas add up to the sum of the batch. A mean stays what it is, and counts by the replica's share of the
-rows. What is neither has a value over replicas that is not that of the whole batch, and is warned of.
+A sum over both is the sum of the two, and sums of replicas add up to the sum of the batch. A mean over both is their mean, and counts by the
+replica's share of the rows. What is neither has a value over replicas that is not that of the whole batch, and is warned of.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-EXACT, ROUGH = 1e-3, 0.4
-"""How far a ratio may be from 1 or 2: by rounding, and where replicas draw random numbers."""
+EXACT, HALF, ROUGH = 1e-3, 0.02, 0.4
+"""How far a ratio may be from 1 or 2: by rounding, to half precision too, and where replicas draw random numbers."""
 
 ENOUGH = 32
 """Where replicas draw, so many rows at least are measured, for their numbers to be alike."""
@@ -51,13 +51,15 @@ class Growth:
         self._measured = {}
         return self._measured
 
-    def decide(self, once: dict[str, Any], twice: dict[str, Any], is_random: bool) -> bool:
+    def decide(self, parts: tuple[dict[str, Any], dict[str, Any]], both: dict[str, Any], tolerance: float) -> bool:
         """Take sums for sums from now on; return whether there are new ones of which others may be made: then these are measured again.
 
-        `once` and `twice` are measured on some rows, and on the same rows taken twice.
+        `parts` are measured on some rows and on as many others, `both` on all of them; `tolerance` is how far a ratio may be from 1 or 2.
         """
         self._measured = None
-        ratios = {what: ratio(once[what], twice[what]) for what in sorted(once.keys() & twice.keys() - self._is_sum.keys())}
+        one, other = parts
+        known = sorted(one.keys() & other.keys() & both.keys() - self._is_sum.keys())
+        ratios = {what: ratio((one[what] + other[what]) / 2, both[what]) for what in known}
         ratios = {what: grown for what, grown in ratios.items() if grown is not None}  # zeros tell nothing
         are_sums = {what for what, grown in ratios.items() if abs(grown - 2) < abs(grown - 1)}
         again = bool(are_sums - self._of_others) and bool(self._of_others)
@@ -65,7 +67,7 @@ class Growth:
             if again and what in self._of_others:
                 continue
             self._is_sum[what] = what in are_sums
-            if min(abs(grown - 1), abs(grown - 2)) > (ROUGH if is_random else EXACT):
+            if min(abs(grown - 1), abs(grown - 2)) > tolerance:
                 warnings.warn(neither(what, grown), stacklevel=2)
         return again
 
@@ -83,7 +85,7 @@ def ratio(once: Any, twice: Any) -> float | None:
 
 def neither(what: str, grown: float) -> str:
     return (
-        f"{what[:1].upper()}{what[1:]} is made of all rows of a replica, and {grown:.3g} times as large for the same rows taken twice: "
+        f"{what[:1].upper()}{what[1:]} is made of all rows of a replica, and {grown:.3g} times as large for twice as many rows: "
         f"neither a mean over rows (1) nor a sum (2). So what R replicas make of it is not its value on the whole batch; it is weighted as "
         f"if it were the nearer of the two. Give one value for each row, or write replicas=1."
     )

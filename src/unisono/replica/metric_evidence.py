@@ -50,12 +50,24 @@ class Update(NamedTuple):
         self.metric.update_state(*args, **kwargs)
 
 
+class Other(NamedTuple):
+    """What a step feeds metrics with on as many other rows."""
+
+    updates: Sequence[Update]
+    of_both: Sequence[Update]
+    """On the rows and the others together."""
+
+
 class Fed:
     """What a step that is run feeds metrics with."""
 
     def __init__(self) -> None:
         self._updates: dict[int, Update] = {}
         self._calls = 0
+
+    def begin(self) -> None:
+        """Forget what came before this run."""
+        self._updates = {}
 
     @property
     def updates(self) -> list[Update]:
@@ -107,7 +119,7 @@ def weighted_by_share(
     reset: Sequence[Any],
     updates: Sequence[Update],
     rows: int,
-    of_twice: Sequence[Update] = (),
+    other: Other | None = None,
 ) -> dict[int, bool]:
     """Return, for the ids of variables that could be decided, whether they are means of batches.
 
@@ -119,13 +131,13 @@ def weighted_by_share(
         reset: The values of these after a reset.
         updates: What a step feeds the metrics with on some rows.
         rows: How many these are.
-        of_twice: What it feeds them with on the same rows taken twice. It decides where a metric is fed with one number for all rows.
+        other: What it feeds them with on other rows. It decides where a metric is fed with one number for all rows.
 
     Raises:
         ValueError: For a metric that is neither a sum nor a mean.
     """
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
-    decided = {} if not of_twice else grown(by_number, variables, reset, updates, of_twice)
+    decided = {} if other is None else grown(by_number, variables, reset, updates, other)
     telling = [update for update in updates if id(update.metric) not in by_number]
     trials = trials_of(telling, rows, variables, reset)
     position = {id(v): index for index, v in enumerate(variables)}
@@ -144,7 +156,7 @@ def weighted_by_share(
 
 
 def grown(
-    by_number: set[int], variables: Sequence[Any], reset: Sequence[Any], once: Sequence[Update], twice: Sequence[Update]
+    by_number: set[int], variables: Sequence[Any], reset: Sequence[Any], updates: Sequence[Update], other: Other
 ) -> dict[int, bool]:
     """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
 
@@ -152,7 +164,8 @@ def grown(
         mine = [update for update in updates if id(update.metric) in by_number]
         return added(fed(mine, [update.arrays for update in mine], variables, reset), reset)
 
-    ratios = [ratio(*pair) for pair in zip(change(once), change(twice), strict=True)]
+    parts = [(a + b) / 2 for a, b in zip(change(updates), change(other.updates), strict=True)]
+    ratios = [ratio(*pair) for pair in zip(parts, change(other.of_both), strict=True)]
     return {id(v): abs(r - 1) < abs(r - 2) for v, r in zip(variables, ratios, strict=True) if r is not None}
 
 

@@ -5,7 +5,7 @@ State comes in and a contribution goes out; nothing is assigned.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,17 @@ from unisono.replica import assigned, finish, losses, metric_evidence, metrics, 
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import are_same_for_all, in_shapes
-from unisono.replica.growth import ENOUGH, ENOUGH_FOR_GRADIENTS, Growth
+from unisono.replica.growth import ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT, HALF, ROUGH, Growth
 from unisono.replica.rows import ByRows
 
 APPLIED = "what train_step applies as gradients"
+
+
+class Measured(NamedTuple):
+    """What a step showed on some rows."""
+
+    numbers: dict[str, Any]
+    updates: list[metric_evidence.Update]
 
 
 class ReplicaFunctions:
@@ -186,33 +193,46 @@ class ReplicaFunctions:
         return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
 
     def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Finds out how numbers and metrics of the user's own are merged: by a step on the first replica's rows, once and twice."""
+        """Finds out how numbers and metrics of the user's own are merged: by a step on some rows, on others, and on both together."""
         own = metrics.unpromised(self._fed_by_the_step)
         if self.alone or not (own or self.growth.asked_for):
             return
         enough = ENOUGH_FOR_GRADIENTS if APPLIED in self.growth.asked_for else ENOUGH
         times = -(-enough // len(first)) if self._is_random else 1
-        rows = jax.tree.map(lambda a: np.concatenate([a[first.start : first.stop]] * times), batch)
-        totals = self._totals_of(state, rows)
+        parts = [
+            jax.tree.map(lambda a, r=rows: np.concatenate([a[r.start : r.stop]] * times), batch)
+            for rows in self._parts(batch, first)
+        ]
+        totals = self._totals_of(state, parts[0])
         while True:  # what is made of numbers that turn out to be sums is measured again
-            once, updates = self._measured(state, rows, 1, totals, own)
-            twice, updates_of_twice = self._measured(state, rows, 2, totals, own)
-            if not self.growth.decide(once, twice, self._is_random):
+            one, other = self._measured(state, parts, 1, totals, own)
+            (both,) = self._measured(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals, own)
+            if not self.growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
                 break
-        variables = self.model.metrics_variables
         self.weighted_by_share = metric_evidence.weighted_by_share(
-            own, variables, self._reset(), updates, len(first) * times, updates_of_twice
+            own,
+            self.model.metrics_variables,
+            self._reset(),
+            one.updates,
+            len(first) * times,
+            metric_evidence.Other(other.updates, both.updates),
         )
+
+    def _parts(self, batch: Any, first: range) -> tuple[range, range]:
+        """The rows of the first replica, and as many others; the same where a step draws, or layers look at all rows, so that what it makes
+        of some rows together is not made of what it makes of each."""
+        after = range(first.stop, first.stop + len(first))
+        looks = any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_seam.layers_of(self.model))
+        are_there = after.stop <= jax.tree.leaves(batch)[0].shape[0]
+        return first, after if are_there and not (looks or self._is_random) else first
 
     def _totals_of(self, state: State, rows: Any) -> Any:
         """The divisors of these rows."""
         found = self._compiled(lambda state, rows: self.divisors(state, rows, jnp.int32(0), jnp.float32(1)))(state, rows)
         return jnp.array([0 if d is None else d for d in found], jnp.float32)
 
-    def _measured(
-        self, state: State, rows: Any, times: int, totals: Any, own: list[Any]
-    ) -> tuple[dict[str, float], list[metric_evidence.Update]]:
-        """(the numbers, what the metrics are fed with) of a step on these rows, taken so many times."""
+    def _measured(self, state: State, batches: list[Any], times: int, totals: Any, own: list[Any]) -> list[Measured]:
+        """The numbers, and what the metrics are fed with, of a step on each of these batches, of so many times the replica's rows."""
         numbers, fed = self.growth.measure(), metric_evidence.Fed()
 
         @self._compiled
@@ -220,9 +240,18 @@ class ReplicaFunctions:
             with metric_evidence.noted(own, fed.note):
                 self.contribution(state, rows, jnp.int32(0), jnp.float32(times), totals)
 
-        step(state, jax.tree.map(lambda a: np.concatenate([a] * times), rows))
-        jax.effects_barrier()
-        return numbers, fed.updates
+        found = []
+        for batch in batches:
+            fed.begin()
+            step(state, batch)
+            jax.effects_barrier()
+            found.append(Measured(dict(numbers), fed.updates))
+        return found
+
+    @property
+    def _tolerance(self) -> float:
+        halves = {layer.compute_dtype for layer in keras_seam.layers_of(self.model)} & {"bfloat16", "float16"}
+        return ROUGH if self._is_random else HALF if halves else EXACT
 
     @property
     def _is_random(self) -> bool:
