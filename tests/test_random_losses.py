@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers, ops
 
+import unisono as un
 from trainings import distance, fitting, on, rows, run
 
 X, Y = rows(41, 4), rows(41, 2, seed=1)
@@ -142,6 +143,41 @@ def check(program: Program) -> None:
     assert said or distance(ours, plain) < TOLERANCE, f"off by {distance(ours, plain):.1e}, and nothing was said"
 
 
+class Loop:
+    """A loop whose replica code returns the loss of a row for each, or one number."""
+
+    def __init__(self, program: Program, strategy: Any) -> None:
+        keras.utils.set_random_seed(0)
+        self.strategy, self.program = strategy, program
+        with strategy.scope():
+            self.model = by_function(program)
+            self.model.build((None, 4))
+            self.optimizer = keras.optimizers.SGD(0.01)
+
+    def step(self, batch: Any) -> None:
+        x, y = batch
+        weights = self.model.trainable_variables
+        _, gradients = un.value_and_grad(lambda: self.program(y, self.model(x, training=True)), weights)
+        self.optimizer.apply(gradients, weights)
+
+    def train(self) -> Any:
+        for batch in self.strategy.distribute_dataset((X[:32], Y[:32]), batch_size=BATCH):
+            self.strategy.run(self.step, args=(batch,))
+        return self.model
+
+
+def check_loop(program: Program) -> None:
+    """A number is added up over replicas as it is, so that only sums are right."""
+    is_right = program.is_right and program.number == "a value for each row"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = Loop(program, on(1, 4)).train()
+    said = [str(warning.message) for warning in caught]
+    if is_right:
+        assert said == []
+    assert said or distance(ours, Loop(program, on(1, 1)).train()) < TOLERANCE
+
+
 PROGRAMS = [
     Program(*parts) for parts in itertools.product(OF_ROWS, APART | COUPLED, ["a value for each row", *MERGED, *NEITHER], WHERE)
 ]
@@ -158,7 +194,14 @@ def test_rows_that_look_at_one_another(where):
     check(Program("distance", "centred", "a value for each row", where))
 
 
+@pytest.mark.parametrize("between", ["as it is", "centred"])
+def test_values_of_rows_in_a_loop(between):
+    check_loop(Program("distance", between, "a value for each row", "by_function"))
+
+
 @pytest.mark.slow
 @given(st.sampled_from(PROGRAMS))
 def test_random_losses(program):
     check(program)
+    if program.where == "by_function":
+        check_loop(program)

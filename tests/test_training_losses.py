@@ -148,7 +148,7 @@ def test_pairs_that_replicas_would_tear_apart_are_refused_with_the_rows_of_a_rep
 def test_losses_that_look_at_the_whole_batch(loss):
     """They see their replica's rows: equal bits on every placement."""
     y = labels(43, 3) if loss is losses.Circle else (Y > 0).astype("float32")
-    with pytest.warns(UserWarning, match="makes of all rows together what is not made of their parts"):
+    with pytest.warns(UserWarning, match="replicas=1"):
         assert_same_bits(regressor(loss, "sigmoid"), fitting(X, y, batch_size=20))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -146,17 +146,18 @@ class Sources:
                 left.append((equation.inputs[0], times / number))
         return False
 
-    def what_makes(self, targets: Iterable[Any]) -> tuple[list[tuple[Any, Equation]], set[Any]]:
-        """Return (the variables that lead to the targets and how each is made, in order; the inputs and constants that they start from)."""
+    def what_makes(self, targets: Iterable[Any], known: Container[Any] = ()) -> tuple[list[tuple[Any, Equation]], set[Any]]:
+        """Return (the variables that lead to the targets and how each is made, in order; the inputs and constants that they start from, and
+        what is known)."""
         needed, left = set(), list(targets)
         while left:
             variable = left.pop()
             if isinstance(variable, core.Literal) or variable in needed:
                 continue
             needed.add(variable)
-            left += self._of[variable].inputs if variable in self._of else []
-        made = [(variable, equation) for variable, equation in self._of.items() if variable in needed]
-        return made, needed - self._of.keys()
+            left += self._of[variable].inputs if variable in self._of and variable not in known else []
+        made = [(variable, equation) for variable, equation in self._of.items() if variable in needed and variable not in known]
+        return made, needed - {variable for variable, _ in made}
 
     def terms(self, variable: Any, shares: Iterable[Any] = (), path: Path = UNTOUCHED) -> Iterator[Term]:
         """The parts that a number is the sum of, apart from these shares and from what depends neither on rows nor on weights."""

@@ -98,7 +98,7 @@ def divided(value: Any, term: Term) -> Any:
 
 def evaluated(sources: Sources, targets: Sequence[Any], given: dict[Any, Any]) -> list[Any]:
     """Return the values of variables of a program; nothing is computed but what leads to them."""
-    made, leaves = sources.what_makes(targets)
+    made, leaves = sources.what_makes(targets, given)
     known = {leaf: given[leaf] if leaf in given else sources.constants[leaf] for leaf in leaves}
 
     @jax.jit

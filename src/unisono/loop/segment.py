@@ -16,6 +16,7 @@ import numpy as np
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop, needs_values
+from unisono.loop.apart import warn_if_coupled
 from unisono.loop.arguments import Arguments, Template, check_arguments
 from unisono.loop.divisions import Divisions, Scaled
 from unisono.loop.evidence import Sources
@@ -188,6 +189,7 @@ class Segment:
         if can_be_told and replicas > 1:
             mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
             parts = parts_of_losses(seen, trace_of, ReplicaRows(mine, constants))
+            warn_if_coupled(self._name, seen, trace_of, rows, constants)
         return Divisions(
             self._name,
             replicas,

@@ -55,7 +55,12 @@ def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
 def is_random(program: core.ClosedJaxpr) -> bool:
     """Whether random numbers are drawn."""
     names = {equation.primitive.name for part in parts_of(program) for equation in part.jaxpr.eqns}
-    return any(name.startswith(("random_", "threefry", "rng_")) for name in names)
+    return any(map(is_random_name, names))
+
+
+def is_random_name(name: str) -> bool:
+    """Whether a primitive of this name draws."""
+    return name.startswith(("random_", "threefry", "rng_"))
 
 
 def has_float16(program: core.ClosedJaxpr) -> bool:

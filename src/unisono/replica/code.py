@@ -21,7 +21,8 @@ class Noted(NamedTuple):
     kind: str
     """"share": a loss that is a replica's part of the global one, or, with an `of`, a sum of such; "loss": one that the code has scaled
     by itself; "vector": those of examples, which the engine divides; "fed": what a mean was fed with; "update": the arguments of a
-    metric of the user's; "given": what a layer or a loss was called with; "gradients": what an optimizer was applied with."""
+    metric of the user's; "given": what a layer or a loss was called with; "gave": what it returned; "gradients": what an optimizer was applied
+    with."""
     arrays: Any
     of: Any = None
 

@@ -56,9 +56,11 @@ def is_close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE * float(np.max(np.abs(b), initial=0))))
 
 
-def drawn(rng: np.random.Generator, like: Any, kind: str) -> np.ndarray:
-    """Return rows, of which the second half is of another make: whole numbers are a class of any two, others may be probabilities."""
-    shape, dtype = (ROWS // 2, *like.shape[1:]), np.dtype(like.dtype)
+def drawn(rng: np.random.Generator, like: Any, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
+    """Return rows like these, of which the second half is of another make: whole numbers are a class of any two, others may be probabilities."""
+    if not like.shape:
+        return np.asarray(rng.uniform(0.1, 0.9)).astype(like.dtype)
+    shape, dtype = (rows // 2, *like.shape[1:]), np.dtype(like.dtype)
     if dtype.kind in "iub" or kind == "bits":
         halves = [rng.random(shape) < share for share in (0.25, 0.75)]
     else:
@@ -66,9 +68,9 @@ def drawn(rng: np.random.Generator, like: Any, kind: str) -> np.ndarray:
     return np.concatenate(halves).astype(dtype)
 
 
-def warn_of_coupling(name: str) -> None:
+def warn_of_coupling(what: str) -> None:
     warnings.warn(
-        f"The loss {name!r} makes of all rows together what is not made of their parts. Each replica has its own rows alone, so that R replicas "
+        f"{what} makes of all rows together what is not made of their parts. Each replica has its own rows alone, so that R replicas "
         f"have another loss than the whole batch, as with batch normalization. If it is to see the whole batch, write replicas=1.",
         stacklevel=2,
     )

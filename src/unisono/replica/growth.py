@@ -85,7 +85,7 @@ def ratio(once: Any, twice: Any) -> float | None:
 
 def neither(what: str, grown: float) -> str:
     return (
-        f"{what[:1].upper()}{what[1:]} is made of all rows of a replica, and {grown:.3g} times as large for twice as many rows: "
+        f"{what[:1].upper()}{what[1:]} is made of all rows of a replica, and {grown:.4g} times as large for twice as many rows: "
         f"neither a mean over rows (1) nor a sum (2). So what R replicas make of it is not its value on the whole batch; it is weighted as "
         f"if it were the nearer of the two. Give one value for each row, or write replicas=1."
     )

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from unisono import keras_seam
+from unisono.replica.coupling import couples_rows, warn_of_coupling
 
 MARK = "within_keras"
 """In the names of what layers, losses and metrics compute, where code is traced to be looked at."""
@@ -49,7 +50,10 @@ def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs, meant = opened((args, kwargs))
         check_given(code, thing, jax.tree.leaves((args, kwargs)), meant)
     with within(code):
-        return stock(thing, *args, **kwargs)
+        returned = stock(thing, *args, **kwargs)
+    if not code.inside:
+        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], of=thing)
+    return returned
 
 
 def check_given(code: Code, thing: Any, leaves: list[Any], meant: list[Any]) -> None:
@@ -139,6 +143,13 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
             f"    loss_fn = keras.losses.{class_of(loss)}(reduction=None)\n"
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
+    if (
+        code.is_looked_at
+        and code.replicas > 1
+        and not keras_seam.is_loss_of_keras(loss)
+        and couples_rows(loss.call, (y_true, y_pred))
+    ):
+        warn_of_coupling(f"The loss {loss.name!r}")
     mask = keras_seam.get_keras_mask(y_pred)
     values = called(code, stock, loss, (y_true, y_pred, sample_weight), {})
     if mask is not None and mask.shape == values.shape:

@@ -38,7 +38,8 @@ class ByRows:
         if key not in self._found and not (self._eager or self._alone):
             self._found[key] = couples_rows(function, batch)
             if self._found[key]:
-                warn_of_coupling(getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__))
+                name = getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__)
+                warn_of_coupling(f"The loss {name!r}")
 
     def _grows(self, function: Callable[..., Any], batch: Any) -> bool:
         if any(not array.shape for array in jax.tree.leaves(batch)):

@@ -1,0 +1,76 @@
+"""Whether the values for each row that replica code returns are made of their own rows alone.
+
+What layers and losses give is taken for rows apart, whatever they do: drawn values stand in its place, so that neither a net is run nor its
+random numbers count. What the code makes of that by itself is tried on some rows, on others, and on both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from unisono.loop.evidence import Sources
+from unisono.loop.measured import evaluated
+from unisono.loop.traces import is_random_name
+from unisono.replica.coupling import drawn, is_close, warn_of_coupling
+from unisono.replica.discovery import Trace
+
+
+def warn_if_coupled(name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: list[Any]) -> None:
+    """Say that a function of this name returns values for each row that are made of other rows too.
+
+    Args:
+        name: Of the function.
+        trace: The function on a replica's rows.
+        trace_of: Traces it on another number of rows.
+        size: The rows of the replica.
+        constants: What else it is given.
+    """
+    given = {variable for _, variable in trace.noted.get("gave", [])}
+    vectors = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
+    if all(variable in given for variable in vectors):
+        return
+    try:
+        coupled = is_coupled(trace, trace_of(2 * size), size, constants)
+    except Exception:  # code that runs on its own number of rows alone, say: what it trains does not depend on this look at it
+        return
+    if coupled:
+        warn_of_coupling(f"The function {name!r}")
+
+
+def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any]) -> bool:
+    """Whether the vectors of both parts of some rows, one behind the other, are not those of all of them."""
+    rng = np.random.default_rng(0)
+    parts: list[dict[Any, Any]] = [{}, {}]
+    whole: dict[Any, Any] = {}
+    for of_part, of_both in zip(inputs(trace), inputs(on_both), strict=True):
+        value = drawn(rng, of_both.aval, rows=2 * size)
+        is_of_rows = of_part.aval.shape[:1] == (size,) and of_both.aval.shape[:1] == (2 * size,)
+        whole[of_both] = value
+        for part, rows in zip(parts, (slice(size), slice(size, None)), strict=True):
+            part[of_part] = value[rows] if is_of_rows else value
+    for of, known in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)):
+        known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(1)], strict=True)
+    one, other, both = (vectors(*pair) for pair in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)))
+    return any(
+        not is_close(np.concatenate([a, b]), c) for a, b, c in zip(one, other, both, strict=True) if np.all(np.isfinite(c))
+    )
+
+
+def inputs(trace: Trace) -> list[Any]:
+    """What values are drawn for: the rows, and what layers and losses give."""
+    given = [variable for _, variable in trace.noted.get("gave", []) if not isinstance(variable, core.Literal)]
+    return list(dict.fromkeys([*trace.program.jaxpr.invars[: trace.arrays], *given]))
+
+
+def vectors(trace: Trace, given: dict[Any, Any]) -> list[np.ndarray]:
+    """The values of each row, from what is given; none where random numbers go into them."""
+    sources = Sources(trace.program, trace.arrays)
+    targets = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
+    made, _ = sources.what_makes(targets, given)
+    if any(is_random_name(equation.name) for _, equation in made):
+        return []
+    return [np.asarray(value) for value in evaluated(sources, targets, given)]
