@@ -24,6 +24,7 @@ from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
 from unisono import keras_seam
+from unisono.callbacks.states import set_states, states_of
 from unisono.checkpoint import signals
 from unisono.checkpoint.reading import load
 from unisono.checkpoint.store import Store
@@ -284,6 +285,16 @@ def test_what_optimizers_keep(tmp_path, name):
     make = lambda strategy, **seed: model_on(strategy, OPTIMIZERS[name], **seed)
     reference = fit(make(on(1, 4)))
     assert broken_off_and_resumed(tmp_path / "b", 7, make=make, freq=3) == reference
+
+
+def test_a_state_sets_nothing_else():
+    """Of what a file holds, a callback of Keras' takes what it is known to keep."""
+    stopping = keras.callbacks.EarlyStopping()
+    (name,) = states_of([stopping])
+    set_states([stopping], {name: {"wait": 3, "on_epoch_end": None, "model": "other"}})
+    assert stopping.wait == 3
+    assert callable(stopping.on_epoch_end)
+    assert "model" not in vars(stopping)
 
 
 def test_states_of_keras_callbacks_are_whole():

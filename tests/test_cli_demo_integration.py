@@ -1,5 +1,6 @@
 """`unisono demo` in a fresh process, as a user starts it."""
 
+import os
 import re
 
 import keras
@@ -49,6 +50,8 @@ def check_placements(text):
     first, second = re.findall(r"\b[0-9a-f]{32}\b", text)
     assert first == second
     assert "The fingerprints are equal" in text
+    shares = "so that they do the same work as one, and hand on sums besides: they take longer" in text
+    assert shares == (len(os.sched_getaffinity(0)) < 8)
     for device in range(8):
         assert f"  cpu:{device}  replica {device}\n" in text
     assert "  cpu:0  replicas 0 to 7, one after another\n" in text

@@ -80,9 +80,9 @@ def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ((np.zeros((4, 2)), np.zeros(5)), "arrays of 4 and 5 rows"),
+        ((np.zeros((4, 2)), np.zeros(5)), r"arrays of 4 and 5 rows.*\. If each item .* is one row, .*dataset.batch\(n\)"),
         ((np.zeros((0, 2)),), "has no rows"),
-        ((np.float32(3),), "holds a scalar"),
+        ((np.float32(3),), r"holds a scalar.*dataset.batch\(n\)"),
         ((None,), "holds no array"),
         ((np.array(["a", "b"]),), "StringLookup"),
     ],

@@ -63,7 +63,7 @@ def test_devices_that_were_not_asked_for_are_never_more_than_the_replicas():
         ({"devices": []}, "must be a count"),
         (
             {"devices": 9},
-            r"received devices=9, but JAX runs with 8 cpu devices[\s\S]*jax.config.update\(\"jax_num_cpu_devices\", 9\)",
+            r"received devices=9, but JAX runs with 8 cpu devices[\s\S]*restart the kernel[\s\S]*jax.config.update\(\"jax_num_cpu_devices\", 9\)",
         ),
     ],
 )
@@ -76,6 +76,19 @@ def test_arguments_that_make_no_sense_say_what_to_write(arguments, message):
 def test_a_device_cannot_be_named_twice():
     with pytest.raises(ValueError, match="write accumulate=2"):
         un.MirroredStrategy(devices=[jax.devices()[0]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "write"),
+    [
+        ({"device": 4}, "devices=4"),
+        ({"replica": 8}, "replicas=8"),
+        ({"accumulation": 2, "determinstic": True}, "accumulate=2, deterministic=True"),
+    ],
+)
+def test_names_that_are_nearly_right_are_answered(given, write):
+    with pytest.raises(TypeError, match=rf"received .*Write MirroredStrategy\({write}\)\."):
+        un.MirroredStrategy(**given)
 
 
 def test_older_forms_are_answered():

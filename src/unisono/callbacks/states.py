@@ -58,7 +58,7 @@ def known(callbacks: Iterable[Any]) -> dict[str, tuple[Callable[[], Any], Callab
         if is_stateful(callback):
             access = callback.get_state, callback.set_state
         elif names is not None:
-            access = getter(callback, names), setter(callback)
+            access = getter(callback, names), setter(callback, names)
         else:
             continue
         if isinstance(vars(callback).get("monitor"), str):
@@ -76,10 +76,10 @@ def getter(callback: Any, names: tuple[str, ...]) -> Callable[[], dict[str, Any]
     return lambda: {name: plain(getattr(callback, name)) for name in names if hasattr(callback, name)}
 
 
-def setter(callback: Any) -> Callable[[dict[str, Any]], None]:
+def setter(callback: Any, names: tuple[str, ...]) -> Callable[[dict[str, Any]], None]:
     def put(state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(callback, name, value)
+        for name in state.keys() & set(names):  # a file sets nothing else
+            setattr(callback, name, state[name])
 
     return put
 

@@ -13,6 +13,7 @@ import keras
 import unisono as un
 from unisono.cli import curves, datasets
 from unisono.cli.errors import CommandError
+from unisono.xla import runtime
 
 MOST_CPU_DEVICES = 8
 
@@ -116,6 +117,12 @@ def report(runs: list[Run], picture: Path, model_file: Path) -> int:
         print("\nThe fingerprints are equal: weights, optimizer and random state have the same bits on both placements.")
     else:
         print("\nThe fingerprints DIFFER: the two placements have not trained the same bits. This is a bug; please report it.")
+    count = max(len(run.strategy.devices) for run in runs)
+    if jax.default_backend() == "cpu" and count > runtime.cores():
+        print(
+            f"{count} CPU devices share {counted(runtime.cores(), 'core')} here, so that they do the same work as one, and hand on sums "
+            f"besides: they take longer. Devices of their own, as GPUs are, compute beside one another."
+        )
     print(f"\nlearning curves  {picture}\nmodel            {model_file}")
     return 0 if equal else 1
 

@@ -200,16 +200,21 @@ def as_array(leaf: Any) -> np.ndarray:
     return array
 
 
+UNBATCHED = "If each item of the dataset is one row, its batches are missing: write dataset.batch(n)."
+
+
 def rows_of(shapes: list[tuple[int, ...]], position: Position | None) -> int:
     """The number of rows, on which all arrays of a batch must agree."""
     where = "A batch" if position is None else f"Batch {position[1]}"
     counts = {shape[0] if shape else None for shape in shapes}
     if not shapes or None in counts:
-        raise ValueError(f"{where} holds {'a scalar' if shapes else 'no array'}; every array needs a first axis of rows.")
+        raise ValueError(
+            f"{where} holds {'a scalar' if shapes else 'no array'}; every array needs a first axis of rows. {UNBATCHED * bool(shapes)}".rstrip()
+        )
     if len(counts) > 1:
         raise ValueError(
             f"{where} holds arrays of {' and '.join(str(shape[0]) for shape in shapes)} rows; x, y and sample weights "
-            f"need the same number."
+            f"need the same number. {UNBATCHED}"
         )
     (rows,) = counts
     if not rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import jax
 from unisono.strategy.device_names import translated
 from unisono.xla import determinism
 
+NAMES = ("devices", "replicas", "accumulate", "deterministic")
+
 Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
 
@@ -18,11 +21,19 @@ def check_form(name: str, positional: tuple[Any, ...], older: dict[str, Any], ex
     """The arguments of older programs had other forms."""
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
     if received:
-        meant = next(filter(None, map(translated, (*positional, *older.values()))), None)
+        meant = next(filter(None, map(translated, (*positional, *older.values()))), None) or correctly_spelt(older)
         raise TypeError(
             f"{name} takes devices=, replicas=, accumulate= and deterministic=, by name, and received {', '.join(received)}. "
             f"Write {example if meant is None else f'{name}({meant})'}."
         )
+
+
+def correctly_spelt(arguments: dict[str, Any]) -> str | None:
+    """Return what was meant by names that are nearly right, as it is to be written."""
+    near = {key: difflib.get_close_matches(key, NAMES, n=1, cutoff=0.75) for key in arguments}
+    if not near or not all(near.values()):
+        return None
+    return ", ".join(f"{match}={arguments[key]!r}" for key, (match,) in near.items())
 
 
 def check(name: str, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
@@ -63,7 +74,8 @@ def found(name: str, devices: Devices) -> list[jax.Device]:
         raise ValueError(f"{first}{'s' * (len(available) > 1)}. Write devices={len(available)} or leave it out.")
     raise ValueError(
         f"{first}{'s' * (len(available) > 1)}. CPU devices are made when JAX starts, which a model, an optimizer or an array "
-        f"does. Make the strategy first, or write before anything else:\n\n    import jax\n"
+        f"does. Start Python anew (in a notebook: restart the kernel) and make the strategy first, or write before anything else:\n\n"
+        f"    import jax\n"
         f'    jax.config.update("jax_num_cpu_devices", {devices})'
     )
 
