@@ -1,5 +1,6 @@
 """Distributed datasets: every source, lengths, positions, the replicas' own pipelines, and fit on them."""
 
+import signal
 import warnings
 
 import keras
@@ -321,3 +322,31 @@ def test_what_tensorflow_has_distributed_is_answered():
     for name, call in calls.items():
         with pytest.raises(TypeError, match=rf"{name} received a DistributedDataset, [\s\S]*the tf.data dataset itself"):
             call()
+
+
+@pytest.fixture
+def _handler_of_children():
+    """Torch sets one of its own."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.compat
+@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.usefixtures("_handler_of_children")
+def test_workers_of_torch_that_are_forked_are_warned_of():
+    torch = pytest.importorskip("torch")
+    x, y = data("dense", 24)
+
+    def loader(**options):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y)), 12, **options)
+
+    loop = Loop(on(1, 4))
+    loop.model.compile("sgd", crossentropy())
+    loop.model.fit(loader(), verbose=0, shuffle=False)
+    loop.strategy.distribute_dataset(loader(num_workers=1, multiprocessing_context="forkserver"))
+    with pytest.warns(UserWarning, match=r"forks this process for its 1 workers[\s\S]*multiprocessing_context='forkserver'"):
+        loop.model.fit(loader(num_workers=1, multiprocessing_context="fork"), verbose=0, shuffle=False)
+    with pytest.warns(UserWarning, match="forks this process"):
+        next(iter(loop.strategy.distribute_dataset(loader(num_workers=1, multiprocessing_context="fork"))))

@@ -16,12 +16,14 @@ from unisono.data.division import held
 from unisono.data.order import Order
 from unisono.data.progress import Place, Size
 from unisono.data.resume import Item, indexed, streamed
+from unisono.data.workers import warn_of_forks
 
 
 class GlobalBatches(keras_seam.DataAdapter):
     """The batches of a Keras adapter, in order by rule, with their positions."""
 
     def __init__(self, source: Any, order: Order) -> None:
+        warn_of_forks(source)
         self.source = source
         self.order = order
 

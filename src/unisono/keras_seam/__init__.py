@@ -43,6 +43,7 @@ from unisono.keras_seam.data import first_batch as first_batch
 from unisono.keras_seam.data import has_length as has_length
 from unisono.keras_seam.data import is_map_dataset as is_map_dataset
 from unisono.keras_seam.data import is_pipeline as is_pipeline
+from unisono.keras_seam.data import loader_of_torch as loader_of_torch
 from unisono.keras_seam.data import map_batches as map_batches
 from unisono.keras_seam.data import replace_adapter as replace_adapter
 from unisono.keras_seam.data import static_rows as static_rows

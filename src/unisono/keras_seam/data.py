@@ -81,6 +81,11 @@ def is_pipeline(dataset: Any) -> bool:
     )
 
 
+def loader_of_torch(adapter: Any) -> Any | None:
+    """The DataLoader of torch that an adapter reads; None of another source."""
+    return getattr(adapter, "_dataloader", None)
+
+
 def adapter_of(x: Any, batch_size: int | None, steps: int | None) -> Any:
     """Keras' adapter for inputs without targets."""
     return get_data_adapter(x, batch_size=batch_size, steps_per_epoch=steps)
