@@ -46,6 +46,11 @@ class Growth:
             jax.debug.callback(lambda numbers: measured.update({what: np.asarray(numbers)}), flat)
         return values if self._is_sum.get(what) else [value * share for value in values]
 
+    @property
+    def undecided(self) -> bool:
+        """Whether a number told nothing so far: zero is a sum and a mean."""
+        return bool(self.asked_for - self._is_sum.keys())
+
     def measure(self) -> dict[str, Any]:
         """Begin to measure: the next run puts its numbers into this dict."""
         self._measured = {}

@@ -204,11 +204,9 @@ class ReplicaFunctions:
             for rows in self._parts(batch, first)
         ]
         totals = self._totals_of(state, parts[0])
-        while True:  # what is made of numbers that turn out to be sums is measured again
-            one, other = self._measured(state, parts, 1, totals, own)
-            (both,) = self._measured(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals, own)
-            if not self.growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
-                break
+        one, other, both = self._looked_at(state, parts, totals, own)
+        if self.growth.undecided:  # as behind a kernel that begins with zeros
+            one, other, both = self._looked_at(with_other_weights(state), parts, totals, own)
         self.weighted_by_share = metric_evidence.weighted_by_share(
             own,
             self.model.metrics_variables,
@@ -217,6 +215,14 @@ class ReplicaFunctions:
             len(first) * times,
             metric_evidence.Other(other.updates, both.updates),
         )
+
+    def _looked_at(self, state: State, parts: list[Any], totals: Any, own: list[Any]) -> list[Measured]:
+        """What a step shows on both parts and on all of their rows. What is made of numbers that turn out to be sums is measured again."""
+        while True:
+            one, other = self._measured(state, parts, 1, totals, own)
+            (both,) = self._measured(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals, own)
+            if not self.growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
+                return [one, other, both]
 
     def _parts(self, batch: Any, first: range) -> tuple[range, range]:
         """The rows of the first replica, and as many others; the same where a step draws, or layers look at all rows, so that what it makes
@@ -362,6 +368,17 @@ class ReplicaFunctions:
             own = set(self.model.get_metrics_result())
         beside = {name: ops.cast(value, "float32") for name, value in metrics.flattened(logs or {}).items() if name not in own}
         return {name: self.growth.weighted(f"the log {name!r}", value, share) for name, value in beside.items()}
+
+
+def with_other_weights(state: State) -> State:
+    """Return the state with weights that are not zero."""
+    rng = np.random.default_rng(0)
+
+    def moved(weight: Any) -> Any:
+        is_float = jnp.issubdtype(weight.dtype, jnp.floating)
+        return weight + jnp.asarray(rng.normal(0, 0.1, weight.shape), weight.dtype) if is_float else weight
+
+    return [moved(weight) for weight in state[0]], *state[1:]
 
 
 def scaling_variables(optimizer: Any) -> list[Any]:
