@@ -238,7 +238,7 @@ class ReplicaFunctions:
         return jnp.array([0 if d is None else d for d in found], jnp.float32)
 
     def _measured(self, state: State, batches: list[Any], times: int, totals: Any, own: list[Any]) -> list[Measured]:
-        """The numbers, and what the metrics are fed with, of a step on each of these batches, of so many times the replica's rows."""
+        """The numbers, and what the metrics are fed with, of a step on each of these batches, which have `times` times the replica's rows."""
         numbers, fed = self.growth.measure(), metric_evidence.Fed()
 
         @self._compiled

@@ -66,7 +66,7 @@ class Given(NamedTuple):
         return rows
 
     def shapes(self, size: int) -> Any:
-        """What a replica of so many rows gets, in shapes."""
+        """What a replica of `size` rows gets, in shapes."""
         rows = self.batch.shapes(size)
         return (rows, [value.shapes(size) for value in self.carried]) if self.carried else rows
 
@@ -115,7 +115,7 @@ class EagerStep:
         return NO_COPIES
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
-        """Of what a replica with so many rows gives back."""
+        """Of what a replica of `rows` rows gives back."""
         return self._output_shapes[rows, batch.signature]
 
     def forget(self) -> None:
@@ -187,7 +187,7 @@ class EagerStep:
                 self._output_shapes[size, given.batch.signature] = found
 
     def _in_shapes(self, function: Callable[..., Any], given: Given, size: int, *more: Any) -> Any:
-        """What a replica of so many rows would return, where none of this process has them."""
+        """What a replica of `size` rows would return, where none of this process has them."""
         return jax.eval_shape(function, self._state, given.shapes(size), np.int32(0), np.float32(1), *more)
 
 
