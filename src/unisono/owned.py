@@ -17,10 +17,13 @@ class Owned:
         self._strategy = None if strategy is None else weakref.ref(strategy)
         _all.add(self)
         self._made: dict[int, weakref.ref[Any]] = {}
+        self._models: dict[int, weakref.ref[Any]] = {}
+        """Among them; asked for at every run of a loop."""
 
     def add(self, thing: Any) -> None:
         key = id(thing)
-        self._made[key] = weakref.ref(thing, lambda _: self._made.pop(key, None))
+        for made in (self._made, self._models) if isinstance(thing, keras.Model) else (self._made,):
+            made[key] = weakref.ref(thing, lambda _, made=made: made.pop(key, None))
 
     def __contains__(self, thing: Any) -> bool:
         found = self._made.get(id(thing))
@@ -36,7 +39,7 @@ class Owned:
 
     @property
     def models(self) -> list[Any]:
-        return self._of(keras.Model)
+        return [model for ref in list(self._models.values()) if (model := ref()) is not None]
 
     @property
     def optimizers(self) -> list[Any]:

@@ -134,11 +134,11 @@ def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
             return part("constants", leaf.value)
         if isinstance(leaf, keras.Variable):
             return Whole(Same(leaf), Same)
-        check_not_tensorflows(leaf, "strategy.run")
         if is_array(leaf):
             if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
             return part("constants", leaf)
+        check_not_tensorflows(leaf, "strategy.run")
         try:
             hash(leaf)
         except TypeError:

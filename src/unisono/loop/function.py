@@ -68,7 +68,7 @@ def function(fn: Any = None, *, eager: bool = False) -> Any:
     """
     if fn is None:
         return lambda fn: function(fn, eager=eager)
-    return functools.wraps(fn)(Eager(fn) if eager else Function(fn))
+    return functools.wraps(fn)(Function(fn, eager))
 
 
 _made: collections.Counter[Any] = collections.Counter()
@@ -82,30 +82,19 @@ class Traced(NamedTuple):
     program: Callable[..., Any]
 
 
-class Eager:
-    """What `function` returns where nothing is to be compiled."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with running.eagerly():
-            return self._fn(*args, **kwargs)
-
-    def __get__(self, instance: Any, _: Any = None) -> Any:
-        """As a method."""
-        return self if instance is None else functools.partial(self, instance)
-
-
 class Function:
     """What `function` returns."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], eager: bool) -> None:
         self._fn = fn
+        self._eager = eager
         self._runs_replicas: bool | None = None
         self._traced: dict[Any, tuple[Traced, Surroundings]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._eager:
+            with running.eagerly():
+                return self._fn(*args, **kwargs)
         if current() is not None or keras_seam.stateless_scope() is not None or running.is_eager() or tracing.is_disabled():
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_of_host)

@@ -19,6 +19,7 @@ from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
 from unisono.replica.program import scaling_variables
 from unisono.replica.rows import ByRows
+from unisono.xla import tracing
 
 Call = Callable[[Any, Any], Any]
 """`call(batch, constants)` calls the user's function."""
@@ -73,7 +74,7 @@ class OwnCode:
         """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
         self._by_rows = ByRows(eager)
-        self._compiled = (lambda function: function) if eager else jax.jit
+        self._compiled = tracing.jitted_unless(eager)
 
     @keras_seam.fresh_masks()
     def contribution(

@@ -5,30 +5,21 @@ State comes in and a contribution goes out; nothing is assigned.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 from keras import ops
 
 from unisono import keras_seam
-from unisono.replica import assigned, finish, losses, metric_evidence, metrics, overwritten, own_step, randomness
+from unisono.replica import assigned, finish, losses, metrics, overwritten, own_step
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import are_same_for_all, in_shapes
-from unisono.replica.growth import ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT, HALF, ROUGH, Growth
+from unisono.replica.growth import Growth
+from unisono.replica.look import APPLIED, Look
 from unisono.replica.rows import ByRows
-
-APPLIED = "what train_step applies as gradients"
-
-
-class Measured(NamedTuple):
-    """What a step showed on some rows."""
-
-    numbers: dict[str, Any]
-    updates: list[metric_evidence.Update]
 
 
 class ReplicaFunctions:
@@ -47,7 +38,6 @@ class ReplicaFunctions:
         """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
         self.eager = eager
         self._by_rows = ByRows(eager, self.alone)
-        self._compiled = (lambda function: function) if eager else jax.jit
         self.growth = Growth()
         """Of losses that are one number for all rows; found by `look`."""
 
@@ -193,75 +183,10 @@ class ReplicaFunctions:
         return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
 
     def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Finds out how numbers and metrics of the user's own are merged: by a step on some rows, on others, and on both together."""
+        """Finds out how numbers and metrics of the user's own are merged."""
         own = metrics.unpromised(self._fed_by_the_step)
-        if self.alone or not (own or self.growth.asked_for):
-            return
-        enough = ENOUGH_FOR_GRADIENTS if APPLIED in self.growth.asked_for else ENOUGH
-        times = -(-enough // len(first)) if self._is_random else 1
-        parts = [
-            jax.tree.map(lambda a, r=rows: np.concatenate([a[r.start : r.stop]] * times), batch)
-            for rows in self._parts(batch, first)
-        ]
-        totals = self._totals_of(state, parts[0])
-        one, other, both = self._looked_at(state, parts, totals, own)
-        if self.growth.undecided:  # as behind a kernel that begins with zeros
-            one, other, both = self._looked_at(with_other_weights(state), parts, totals, own)
-        self.weighted_by_share = metric_evidence.weighted_by_share(
-            own,
-            self.model.metrics_variables,
-            self._reset(),
-            one.updates,
-            len(first) * times,
-            metric_evidence.Other(other.updates, both.updates),
-        )
-
-    def _looked_at(self, state: State, parts: list[Any], totals: Any, own: list[Any]) -> list[Measured]:
-        """What a step shows on both parts and on all of their rows. What is made of numbers that turn out to be sums is measured again."""
-        while True:
-            one, other = self._measured(state, parts, 1, totals, own)
-            (both,) = self._measured(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals, own)
-            if not self.growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
-                return [one, other, both]
-
-    def _parts(self, batch: Any, first: range) -> tuple[range, range]:
-        """The rows of the first replica, and as many others; the same where a step draws, or layers look at all rows, so that what it makes
-        of some rows together is not made of what it makes of each."""
-        after = range(first.stop, first.stop + len(first))
-        looks = any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_seam.layers_of(self.model))
-        are_there = after.stop <= jax.tree.leaves(batch)[0].shape[0]
-        return first, after if are_there and not (looks or self._is_random) else first
-
-    def _totals_of(self, state: State, rows: Any) -> Any:
-        """The divisors of these rows."""
-        found = self._compiled(lambda state, rows: self.divisors(state, rows, jnp.int32(0), jnp.float32(1)))(state, rows)
-        return jnp.array([0 if d is None else d for d in found], jnp.float32)
-
-    def _measured(self, state: State, batches: list[Any], times: int, totals: Any, own: list[Any]) -> list[Measured]:
-        """The numbers, and what the metrics are fed with, of a step on each of these batches, which have `times` times the replica's rows."""
-        numbers, fed = self.growth.measure(), metric_evidence.Fed()
-
-        @self._compiled
-        def step(state: State, rows: Any) -> None:
-            with metric_evidence.noted(own, fed.note):
-                self.contribution(state, rows, jnp.int32(0), jnp.float32(times), totals)
-
-        found = []
-        for batch in batches:
-            fed.begin()
-            step(state, batch)
-            jax.effects_barrier()
-            found.append(Measured(dict(numbers), fed.updates))
-        return found
-
-    @property
-    def _tolerance(self) -> float:
-        halves = {layer.compute_dtype for layer in keras_seam.layers_of(self.model)} & {"bfloat16", "float16"}
-        return ROUGH if self._is_random else HALF if halves else EXACT
-
-    @property
-    def _is_random(self) -> bool:
-        return any(randomness.is_seed(v) for v in self.model.non_trainable_variables)
+        if not self.alone and (own or self.growth.asked_for):
+            self.weighted_by_share = Look(self, own).weighted_by_share(state, batch, first, self._reset())
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
@@ -368,17 +293,6 @@ class ReplicaFunctions:
             own = set(self.model.get_metrics_result())
         beside = {name: ops.cast(value, "float32") for name, value in metrics.flattened(logs or {}).items() if name not in own}
         return {name: self.growth.weighted(f"the log {name!r}", value, share) for name, value in beside.items()}
-
-
-def with_other_weights(state: State) -> State:
-    """Return the state with weights that are not zero."""
-    rng = np.random.default_rng(0)
-
-    def moved(weight: Any) -> Any:
-        is_float = jnp.issubdtype(weight.dtype, jnp.floating)
-        return weight + jnp.asarray(rng.normal(0, 0.1, weight.shape), weight.dtype) if is_float else weight
-
-    return [moved(weight) for weight in state[0]], *state[1:]
 
 
 def scaling_variables(optimizer: Any) -> list[Any]:

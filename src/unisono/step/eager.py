@@ -29,7 +29,7 @@ NO_COPIES = 1 << 30
 """More references than anybody can hold: a state that no program writes into need not be copied."""
 
 
-class Eager:
+class EagerProgram:
     """A function that is called as a `Program` is."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -85,6 +85,7 @@ class EagerStep:
         self._sum, self._sum_of_divisors = Sum(placement, exchange), Sum(placement, exchange)
         self._divisors: dict[Hashable, list[float | None]] = {}
         """What a replica adds to each divisor, by its rows; None where masks or weights decide."""
+        self._shapes_in_trace: Callable[[int], list[jax.ShapeDtypeStruct]] = lambda rows: []
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._looked = False
         self._state: State = ()
@@ -116,7 +117,10 @@ class EagerStep:
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Of what a replica of `rows` rows gives back."""
-        return self._output_shapes[rows, batch.signature]
+        key = rows, batch.signature
+        if key not in self._output_shapes:  # no replica of this process has as many
+            self._output_shapes[key] = self._shapes_in_trace(rows)
+        return self._output_shapes[key]
 
     def forget(self) -> None:
         """Lets go of the state."""
@@ -178,13 +182,13 @@ class EagerStep:
         return self._numbers.on(lead, np.int32, shard.replica), self._numbers.on(lead, np.float32, given.share(size))
 
     def _note_shapes(self, given: Given, divisors: Any, outputs: dict[int, Any]) -> None:
-        """Of what replicas give back, by their rows; of those in other processes as a trace says."""
+        """Of what replicas give back, by their rows."""
+        contribution = self._functions.contribution
+        self._shapes_in_trace = lambda rows: self._in_shapes(contribution, given, rows, divisors, given.constants)[1]
         for shard in given.now.shards:
-            self._output_shapes.setdefault((len(shard.rows), given.batch.signature), jax.eval_shape(list, outputs[shard.replica]))
-        for size in set(given.now.sizes):
-            if (size, given.batch.signature) not in self._output_shapes:
-                found = self._in_shapes(self._functions.contribution, given, size, divisors, given.constants)[1]
-                self._output_shapes[size, given.batch.signature] = found
+            key = len(shard.rows), given.batch.signature
+            if key not in self._output_shapes:
+                self._output_shapes[key] = jax.eval_shape(list, outputs[shard.replica])
 
     def _in_shapes(self, function: Callable[..., Any], given: Given, size: int, *more: Any) -> Any:
         """What a replica of `size` rows would return, where none of this process has them."""

@@ -18,7 +18,7 @@ from unisono.replica.assigned import merged
 from unisono.replica.contribution import Assigned
 from unisono.replica.program import ReplicaFunctions
 from unisono.step.copies import Copies, Numbers
-from unisono.step.eager import Eager
+from unisono.step.eager import EagerProgram
 from unisono.step.plan import Plan, Shard, plan
 from unisono.step.replicas import Sum
 from unisono.xla.programs import Program
@@ -37,7 +37,7 @@ class PredictStep:
         self._numbers = Numbers()
         self._functions = functions
         by = functions.predict
-        self._replica = Eager(by) if functions.eager else Program(rewritten(by, placement.lead.platform))
+        self._replica = EagerProgram(by) if functions.eager else Program(rewritten(by, placement.lead.platform))
         self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
         self._join = Program(joined)
         self._sum = Sum(placement, exchange)
