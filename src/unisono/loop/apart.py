@@ -15,7 +15,7 @@ from jax.extend import core
 from unisono.loop.evidence import Sources
 from unisono.loop.measured import evaluated
 from unisono.loop.traces import is_random_name
-from unisono.replica.coupling import drawn, is_close, warn_of_coupling
+from unisono.replica.coupling import close_of, drawn, is_close, warn_of_coupling
 from unisono.replica.discovery import Trace
 
 
@@ -55,8 +55,9 @@ def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any]) ->
     for of, known in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)):
         known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(1)], strict=True)
     one, other, both = (vectors(*pair) for pair in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)))
+    close = close_of(variable.aval for variable in whole if hasattr(variable.aval, "dtype"))
     return any(
-        not is_close(np.concatenate([a, b]), c) for a, b, c in zip(one, other, both, strict=True) if np.all(np.isfinite(c))
+        not is_close(np.concatenate([a, b]), c, close) for a, b, c in zip(one, other, both, strict=True) if np.all(np.isfinite(c))
     )
 
 

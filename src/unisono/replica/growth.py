@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-EXACT, HALF, ROUGH = 1e-3, 0.02, 0.4
+EXACT, HALF, ROUGH = 1e-4, 0.02, 0.4
 """How far a ratio may be from 1 or 2: by rounding, to half precision too, and where replicas draw random numbers."""
 
 ENOUGH = 32
