@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from keras import layers, ops
 
 from sizes import ROWS_AT_ONCE, slow
 from trainings import assert_equals_keras, fitting, labels, on, rows, run
+from unisono import keras_seam
 
 X, Y = rows(43, 4), rows(43, 2, seed=1)
 CLASS = labels(43, 2)
@@ -114,10 +117,72 @@ def test_a_sum_is_found_where_replicas_draw():
     np.testing.assert_allclose(ours.logs["loss"], plain.logs["loss"], rtol=0.2)
 
 
-def test_what_is_neither_a_sum_nor_a_mean_is_said():
-    def root(y, p):
-        return ops.sqrt(ops.sum(ops.square(y - p)))
+def root(y, p):
+    return ops.sqrt(ops.sum(ops.square(y - p)))
 
-    with pytest.warns(UserWarning, match="The loss 'root'") as warned:
-        run(dense(root), fitting(X, Y, batch_size=20), on(1, 4))
-    assert any("(call 1) is made of all rows of a replica, and 1.4" in str(warning.message) for warning in warned)
+
+class Roots(keras.Sequential):
+    """Computes the root of a sum."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return root(y, y_pred)
+
+
+def said(make):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(make, fitting(X, Y, batch_size=20), on(1, 4))
+    return [str(warning.message) for warning in caught]
+
+
+def test_what_is_neither_a_sum_nor_a_mean_is_said():
+    (word,) = said(of_class(Roots))
+    assert word.startswith("What compute_loss returns is made of all rows of a replica, and 1.4")
+
+
+def test_a_loss_that_couples_rows_is_said_once():
+    (word,) = said(dense(root))
+    assert word.startswith("The loss 'root' makes of all rows together")
+
+
+NORMALIZED = {
+    "normalized": [layers.BatchNormalization],
+    "drawn": [lambda: layers.Dropout(0.3), lambda: layers.GaussianNoise(0.1)],
+}
+
+
+def test_layers_draw_again_after_the_look():
+    """What a layer does in training is what it does after the steps that are looked at in evaluation."""
+    model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.BatchNormalization()])
+    before = [dict(layer.__dict__) for layer in model.layers]
+    with keras_seam.in_evaluation(model):
+        np.testing.assert_allclose(model(np.ones((3, 4), "float32"), training=True), 1, atol=1e-3)
+    assert [dict(layer.__dict__) for layer in model.layers] == before
+    assert np.any(model.layers[0](np.ones((3, 4), "float32"), training=True) == 0)
+
+
+@pytest.mark.parametrize("kind", [*slow("normalized"), "drawn"])
+@pytest.mark.parametrize("where", [*slow("Sums"), "Roots"])
+def test_what_layers_do_in_training_hides_nothing(kind, where):
+    """Neither a mean that is drawn, nor statistics over the rows, stand in the place of what is looked for."""
+
+    def make():
+        more = [layer() for layer in NORMALIZED[kind]]
+        model = {"Sums": Sums, "Roots": Roots}[where]([layers.Input((4,)), layers.Dense(5, "tanh"), *more, layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.001))
+        return model
+
+    assert len(said(make)) == (where == "Roots")
+
+
+class LargestOfMany(layers.Layer):
+    """Adds a number that is almost the same for all rows, though its gradient is that of one row alone."""
+
+    def call(self, x):
+        self.add_loss(ops.max(ops.tanh(6 + ops.sum(ops.square(x), axis=-1))))
+        return x
+
+
+def test_a_gradient_that_is_neither_a_sum_nor_a_mean_is_said():
+    (word,) = said(dense("mse", LargestOfMany))
+    assert word.startswith("Loss 1 of those that layers add makes of all rows together")

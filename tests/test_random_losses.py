@@ -189,6 +189,20 @@ def test_means_and_what_looks_like_one(number, where):
     check(Program("squares", "as it is", number, where))
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program("squares", "tanh", "largest", "by_add_loss"),
+        Program("distance", "tanh", "square of a mean", "by_function"),
+        Program("likeness", "tanh", "logsumexp", "by_train_step"),
+    ],
+    ids=lambda program: program.where,
+)
+def test_saturated_values(program):
+    """What is made of values that are almost the same is almost their mean."""
+    check(program)
+
+
 @pytest.mark.parametrize("where", ["by_function", "by_compute_loss"])
 def test_rows_that_look_at_one_another(where):
     check(Program("distance", "centred", "a value for each row", where))

@@ -1,20 +1,28 @@
 """How a number that is made of a replica's rows grows with them, found by measuring it on some rows, on others, and on both together.
 
 A sum over both is the sum of the two, and sums of replicas add up to the sum of the batch. A mean over both is their mean, and counts by the
-replica's share of the rows. What is neither has a value over replicas that is not that of the whole batch, and is warned of.
+replica's share of the rows. What is neither has a value over replicas that is not that of the whole batch, and is warned of. So is a number
+that grows like a mean or a sum where its gradient does not, as the largest of saturated values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unisono.replica.coupling import warn_of_coupling
+
 EXACT, HALF, ROUGH = 1e-4, 0.02, 0.4
 """How far a ratio may be from 1 or 2: by rounding, to half precision too, and where replicas draw random numbers."""
+
+APART = 10
+"""How much further the rounding of gradients may take them."""
 
 ENOUGH = 32
 """Where replicas draw, so many rows at least are measured, for their numbers to be alike."""
@@ -30,6 +38,21 @@ class Growth:
         self._of_others: set[str] = set()
         self._is_sum: dict[str, bool] = {}
         self._measured: dict[str, Any] | None = None
+        self._caught: dict[str, Any] | None = None
+        self._said: set[str] = set()
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[dict[str, Any]]:
+        """The losses that are asked for in this block of a trace."""
+        self._caught = {}
+        try:
+            yield self._caught
+        finally:
+            self._caught = None
+
+    def is_said(self, what: str) -> None:
+        """Note that the user knows what replicas make of this number."""
+        self._said.add(what)
 
     def weighted(self, what: str, value: Any, share: Any, of_others: bool = False) -> Any:
         """Return the replica's part of this number of the whole batch, in a trace. `of_others`: it may be made of other numbers."""
@@ -44,6 +67,8 @@ class Growth:
         if measured is not None:
             flat = jnp.concatenate([jnp.ravel(value).astype(jnp.float32) for value in values])
             jax.debug.callback(lambda numbers: measured.update({what: np.asarray(numbers)}), flat)
+        if self._caught is not None:
+            self._caught[what] = sum(jnp.sum(value.astype(jnp.float32)) for value in values)
         return values if self._is_sum.get(what) else [value * share for value in values]
 
     @property
@@ -57,7 +82,7 @@ class Growth:
         return self._measured
 
     def decide(self, parts: tuple[dict[str, Any], dict[str, Any]], both: dict[str, Any], tolerance: float) -> bool:
-        """Take sums for sums from now on; return whether there are new ones of which others may be made: then these are measured again.
+        """Take sums for sums from now on; return whether there are new ones: what others are made of them is measured again then.
 
         `parts` are measured on some rows and on as many others, `both` on all of them; `tolerance` is how far a ratio may be from 1 or 2.
         """
@@ -72,9 +97,19 @@ class Growth:
             if again and what in self._of_others:
                 continue
             self._is_sum[what] = what in are_sums
-            if min(abs(grown - 1), abs(grown - 2)) > tolerance:
+            if min(abs(grown - 1), abs(grown - 2)) > tolerance and what not in self._said:
+                self._said.add(what)
                 warnings.warn(neither(what, grown), stacklevel=2)
         return again
+
+    def compare(self, parts: tuple[dict[str, Any], dict[str, Any]], both: dict[str, Any], tolerance: float) -> None:
+        """Say which gradients of numbers on all rows are not made of those on parts of them, as the numbers are."""
+        one, other = parts
+        for what in sorted(one.keys() & other.keys() & both.keys() & self._is_sum.keys() - self._said):
+            together = 1.0 if self._is_sum[what] else 0.5
+            if distance((one[what], other[what]), together, both[what]) > APART * tolerance:
+                self._said.add(what)
+                warn_of_coupling(what[:1].upper() + what[1:])
 
 
 def ratio(once: Any, twice: Any) -> float | None:
@@ -86,6 +121,18 @@ def ratio(once: Any, twice: Any) -> float | None:
     once, twice = np.asarray(once, "float64").ravel(), np.asarray(twice, "float64").ravel()
     size = once @ once
     return float(once @ twice / size) if np.isfinite(size) and size > 0 and np.all(np.isfinite(twice)) else None
+
+
+def distance(parts: tuple[Any, Any], together: float, both: Any) -> float:
+    """Return how far `together` times the sum of both parts is from what both give, as a share of the parts' size; 0 where that cannot be said.
+
+    >>> distance(([3.0, 0.0], [0.0, 4.0]), 1, [3.0, 4.0]), distance(([3.0], [-3.0]), 0.5, [6.0]), distance(([0.0], [0.0]), 1, [0.0])
+    (0.0, 2.0, 0.0)
+    """
+    one, other, both = (np.asarray(array, "float64").ravel() for array in (*parts, both))
+    size = together * (np.linalg.norm(one) + np.linalg.norm(other))
+    apart = np.linalg.norm(together * (one + other) - both)
+    return float(apart / size) if np.isfinite(size) and size > 0 and np.isfinite(apart) else 0.0
 
 
 def neither(what: str, grown: float) -> str:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 
 from unisono import keras_seam
@@ -28,6 +27,7 @@ class Tried(Protocol):
     growth: Growth
     contribution: Callable[..., Any]
     divisors: Callable[..., Any]
+    gradients_of_numbers: Callable[..., dict[str, Any]]
 
 
 class Shown(NamedTuple):
@@ -35,6 +35,11 @@ class Shown(NamedTuple):
 
     numbers: dict[str, Any]
     updates: list[metric_evidence.Update]
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return all that it showed."""
+        seen = [*(self.numbers[what] for what in sorted(self.numbers)), *(update.arrays for update in self.updates)]
+        return [np.asarray(array, "float64") for array in jax.tree.leaves(seen)]
 
 
 class Look:
@@ -46,10 +51,9 @@ class Look:
         self._growth = functions.growth
         self._metrics = metrics
         self._compiled = tracing.jitted_unless(functions.eager)
-        model = functions.model
-        self._is_random = any(randomness.is_seed(v) for v in model.non_trainable_variables)
-        self._kinds = {layer.compute_dtype for layer in keras_seam.layers_of(model)}
-        self._looks_at_all_rows = any(isinstance(layer, keras.layers.BatchNormalization) for layer in keras_seam.layers_of(model))
+        self._model = functions.model
+        self._kinds = {layer.compute_dtype for layer in keras_seam.layers_of(self._model)}
+        self._is_random = False
 
     def weighted_by_share(self, state: State, batch: Any, first: range, reset: list[Any]) -> dict[int, bool]:
         """Return what `metric_evidence.weighted_by_share` does; how numbers grow is known to `growth` then.
@@ -60,31 +64,58 @@ class Look:
             first: The rows of the first replica in it.
             reset: The values of the metrics' variables after a reset.
         """
-        enough = ENOUGH_FOR_GRADIENTS if APPLIED in self._growth.asked_for else ENOUGH
-        times = -(-enough // len(first)) if self._is_random else 1
-        cut = lambda rows: jax.tree.map(lambda a: np.concatenate([a[rows.start : rows.stop]] * times), batch)  # noqa: E731
-        parts = [cut(first), cut(self._others(batch, first))]
-        totals = self._totals_of(state, parts[0])
+        with keras_seam.in_evaluation(self._model):  # as rows by themselves: neither drawn nor by the statistics of all
+            return self._weighted_by_share(state, batch, first, reset)
+
+    def _weighted_by_share(self, state: State, batch: Any, first: range, reset: list[Any]) -> dict[int, bool]:
+        cut = lambda rows, times=1: jax.tree.map(lambda a: np.concatenate([a[rows.start : rows.stop]] * times), batch)  # noqa: E731
+        totals = self._totals_of(state, cut(first))
+        self._is_random = self._draws(state, cut(first), totals)
+        times = 1
+        if self._is_random:
+            times = -(-(ENOUGH_FOR_GRADIENTS if APPLIED in self._growth.asked_for else ENOUGH) // len(first))
+            totals = totals * times
+        parts = cut(first, times), cut(self._others(batch, first), times)
         one, other, both = self._decided(state, parts, totals)
         if self._growth.undecided:  # as behind a kernel that begins with zeros
-            one, other, both = self._decided(with_other_weights(state), parts, totals)
-        others, variables = metric_evidence.Other(other.updates, both.updates), self._functions.model.metrics_variables
+            state = with_other_weights(state)
+            one, other, both = self._decided(state, parts, totals)
+        if not self._is_random:
+            self._compare(state, parts, totals, [one, other, both])
+        others, variables = metric_evidence.Other(other.updates, both.updates), self._model.metrics_variables
         return metric_evidence.weighted_by_share(self._metrics, variables, reset, one.updates, len(first) * times, others)
 
     def _others(self, batch: Any, first: range) -> range:
-        """As many other rows; the same where a step draws, or a layer looks at all rows, so that what it makes of rows together is not made of
-        what it makes of each."""
+        """As many other rows; the same where a step draws, so that what it makes of rows together is not made of what it makes of each."""
         after = range(first.stop, first.stop + len(first))
-        are_there = after.stop <= jax.tree.leaves(batch)[0].shape[0]
-        return after if are_there and not (self._looks_at_all_rows or self._is_random) else first
+        return after if after.stop <= jax.tree.leaves(batch)[0].shape[0] and not self._is_random else first
 
-    def _decided(self, state: State, parts: list[Any], totals: Any) -> list[Shown]:
+    def _draws(self, state: State, rows: Any, totals: Any) -> bool:
+        """Whether other seeds make other numbers."""
+        variables = self._model.non_trainable_variables
+        if not any(randomness.is_seed(v) for v in variables):
+            return False
+        weights, others, *more = state
+        moved = [value + 1 if randomness.is_seed(v) else value for v, value in zip(variables, others, strict=True)]
+        one, other = (self._shown(s, [rows], 1, totals)[0].arrays() for s in (state, (weights, moved, *more)))
+        return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+
+    def _decided(self, state: State, parts: tuple[Any, Any], totals: Any) -> list[Shown]:
         """What a step shows on both parts and on all of their rows. What is made of numbers that turn out to be sums is measured again."""
         while True:
-            one, other = self._shown(state, parts, 1, totals)
+            one, other = self._shown(state, [*parts], 1, totals)
             (both,) = self._shown(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals)
             if not self._growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
                 return [one, other, both]
+
+    def _compare(self, state: State, parts: tuple[Any, Any], totals: Any, shown: list[Shown]) -> None:
+        """Say where gradients tell what numbers did not: that replicas' gradients do not add up to those of the whole batch."""
+        gradients = self._compiled(self._functions.gradients_of_numbers)
+        batches = [(parts[0], 1), (parts[1], 1), (jax.tree.map(lambda *a: np.concatenate(a), *parts), 2)]
+        slopes = [jax.device_get(gradients(state, rows, jnp.float32(times), totals)) for rows, times in batches]
+        applied = [{what: array for what, array in seen.numbers.items() if what == APPLIED} for seen in shown]
+        one, other, both = (more | own for more, own in zip(slopes, applied, strict=True))
+        self._growth.compare((one, other), both, self._tolerance)
 
     @property
     def _tolerance(self) -> float:

@@ -106,7 +106,10 @@ class Terms:
 
     def _called(self, loss: Any, seen: list[Any], y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         def weighted(value: Any) -> Any:
-            return self._growth.weighted(f"the loss {name_of(loss)!r} (call {len(self.divisors) + 1})", value, self._share)
+            what = f"the loss {name_of(loss)!r} (call {len(self.divisors) + 1})"
+            if self._by_rows.is_coupled(loss):
+                self._growth.is_said(what)
+            return self._growth.weighted(what, value, self._share)
 
         value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, weighted, self._by_rows)
         self.divisors.append(divisor)

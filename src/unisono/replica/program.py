@@ -73,6 +73,22 @@ class ReplicaFunctions:
         return Contribution(gradients, self._handed_on(others, others_after, batch, replica), added, loss, terms, logs)
 
     @keras_seam.fresh_masks()
+    def gradients_of_numbers(self, state: State, batch: Any, share: Any, divisors: Any) -> dict[str, Any]:
+        """Return the gradient of each loss that is one number for all rows, as one vector; of none that a step of the model's own makes."""
+        weights, others, *_, tracked = state
+        if self._is_own or self.mode != "train":
+            return {}
+
+        def numbers_of(weights: Any) -> dict[str, Any]:
+            with self.growth.caught() as numbers:
+                self._forward(weights, others, tracked, batch, jnp.int32(0), share, divisors)
+            return numbers
+
+        numbers, backward = jax.vjp(numbers_of, weights)
+        ones = {what: {name: jnp.float32(name == what) for name in numbers} for what in numbers}
+        return {what: flat(backward(one)[0]) for what, one in ones.items()}
+
+    @keras_seam.fresh_masks()
     def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
         """A step of the model's own needs nobody else."""
         if not (self.alone and self._is_own):
@@ -186,7 +202,9 @@ class ReplicaFunctions:
         """Finds out how numbers and metrics of the user's own are merged."""
         own = metrics.unpromised(self._fed_by_the_step)
         if not self.alone and (own or self.growth.asked_for):
+            assigned = self.assigned  # by a step in training, not by the steps that are looked at
             self.weighted_by_share = Look(self, own).weighted_by_share(state, batch, first, self._reset())
+            self.assigned = assigned
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
@@ -298,3 +316,8 @@ class ReplicaFunctions:
 def scaling_variables(optimizer: Any) -> list[Any]:
     """The optimizer's variables that scale the loss: none but a loss scale."""
     return [optimizer.dynamic_scale] if isinstance(optimizer, keras_seam.LossScaleOptimizer) else []
+
+
+def flat(arrays: list[Any]) -> Any:
+    """Return one vector of all numbers."""
+    return jnp.concatenate([jnp.ravel(array).astype(jnp.float32) for array in arrays])

@@ -41,6 +41,10 @@ class ByRows:
                 name = getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__)
                 warn_of_coupling(f"The loss {name!r}")
 
+    def is_coupled(self, owner: Any) -> bool:
+        """Return whether `warn_if_coupled` has said so of this loss."""
+        return self._found.get((id(owner), "coupled"), False)
+
     def _grows(self, function: Callable[..., Any], batch: Any) -> bool:
         if any(not array.shape for array in jax.tree.leaves(batch)):
             return False

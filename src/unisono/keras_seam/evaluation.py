@@ -1,0 +1,36 @@
+"""Layers that do in training what they do in evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from unisono.keras_seam.instances import wrapped_method
+from unisono.keras_seam.models import layers_of
+
+
+@contextlib.contextmanager
+def in_evaluation(model: Any) -> Iterator[None]:
+    """For the block, layers that draw in training, or normalize by the rows that they see, are called as in evaluation."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers_of(model):
+            if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or draws(layer)):
+                stack.enter_context(wrapped_method(layer, "call", without_training))
+        yield
+
+
+def draws(layer: Any) -> bool:
+    """Return whether a layer has a seed generator of its own."""
+    return bool(layer._seed_generators) and not isinstance(layer, keras.Model)
+
+
+def without_training(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs | {"training": False})
+
+    return called
