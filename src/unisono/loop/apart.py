@@ -1,4 +1,4 @@
-"""Whether the values for each row that replica code returns are made of their own rows alone.
+"""Whether the values for each row that replica code returns are made of their own rows alone, and the parts of its losses of those of rows.
 
 What layers and losses give is taken for rows apart, whatever they do: drawn values stand in its place, so that neither a net is run nor its
 random numbers count. What the code makes of that by itself is tried on some rows, on others, and on both together.
@@ -6,21 +6,23 @@ random numbers count. What the code makes of that by itself is tried on some row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.extend import core
 
 from unisono.loop.evidence import Sources
-from unisono.loop.measured import evaluated
+from unisono.loop.measured import MEAN, SUM, Part, divided, evaluated, terms_of
 from unisono.loop.traces import is_random_name
 from unisono.replica.coupling import close_of, drawn, is_close, warn_of_coupling
 from unisono.replica.discovery import Trace
 
 
-def warn_if_coupled(name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: list[Any]) -> None:
-    """Say that a function of this name returns values for each row that are made of other rows too.
+def warn_if_coupled(
+    name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: list[Any], parts: Sequence[Part] = ()
+) -> None:
+    """Say that a function of this name returns values for each row that are made of other rows too, or differentiates a number that is.
 
     Args:
         name: Of the function.
@@ -28,21 +30,24 @@ def warn_if_coupled(name: str, trace: Trace, trace_of: Callable[[int], Trace], s
         trace_of: Traces it on another number of rows.
         size: The rows of the replica.
         constants: What else it is given.
+        parts: Of its losses. What is seen to be neither a sum nor a mean is said elsewhere.
     """
+    with_losses = any(part.of_rows for part in parts) and all(part.growth in (MEAN, SUM) for part in parts)
     given = {variable for _, variable in trace.noted.get("gave", [])}
     vectors = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
-    if all(variable in given for variable in vectors):
+    if all(variable in given for variable in vectors) and not with_losses:
         return
     try:
-        coupled = is_coupled(trace, trace_of(2 * size), size, constants)
+        coupled = is_coupled(trace, trace_of(2 * size), size, constants, with_losses)
     except Exception:  # code that runs on its own number of rows alone, say: what it trains does not depend on this look at it
         return
     if coupled:
         warn_of_coupling(f"The function {name!r}")
 
 
-def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any]) -> bool:
-    """Whether the vectors of both parts of some rows, one behind the other, are not those of all of them."""
+def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any], with_losses: bool) -> bool:
+    """Whether the vectors of both parts of some rows, one behind the other, are not those of all of them, or a part of a loss is neither the
+    sum nor the mean of both."""
     rng = np.random.default_rng(0)
     parts: list[dict[Any, Any]] = [{}, {}]
     whole: dict[Any, Any] = {}
@@ -52,13 +57,19 @@ def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any]) ->
         whole[of_both] = value
         for part, rows in zip(parts, (slice(size), slice(size, None)), strict=True):
             part[of_part] = value[rows] if is_of_rows else value
-    for of, known in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)):
-        known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(1)], strict=True)
-    one, other, both = (vectors(*pair) for pair in ((trace, parts[0]), (trace, parts[1]), (on_both, whole)))
-    close = close_of(variable.aval for variable in whole if hasattr(variable.aval, "dtype"))
-    return any(
-        not is_close(np.concatenate([a, b]), c, close) for a, b, c in zip(one, other, both, strict=True) if np.all(np.isfinite(c))
+    close = close_of(variable.aval for variable in whole)
+    for of, known, times in ((trace, parts[0], 1), (trace, parts[1], 1), (on_both, whole, 2)):
+        known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(times)], strict=True)
+    runs = (trace, parts[0]), (trace, parts[1]), (on_both, whole)
+    of_rows = zip(*(vectors(*run) for run in runs), strict=True)
+    of_losses = zip(*(numbers(*run) for run in runs if with_losses), strict=True)
+    return any(is_apart([np.concatenate([a, b])], c, close) for a, b, c in of_rows) or any(
+        is_apart([a + b, (a + b) / 2], c, close) for a, b, c in of_losses
     )
+
+
+def is_apart(expected: list[np.ndarray], value: np.ndarray, close: float) -> bool:
+    return bool(np.all(np.isfinite(value))) and not any(is_close(of, value, close) for of in expected)
 
 
 def inputs(trace: Trace) -> list[Any]:
@@ -71,7 +82,19 @@ def vectors(trace: Trace, given: dict[Any, Any]) -> list[np.ndarray]:
     """The values of each row, from what is given; none where random numbers go into them."""
     sources = Sources(trace.program, trace.arrays)
     targets = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
-    made, _ = sources.what_makes(targets, given)
-    if any(is_random_name(equation.name) for _, equation in made):
+    if is_drawn(sources, targets, given):
         return []
     return [np.asarray(value) for value in evaluated(sources, targets, given)]
+
+
+def numbers(trace: Trace, given: dict[Any, Any]) -> list[np.ndarray]:
+    """The parts of losses, from what is given, up to what is the same for all rows; none that random numbers go into."""
+    sources, terms = terms_of(trace)
+    terms = [term for term in terms if term.of_rows and not is_drawn(sources, [term.variable], given)]
+    values = evaluated(sources, [term.variable for term in terms], given)
+    return [np.asarray(divided(value, term), "float64") for value, term in zip(values, terms, strict=True)]
+
+
+def is_drawn(sources: Sources, targets: list[Any], given: dict[Any, Any]) -> bool:
+    """Whether random numbers go into these variables."""
+    return any(is_random_name(equation.name) for _, equation in sources.what_makes(targets, given)[0])

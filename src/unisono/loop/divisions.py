@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from unisono.data.division import GlobalBatch, sizes_of
 from unisono.loop.evidence import CLOSE, Argument, Mean, Path
-from unisono.loop.measured import Part
+from unisono.loop.measured import MEAN, SUM, Part
 
 MOST_BATCHES = 64
 """Kinds of batches to look at: of so many without a fault, the others have none."""
@@ -20,8 +20,6 @@ ADVICE = (
 )
 HALF = 2
 """A sum that is divided by two may be meant as a sum."""
-MEAN, SUM = 1, 2
-"""How parts of a loss grow where the rows are taken twice."""
 
 
 class Scaled(NamedTuple):

@@ -19,6 +19,9 @@ from unisono.loop.traces import is_random
 from unisono.replica.discovery import Trace
 from unisono.replica.growth import ENOUGH, ROUGH, ratio
 
+MEAN, SUM = 1.0, 2.0
+"""How many times as large they are for twice as many rows."""
+
 EXACT = 0.02
 """How far a ratio may be from 1 or 2: half precision rounds long sums."""
 

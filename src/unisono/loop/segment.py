@@ -189,7 +189,7 @@ class Segment:
         if can_be_told and replicas > 1:
             mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
             parts = parts_of_losses(seen, trace_of, ReplicaRows(mine, constants))
-            warn_if_coupled(self._name, seen, trace_of, rows, constants)
+            warn_if_coupled(self._name, seen, trace_of, rows, constants, parts)
         return Divisions(
             self._name,
             replicas,
