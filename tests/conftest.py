@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import signal
 
 import kept_programs
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 kept_programs.keep()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(ImportError):
     import tensorflow  # noqa: F401  # Keras imports it in the middle of a test, and it writes into the environment
