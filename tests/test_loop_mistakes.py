@@ -759,6 +759,18 @@ def test_accumulated_gradients_are_applied_outside_of_replica_code():
     assert distance(trained[0].loop.model, plain.model) < 1e-6
 
 
+def test_gradients_are_not_accumulated_and_applied_in_one_run():
+    """What earlier runs have left would count once for each replica."""
+    of = Accumulating(4)
+
+    def both(batch):
+        of.accumulate(batch)
+        of.apply()
+
+    with pytest.raises(ValueError, match=r"in which the variable '.*' stands[\s\S]*count 4 times[\s\S]*outside"):
+        of.loop.strategy.run(both, args=(next(iter(of.loop.strategy.distribute_dataset((X, Y), batch_size=12))),))
+
+
 def test_what_apply_gradients_returns_may_be_returned():
     """The optimizer's variable of its updates, as in Keras; its value is the one after the update."""
     loop = Loop(on(2, 4))
@@ -1103,6 +1115,10 @@ DIVIDED = {
         lambda losses, n: ops.average(losses, weights=losses + 1),
         r"stays the same where a replica's rows are taken twice, as a mean",
     ),
+    "weights of a replica, by the replicas": (
+        lambda losses, n: ops.average(losses, weights=losses + 1) / 4,
+        r"makes of all rows together what is not made of their parts",
+    ),
     "a regularizer": (
         lambda losses, n: un.compute_average_loss(losses) + 0.01 * ops.sum(ops.square(WEIGHTS[0])),
         r"adds to its loss, in each of 4 replicas.*a regularizer: it counts 4 times.*un.scale_regularization_loss",
@@ -1141,7 +1157,6 @@ RIGHT = {
     "a number": lambda losses, n: ops.sum(losses) / 12 + 1.0,
     "a count that is an argument": lambda losses, n: ops.sum(losses * ops.ones((3,))) / (n + 53),
     "by the replicas": lambda losses, n: ops.sum(losses) / 4,
-    "a weighted mean by the replicas": lambda losses, n: ops.average(losses, weights=losses + 1) / 4,
     "a mean of two shares": lambda losses, n: ops.mean(
         ops.stack([un.compute_average_loss(losses), un.compute_average_loss(2 * losses)])
     ),
@@ -1154,7 +1169,7 @@ RIGHT = {
 }
 
 
-COMMON = ("the rows", "a sum", "weighted", "a regularizer", "a weighted mean by the replicas", "values of each token")
+COMMON = ("the rows", "a sum", "weighted", "a regularizer", "values of each token")
 
 
 @pytest.mark.parametrize("how", mostly_slow(RIGHT, *COMMON))

@@ -6,21 +6,21 @@ random numbers count. What the code makes of that by itself is tried on some row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jax.extend import core
 
 from unisono.loop.evidence import Sources
-from unisono.loop.measured import MEAN, SUM, Part, divided, evaluated, terms_of
+from unisono.loop.measured import divided, evaluated, terms_of
 from unisono.loop.traces import is_random_name
 from unisono.replica.coupling import close_of, drawn, is_close, warn_of_coupling
 from unisono.replica.discovery import Trace
 
 
 def warn_if_coupled(
-    name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: list[Any], parts: Sequence[Part] = ()
+    name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: list[Any], with_losses: bool
 ) -> None:
     """Say that a function of this name returns values for each row that are made of other rows too, or differentiates a number that is.
 
@@ -30,9 +30,8 @@ def warn_if_coupled(
         trace_of: Traces it on another number of rows.
         size: The rows of the replica.
         constants: What else it is given.
-        parts: Of its losses. What is seen to be neither a sum nor a mean is said elsewhere.
+        with_losses: Whether the parts of its losses are looked at, too: not where something else is said about them.
     """
-    with_losses = any(part.of_rows for part in parts) and all(part.growth in (MEAN, SUM) for part in parts)
     given = {variable for _, variable in trace.noted.get("gave", [])}
     vectors = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
     if all(variable in given for variable in vectors) and not with_losses:

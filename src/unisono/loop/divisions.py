@@ -142,6 +142,12 @@ class Divisions:
             )
 
 
+def adds_up(part: Part, replicas: int) -> bool:
+    """Return whether a part of a loss is one over replicas, as far as its growth tells: a sum, or a mean that is divided by their number."""
+    by = [d for d in (*part.path.divisors, *part.path.factors) if not isinstance(d, Argument)]
+    return part.growth == SUM or (part.growth == MEAN and any(is_close(d, replicas) for d in products(by)))
+
+
 def known(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
     """The numbers, those that the code is given among them; 1 for those that only a device knows."""
     found = [arguments[d.position] if isinstance(d, Argument) else d for d in divisors]

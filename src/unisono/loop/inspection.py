@@ -6,6 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
+
+from unisono import keras_seam
 from unisono.loop.around import arrays_around, check_iterators, check_nothing_left
 from unisono.loop.divisions import is_close, products
 from unisono.loop.evidence import Argument, Mean, Sources
@@ -29,6 +32,7 @@ def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any
     check_means(trace, strategy.num_replicas_in_sync, of)
     check_arrays(function, trace, of.trace_of, of.rows_are_given, of.size, strategy.num_replicas_in_sync)
     check_gradients(trace, strategy.num_replicas_in_sync)
+    check_sums(trace, strategy.num_replicas_in_sync)
 
 
 class Received(NamedTuple):
@@ -88,6 +92,19 @@ def check_gradients(trace: Trace, replicas: int) -> None:
     for optimizer, results in trace.results_of("gradients"):
         if not made_of(trace.program, results).arguments & own:
             mistakes.refuse_same_gradients(optimizer, replicas)
+
+
+def check_sums(trace: Trace, replicas: int) -> None:
+    """A gradient in which the sum of all replicas stands, as earlier runs have left it, is added up over replicas once more."""
+    used = [v for v in trace.used if isinstance(v, keras.Variable) and v.aggregation == "sum"] if replicas > 1 else []
+    sums = {id(keras_seam.raw_value(v)): v for v in used}
+    outputs = trace.program.jaxpr.outvars
+    for optimizer, results in trace.results_of("gradients") if sums else []:
+        for result in results:
+            among = [sums[id(a)] for a in made_of(trace.program, [result]).constants if id(a) in sums]
+            for variable in among:
+                if tuple(variable.shape) == outputs[result].aval.shape:
+                    mistakes.refuse_summed_gradients(optimizer, variable, replicas)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop, needs_values
 from unisono.loop.apart import warn_if_coupled
 from unisono.loop.arguments import Arguments, Template, check_arguments
-from unisono.loop.divisions import Divisions, Scaled
+from unisono.loop.divisions import Divisions, Scaled, adds_up
 from unisono.loop.evidence import Sources
 from unisono.loop.inspection import Received, inspect, inspect_used, naming, shares_among_returned
 from unisono.loop.measured import Part, ReplicaRows, parts_of_losses
@@ -189,7 +189,9 @@ class Segment:
         if can_be_told and replicas > 1:
             mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
             parts = parts_of_losses(seen, trace_of, ReplicaRows(mine, constants))
-            warn_if_coupled(self._name, seen, trace_of, rows, constants, parts)
+            of_rows = [part for part in parts if part.of_rows]
+            with_losses = bool(of_rows) and all(adds_up(part, replicas) for part in of_rows)
+            warn_if_coupled(self._name, seen, trace_of, rows, constants, with_losses)
         return Divisions(
             self._name,
             replicas,

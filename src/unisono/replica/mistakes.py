@@ -123,13 +123,26 @@ def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
     raise error
 
 
+ACCUMULATE = (
+    "Apply what earlier runs have accumulated outside of replica code:\n\n"
+    "    for batch in batches:\n        strategy.run(accumulate, args=(batch,))\n"
+    "    optimizer.apply([sum.value for sum in sums], model.trainable_variables)"
+)
+
+
 def refuse_same_gradients(optimizer: Any, replicas: int) -> None:
     raise ValueError(
         f"The replica's code applies gradients to the optimizer {optimizer.name!r} in which nothing comes from the replica's rows. They are the "
         f"same on all {replicas} replicas, and strategy.run adds up what replicas apply: the update would be {replicas} times too large. "
-        f"Apply what earlier runs have accumulated outside of replica code:\n\n"
-        f"    for batch in batches:\n        strategy.run(accumulate, args=(batch,))\n"
-        f"    optimizer.apply([sum.value for sum in sums], model.trainable_variables)"
+        f"{ACCUMULATE}"
+    )
+
+
+def refuse_summed_gradients(optimizer: Any, variable: Any, replicas: int) -> None:
+    raise ValueError(
+        f"The replica's code applies gradients to the optimizer {optimizer.name!r} in which the variable {variable.path!r} stands. By "
+        f"aggregation='sum' each of the {replicas} replicas reads the sum that earlier runs have left, and strategy.run adds up what replicas "
+        f"apply: that sum would count {replicas} times. {ACCUMULATE}"
     )
 
 
