@@ -36,7 +36,7 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/unisono demo $(ARGS)
 
 test: $(VENV)/dev.stamp
-	$(BIN)/$(PYTEST) -m "not slow" $(ARGS)
+	UNISONO_TESTS=quick $(BIN)/$(PYTEST) -m "not slow" $(ARGS)
 
 test-processes: $(VENV)/dev.stamp
 	$(BIN)/$(PYTEST) -m "processes and slow and not thorough" $(ARGS)

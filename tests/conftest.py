@@ -5,10 +5,13 @@ import os
 import signal
 
 import kept_programs
+import quick_compiling
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 kept_programs.keep()
+if quick_compiling.is_wanted():
+    quick_compiling.ask_for()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,7 +29,7 @@ import pytest
 
 import breakages
 from left_behind import Found, Namespaces, after_a_while
-from unisono.xla import programs
+from unisono.xla import determinism, programs
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
@@ -86,3 +89,14 @@ def compiled_anew():
     with programs.without_cache():
         yield
     programs.forget_shared()
+
+
+@pytest.fixture(scope="module")
+def compiled_for_users():
+    """Our programs are compiled as they are for users: for tests of which bits XLA's code makes, or whether two programs make the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        if quick_compiling.is_wanted():
+            patch.setitem(determinism.COMPILER_OPTIONS, "cpu", determinism.COMPILER_OPTIONS["cpu"] | quick_compiling.FOR_USERS)
+        programs.forget_shared()
+        yield
+        programs.forget_shared()

@@ -22,6 +22,8 @@ from unisono.placement import Placement
 from unisono.replica.contribution import add
 from unisono.xla.programs import Program
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 SHAPES = {"weights": (5, 7), "bias": (3,), "loss": (), "nothing": (0,)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from sizes import ROWS_AT_ONCE, slow
+from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, fitting, labels, on, rows, run
 from unisono import keras_seam
 
@@ -103,7 +103,7 @@ MODELS = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "name", [*slow("a function that averages", "a loss with its own __call__"), *list(MODELS)[0:2], *list(MODELS)[4:]]
+    "name", mostly_slow(MODELS, "add_loss behind zeros", "a function that sums", "compute_loss of a compiled sum")
 )
 def test_a_number_for_all_rows_is_that_of_keras(name):
     """Over ragged batches, with validation."""

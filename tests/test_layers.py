@@ -20,6 +20,8 @@ from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, WORDS, 
 from sizes import cases, slow
 from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 BATCH = 10  # two batches of ten rows and one of three: five of eight replicas have none
 ONE_EACH = 8  # what compiles long: batches of eight rows and one of seven, so that every replica has one row or none
 CLASSES = 3

@@ -10,6 +10,8 @@ from loops import MODELS, Loop, by_fit, data, policy
 from sizes import slow
 from trainings import on
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 ROWS = {24: 51, 48: 123, 128: 300}
 """By the size of a batch. Of 24 rows each replica has three; of the three that are left over one or none."""
 DEEP = ("conv", "lstm", "transformer")

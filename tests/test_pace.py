@@ -13,6 +13,8 @@ from trainings import on, rows, run
 from unisono import pace
 from unisono.step.step import Step
 
+pytestmark = pytest.mark.usefixtures("compiled_for_users")
+
 X, Y = rows(96, 5), rows(96, 3)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 import unisono as un
+from sizes import mostly_slow
 from trainings import distance, fitting, on, rows, run
 
 X, Y = rows(41, 4), rows(41, 2, seed=1)
@@ -183,8 +184,16 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("number", ["three means", "root of a mean"])
+@pytest.mark.parametrize(
+    ("number", "where"),
+    mostly_slow(
+        itertools.product(["three means", "root of a mean"], WHERE),
+        ("three means", "by_function"),
+        ("root of a mean", "by_compute_loss"),
+        ("three means", "by_add_loss"),
+        ("root of a mean", "by_train_step"),
+    ),
+)
 def test_means_and_what_looks_like_one(number, where):
     check(Program("squares", "as it is", number, where))
 

@@ -14,7 +14,7 @@ from keras import layers
 import unisono as un
 from sizes import cases
 
-pytestmark = pytest.mark.compat
+pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("compiled_for_users")]
 
 EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 8)
 

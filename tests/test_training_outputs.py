@@ -127,8 +127,16 @@ class TwoCalls(Nested):
         return whole + 0.5 * some
 
 
-@pytest.mark.parametrize("weights", [None, (WEIGHT, WEIGHT)])
-@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+@pytest.mark.parametrize(
+    ("reduction", "weights"),
+    [
+        ("sum_over_batch_size", None),
+        ("mean_with_sample_weight", (WEIGHT, WEIGHT)),
+        *slow(
+            ("sum_over_batch_size", (WEIGHT, WEIGHT)), ("mean_with_sample_weight", None), ("sum", None), ("sum", (WEIGHT, WEIGHT))
+        ),
+    ],
+)
 def test_several_calls_of_the_compiled_loss(weights, reduction):
     """Each is divided by what Keras divides that call by, whatever its positions, weights and masks."""
 

@@ -1,0 +1,33 @@
+"""XLA's quicker ways to compile, for the programs of `make test`: most of its time on a machine that has kept none.
+
+What a program computes is decided before, by its text: rows, divisors, orders of sums, keys. Compiled for users is what depends on the code
+that XLA makes of it: tests that take the fixture `compiled_for_users`, all processes that tests start, and everything in the other
+targets.
+"""
+
+from __future__ import annotations
+
+import os
+
+QUICK: dict[str, str | int | bool] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 1,
+    "xla_llvm_disable_expensive_passes": True,
+}
+FOR_USERS: dict[str, str | int | bool] = {
+    "xla_cpu_use_fusion_emitters": True,
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+}
+"""The defaults of jaxlib 0.10.2."""
+
+
+def is_wanted() -> bool:
+    """Return whether this is `make test`."""
+    return os.environ.get("UNISONO_TESTS") == "quick"
+
+
+def ask_for() -> None:
+    """Set the flags, of which XLA takes note when it starts."""
+    flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
+    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
