@@ -137,7 +137,7 @@ def said(make):
 
 def test_what_is_neither_a_sum_nor_a_mean_is_said():
     (word,) = said(of_class(Roots))
-    assert word.startswith("What compute_loss returns is made of all rows of a replica, and 1.4")
+    assert word.startswith("What compute_loss returns is made of all rows of a replica, and it is 1.4")
 
 
 def test_a_loss_that_couples_rows_is_said_once():

@@ -18,10 +18,29 @@ import unisono as un
 from sizes import mostly_slow
 from trainings import distance, fitting, on, rows, run
 
-X, Y = rows(41, 4), rows(41, 2, seed=1)
+ROWS = 32
 BATCH = 16
-"""Of 41 rows: four replicas have four rows each, or three and two."""
+"""Four replicas have four rows each."""
 TOLERANCE = 1e-5
+
+
+def data(kind: str) -> tuple[Any, Any]:
+    """Return two batches of rows, of which the first may tell nothing about what is done with the second."""
+    x, y = rows(ROWS, 4), rows(ROWS, 2, seed=1)
+    if kind == "zero at first":
+        x[:BATCH], y[:BATCH] = 0, 0
+    elif kind == "zero in two replicas":
+        x[:8], y[:8] = 0, 0
+    elif kind == "alike at first":
+        x[:BATCH], y[:BATCH] = x[0], y[0]
+    elif kind == "marked later":
+        y[BATCH + 1 :: 3] = -1
+    elif kind == "marked":
+        y[1::3], y[:2] = -1, -1
+    return x, y
+
+
+DATA = ["drawn", "zero at first", "zero in two replicas", "alike at first", "marked later", "marked"]
 
 OF_ROWS: dict[str, Callable[[Any, Any], Any]] = {
     "squares": lambda y, p: ops.sum(ops.square(y - p), axis=-1),
@@ -35,13 +54,29 @@ COUPLED = {
     "centred": lambda v: ops.square(v - ops.mean(v)),
     "ranked": lambda v: v * ops.cumsum(ops.ones_like(v)),
 }
-MERGED = {"mean": ops.mean, "sum": lambda v: ops.sum(v) / 10, "three means": lambda v: 3 * ops.mean(v)}
-NEITHER = {
-    "root of a mean": lambda v: ops.sqrt(ops.mean(ops.square(v)) + 0.1),
-    "logsumexp": lambda v: ops.logsumexp(v),
-    "largest": lambda v: ops.max(v),
-    "a sum and a mean": lambda v: ops.sum(v) / 10 + ops.mean(v),
-    "square of a mean": lambda v: ops.square(ops.mean(v)),
+
+
+def counts(y: Any) -> Any:
+    """Return 1 for rows that count, 0 for those that are marked."""
+    return ops.cast(y[:, 0] != -1, "float32")
+
+
+MERGED: dict[str, Callable[[Any, Any], Any]] = {
+    "mean": lambda v, y: ops.mean(v),
+    "sum": lambda v, y: ops.sum(v) / 10,
+    "three means": lambda v, y: 3 * ops.mean(v),
+    "sum of what counts": lambda v, y: ops.sum(v * counts(y)) / 10,
+    "what counts, over all": lambda v, y: ops.mean(v * counts(y)),
+    "sum of excess": lambda v, y: ops.sum(ops.relu(v - 1)) / 10,
+}
+NEITHER: dict[str, Callable[[Any, Any], Any]] = {
+    "root of a mean": lambda v, y: ops.sqrt(ops.mean(ops.square(v)) + 0.1),
+    "logsumexp": lambda v, y: ops.logsumexp(v),
+    "largest": lambda v, y: ops.max(v),
+    "a sum and a mean": lambda v, y: ops.sum(v) / 10 + ops.mean(v),
+    "square of a mean": lambda v, y: ops.square(ops.mean(v)),
+    "mean of what counts": lambda v, y: ops.sum(v * counts(y)) / (ops.sum(counts(y)) + 1e-3),
+    "weighted mean": lambda v, y: ops.sum(v * ops.exp(y[:, 1])) / ops.sum(ops.exp(y[:, 1])),
 }
 
 
@@ -52,6 +87,7 @@ class Program(NamedTuple):
     between: str
     number: str
     where: str
+    data: str = "drawn"
 
     @property
     def is_right(self) -> bool:
@@ -60,7 +96,7 @@ class Program(NamedTuple):
 
     def __call__(self, y: Any, p: Any) -> Any:
         values = (APART | COUPLED)[self.between](OF_ROWS[self.of_rows](y, p))
-        return values if self.number == "a value for each row" else (MERGED | NEITHER)[self.number](values)
+        return values if self.number == "a value for each row" else (MERGED | NEITHER)[self.number](values, y)
 
 
 def compiled(loss: Any, kind: Any = keras.Sequential) -> Any:
@@ -127,7 +163,7 @@ WHERE = {f.__name__: f for f in (by_function, by_class, by_call, by_compute_loss
 
 
 def check(program: Program) -> None:
-    make, fit = lambda: WHERE[program.where](program), fitting(X[:32], Y[:32], batch_size=BATCH)
+    make, fit = lambda: WHERE[program.where](program), fitting(*data(program.data), batch_size=BATCH)
     plain = run(make, fit).model
     ours, error = None, None
     with warnings.catch_warnings(record=True) as caught:
@@ -162,7 +198,7 @@ class Loop:
         self.optimizer.apply(gradients, weights)
 
     def train(self) -> Any:
-        for batch in self.strategy.distribute_dataset((X[:32], Y[:32]), batch_size=BATCH):
+        for batch in self.strategy.distribute_dataset(data(self.program.data), batch_size=BATCH):
             self.strategy.run(self.step, args=(batch,))
         return self.model
 
@@ -179,9 +215,8 @@ def check_loop(program: Program) -> None:
     assert said or distance(ours, Loop(program, on(1, 1)).train()) < TOLERANCE
 
 
-PROGRAMS = [
-    Program(*parts) for parts in itertools.product(OF_ROWS, APART | COUPLED, ["a value for each row", *MERGED, *NEITHER], WHERE)
-]
+NUMBERS = ["a value for each row", *MERGED, *NEITHER]
+PROGRAMS = [Program(*parts) for parts in itertools.product(OF_ROWS, APART | COUPLED, NUMBERS, WHERE, DATA)]
 
 
 @pytest.mark.parametrize(
@@ -220,6 +255,26 @@ def test_rows_that_look_at_one_another(where):
 @pytest.mark.parametrize("between", ["as it is", "centred"])
 def test_values_of_rows_in_a_loop(between):
     check_loop(Program("distance", between, "a value for each row", "by_function"))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program("squares", "as it is", "sum", "by_function", "zero at first"),
+        Program("squares", "as it is", "sum of excess", "by_add_loss", "zero in two replicas"),
+        Program("likeness", "as it is", "sum", "by_train_step", "zero at first"),
+        Program("squares", "half", "mean of what counts", "by_function", "marked later"),
+        Program("distance", "as it is", "mean of what counts", "by_compute_loss", "marked"),
+        Program("squares", "as it is", "mean of what counts", "by_train_step", "marked later"),
+        Program("soft", "as it is", "root of a mean", "by_compute_loss", "alike at first"),
+        Program("soft", "as it is", "weighted mean", "by_call", "alike at first"),
+        Program("squares", "as it is", "sum of what counts", "by_class", "marked"),
+    ],
+    ids=lambda program: f"{program.number}, {program.data}, {program.where}",
+)
+def test_a_first_batch_that_tells_nothing(program):
+    """Zeros are a sum and a mean, a mean over marked rows is one over all where none is marked, equal rows are their root mean square."""
+    check(program)
 
 
 @pytest.mark.slow

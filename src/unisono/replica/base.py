@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from unisono.replica.contribution import Contribution
@@ -11,7 +12,7 @@ State = tuple[list[Any], ...]
 
 
 class Functions(Protocol):
-    """What a step of R replicas runs. All but `look` and `check` are traced."""
+    """What a step of R replicas runs. All but `look`, `is_undecided` and `check` are traced."""
 
     alone: bool
     """Whether there is one replica: its state is then the whole one, as in plain Keras, and nothing is merged."""
@@ -55,8 +56,20 @@ class Functions(Protocol):
         """The arrays that replicas read beside those groups: (group, position in it)."""
         ...
 
-    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Before anything is compiled: a look at a global batch on the host, of which the first replica has the rows `first`."""
+    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
+        """Look at a global batch on the host before it is trained on, and return whether what replicas compute is another program now.
+
+        Args:
+            state: The state before the step.
+            batch: The global batch.
+            shards: The rows of each replica that has some.
+            constants: As for `contribution`.
+        """
+        ...
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the looks so far left something open, so that the next batch is looked at as well."""
         ...
 
     def check(self, disagree: list[Any]) -> None:

@@ -6,12 +6,15 @@ A loss over all pairs of a batch has fewer pairs in a replica; the root of a mea
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from unisono.replica.compared_values import compared_values
+from unisono.replica.marks import with_marks
 
 ROWS = 8
 MOST = 1 << 24
@@ -32,24 +35,52 @@ def couples_rows(function: Callable[..., Any], batch: tuple[Any, ...]) -> bool:
     shapes = jax.tree.leaves(batch)
     if sum(np.prod(a.shape[1:], dtype=int) for a in shapes) * ROWS > MOST:
         return False
-    return any(is_coupled(function, batch, targets) for targets in ("numbers", "bits"))
+    compared = compared_by(function, batch)
+    return any(is_coupled(function, rows) for rows in drawn_rows(batch, compared))
 
 
-def is_coupled(function: Callable[..., Any], batch: Any, targets: str) -> bool:
-    """Try it with targets, the first of its arguments, that are numbers or bits."""
-    rng, half = np.random.default_rng(0), ROWS // 2
-    kinds = [targets, *["numbers"] * (len(batch) - 1)]
-    whole = [jax.tree.map(lambda a, k=kind: drawn(rng, a, k), of) for kind, of in zip(kinds, batch, strict=True)]
+def compared_by(function: Callable[..., Any], batch: tuple[Any, ...]) -> dict[int, set[float]]:
+    """Return with which numbers the function compares its arrays, by their places; nothing of one that cannot be traced."""
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((ROWS, *a.shape[1:]) if a.shape else (), a.dtype), batch)
+    try:
+        return compared_values(jax.make_jaxpr(function)(*like), range(len(jax.tree.leaves(batch))))
+    except Exception:  # the user's code, which need not be one that can be traced
+        return {}
+
+
+def drawn_rows(batch: tuple[Any, ...], compared: Mapping[int, set[float]]) -> Iterator[list[Any]]:
+    """Return rows whose targets, the first of the arrays, are numbers, and bits; and with what marks rows that do not count."""
+    for targets in ("numbers", "bits"):
+        rng = np.random.default_rng(0)
+        kinds = [targets, *["numbers"] * (len(batch) - 1)]
+        rows = [jax.tree.map(lambda a, k=kind, r=rng: drawn(r, a, k), of) for kind, of in zip(kinds, batch, strict=True)]
+        yield rows
+        if any(compared.values()):
+            leaves, structure = jax.tree.flatten(rows)
+            marked = [
+                with_marks(rng, leaf, sorted(compared.get(place, ()))) if leaf.ndim else leaf for place, leaf in enumerate(leaves)
+            ]
+            yield jax.tree.unflatten(structure, marked)
+
+
+def is_coupled(function: Callable[..., Any], whole: list[Any]) -> bool:
+    """Try it on these rows and on their halves."""
+    half = ROWS // 2
     try:
         with jax.ensure_compile_time_eval():
             all_ = jax.tree.map(jnp.asarray, whole)
-            parts = [jax.tree.map(lambda a, r=rows: jnp.asarray(a[r]), whole) for rows in (slice(half), slice(half, None))]
+            parts = [
+                jax.tree.map(lambda a, r=rows: jnp.asarray(a[r] if a.ndim else a), whole)
+                for rows in (slice(half), slice(half, None))
+            ]
             value, again, first, second = (np.asarray(function(*rows)) for rows in (all_, all_, *parts))
     except Exception:  # the user's code, on values that are not its own
         return False
-    close = close_of(jax.tree.leaves(batch))
-    if not is_close(value, again, close) or not all(np.all(np.isfinite(a)) for a in (value, first, second)):
+    close = close_of(jax.tree.leaves(whole))
+    if not is_close(value, again, close) or not np.all(np.isfinite(value)):
         return False
+    if not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
+        return True  # as a mean over nothing
     together = [first + second, (first + second) / 2] if value.shape == first.shape else [np.concatenate([first, second])]
     return not any(is_close(value, of, close) for of in together)
 

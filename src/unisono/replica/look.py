@@ -1,22 +1,30 @@
-"""Steps on some rows, on others and on both together, before the first step: by them it shows how a step's numbers and metrics are merged."""
+"""A step that is looked at: on some rows, on others and on both together it shows how its numbers and metrics are merged.
+
+What a first batch does not tell, a later one may: a look is repeated, on the rows that are trained on then, until everything is decided, and
+now and then after that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from unisono import keras_seam
 from unisono.replica import metric_evidence, randomness
 from unisono.replica.base import State
-from unisono.replica.growth import ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT, HALF, ROUGH, Growth
-from unisono.xla import tracing
+from unisono.replica.compared_values import compared_values
+from unisono.replica.growth import APPLIED, ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT, HALF, ROUGH, Arrays, Growth, Measured
+from unisono.replica.other_rows import other_rows, with_drawn_weights, with_other_seeds, with_other_weights
+from unisono.replica.steady_draws import with_steady_draws
 
-APPLIED = "what train_step applies as gradients"
-"""The name of these among a step's numbers."""
+COARSE = ("bfloat16", "float16")
+MOST_PAIRS = 16
+"""Pairs of replicas' rows that are measured in one look."""
 
 
 class Tried(Protocol):
@@ -33,123 +41,213 @@ class Tried(Protocol):
 class Shown(NamedTuple):
     """What a step showed on some rows."""
 
-    numbers: dict[str, Any]
+    numbers: dict[str, Arrays]
     updates: list[metric_evidence.Update]
 
-    def arrays(self) -> list[np.ndarray]:
-        """Return all that it showed."""
-        seen = [*(self.numbers[what] for what in sorted(self.numbers)), *(update.arrays for update in self.updates)]
-        return [np.asarray(array, "float64") for array in jax.tree.leaves(seen)]
+
+class Pair(NamedTuple):
+    """What is measured together: as many rows as one replica has, and as many others."""
+
+    state: State
+    one: Any
+    other: Any
+
+    @classmethod
+    def of(cls, state: State, both: Any) -> Pair:
+        """Return both halves of some rows."""
+        half = len(jax.tree.leaves(both)[0]) // 2
+        return cls(state, rows_of(both, range(half)), rows_of(both, range(half, 2 * half)))
+
+    @property
+    def both(self) -> Any:
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), self.one, self.other)
+
+
+def real_pairs(state: State, batch: Any, shards: Sequence[range], most: int = MOST_PAIRS) -> list[Pair]:
+    """Return the rows of neighbouring replicas that have as many as the first one; of one alone, its rows twice."""
+    alike = [shard for shard in shards if len(shard) == len(shards[0])]
+    pairs = list(zip(alike[::2], alike[1::2], strict=False))[:most] or [(alike[0], alike[0])]
+    return [Pair(state, rows_of(batch, one), rows_of(batch, other)) for one, other in pairs]
 
 
 class Look:
-    """Of one replica's functions at a global batch."""
+    """Of one replica's functions at global batches."""
 
     def __init__(self, functions: Tried, metrics: Sequence[Any]) -> None:
         """`metrics` are those of which nobody has promised that they are sums."""
         self._functions = functions
         self._growth = functions.growth
         self._metrics = metrics
-        self._compiled = tracing.jitted_unless(functions.eager)
         self._model = functions.model
-        self._kinds = {layer.compute_dtype for layer in keras_seam.layers_of(self._model)}
-        self._is_random = False
+        policies = [layer.dtype_policy for layer in keras_seam.layers_of(self._model)]
+        self._is_coarse = any(p.compute_dtype in COARSE or p.quantization_mode is not None for p in policies)
+        self._numbers: dict[str, Arrays] = {}
+        self._fed = metric_evidence.Fed()
+        self._programs: tuple[int, TracedAnew] | None = None
+        self._gradients = TracedAnew(functions.gradients_of_numbers, functions.eager)
+        self._divisors = TracedAnew(self._as_array, functions.eager)
+        self._is_random: bool | None = None
+        """Whether the step draws what cannot be held still; None before it was tried."""
+        self.weighted_by_share: dict[int, bool] = {}
+        """What `metric_evidence.weighted_by_share` found so far."""
+        self._undecided: set[int] = set()
+        self._said: set[int] = set()
 
-    def weighted_by_share(self, state: State, batch: Any, first: range, reset: list[Any]) -> dict[int, bool]:
-        """Return what `metric_evidence.weighted_by_share` does; how numbers grow is known to `growth` then.
+    @property
+    def is_undecided(self) -> bool:
+        """Whether something told nothing so far."""
+        return bool(self._undecided or self._growth.undecided)
+
+    def at(self, state: State, batch: Any, shards: Sequence[range], reset: list[Any]) -> None:
+        """Look at a global batch on the host; `growth` and `weighted_by_share` say then what numbers and metrics are.
 
         Args:
-            state: The state before the first step.
-            batch: A global batch on the host.
-            first: The rows of the first replica in it.
+            state: The state before the step.
+            batch: The global batch.
+            shards: The rows of each replica that has some.
             reset: The values of the metrics' variables after a reset.
         """
         with keras_seam.in_evaluation(self._model):  # as rows by themselves: neither drawn nor by the statistics of all
-            return self._weighted_by_share(state, batch, first, reset)
+            self._at(state, batch, shards, reset)
 
-    def _weighted_by_share(self, state: State, batch: Any, first: range, reset: list[Any]) -> dict[int, bool]:
-        cut = lambda rows, times=1: jax.tree.map(lambda a: np.concatenate([a[rows.start : rows.stop]] * times), batch)  # noqa: E731
-        totals = self._totals_of(state, cut(first))
-        self._is_random = self._draws(state, cut(first), totals)
+    def _at(self, state: State, batch: Any, shards: Sequence[range], reset: list[Any]) -> None:
+        first = rows_of(batch, shards[0])
+        totals = self._divisors(state, first)
+        if self._is_random is None:
+            self._shown(state, first, 1, totals)  # from here on it is known what its program compares
+            self._is_random = self._draws(state, first, totals)
         times = 1
         if self._is_random:
-            times = -(-(ENOUGH_FOR_GRADIENTS if APPLIED in self._growth.asked_for else ENOUGH) // len(first))
+            times = -(-(ENOUGH_FOR_GRADIENTS if APPLIED in self._growth.asked_for else ENOUGH) // len(shards[0]))
             totals = totals * times
-        parts = cut(first, times), cut(self._others(batch, first), times)
-        one, other, both = self._decided(state, parts, totals)
+        pairs = self._pairs(state, batch, shards, times)
+        shown = self._decided(pairs, totals)
         if self._growth.undecided:  # as behind a kernel that begins with zeros
-            state = with_other_weights(state)
-            one, other, both = self._decided(state, parts, totals)
+            moved = with_other_weights(state)
+            shown = self._decided([*pairs, *(pair._replace(state=moved) for pair in pairs)], totals)
         if not self._is_random:
-            self._compare(state, parts, totals, [one, other, both])
-        others, variables = metric_evidence.Other(other.updates, both.updates), self._model.metrics_variables
-        return metric_evidence.weighted_by_share(self._metrics, variables, reset, one.updates, len(first) * times, others)
+            self._compare(pairs, totals)
+        self._look_at_metrics(shown, len(shards[0]) * times, reset)
 
-    def _others(self, batch: Any, first: range) -> range:
-        """As many other rows; the same where a step draws, so that what it makes of rows together is not made of what it makes of each."""
-        after = range(first.stop, first.stop + len(first))
-        return after if after.stop <= jax.tree.leaves(batch)[0].shape[0] and not self._is_random else first
+    def _pairs(self, state: State, batch: Any, shards: Sequence[range], times: int) -> list[Pair]:
+        """The rows of neighbouring replicas, and made up ones. Where a step draws, the same rows twice: what it makes of rows together is then
+        not made of what it makes of each."""
+        if self._is_random:
+            first = jax.tree.map(lambda a: np.concatenate([a] * times), rows_of(batch, shards[0]))
+            return [Pair(state, first, first)]
+        most = 2 if APPLIED in self._growth.asked_for else MOST_PAIRS  # gradients are as large as the model
+        real = real_pairs(state, batch, shards, most)
+        both = real[0].both
+        made = [*other_rows(both, self._program.compared), *with_drawn_weights(both)]
+        return [*real, *(Pair.of(state, rows) for rows in made)]
 
     def _draws(self, state: State, rows: Any, totals: Any) -> bool:
         """Whether other seeds make other numbers."""
         variables = self._model.non_trainable_variables
         if not any(randomness.is_seed(v) for v in variables):
             return False
-        weights, others, *more = state
-        moved = [value + 1 if randomness.is_seed(v) else value for v, value in zip(variables, others, strict=True)]
-        one, other = (self._shown(s, [rows], 1, totals)[0].arrays() for s in (state, (weights, moved, *more)))
-        return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+        one, other = (self._shown(s, rows, 1, totals) for s in (state, with_other_seeds(state, variables)))
+        return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(all_of(one), all_of(other), strict=True))
 
-    def _decided(self, state: State, parts: tuple[Any, Any], totals: Any) -> list[Shown]:
-        """What a step shows on both parts and on all of their rows. What is made of numbers that turn out to be sums is measured again."""
+    def _decided(self, pairs: Sequence[Pair], totals: Any) -> list[tuple[Shown, Shown, Shown]]:
+        """What a step shows on each pair. What is made of numbers that turn out to be sums is measured again."""
         while True:
-            one, other = self._shown(state, [*parts], 1, totals)
-            (both,) = self._shown(state, [jax.tree.map(lambda *a: np.concatenate(a), *parts)], 2, totals)
-            if not self._growth.decide((one.numbers, other.numbers), both.numbers, self._tolerance):
-                return [one, other, both]
+            evidence: dict[str, list[Measured]] = {}
+            shown = []
+            for pair in pairs:
+                one, other = (self._shown(pair.state, rows, 1, totals) for rows in (pair.one, pair.other))
+                both = self._shown(pair.state, pair.both, 2, totals)
+                for what in one.numbers.keys() & other.numbers.keys() & both.numbers.keys():
+                    evidence.setdefault(what, []).append(Measured.of(one.numbers[what], other.numbers[what], both.numbers[what]))
+                shown.append(tuple(seen._replace(numbers={}) for seen in (one, other, both)))
+            if not self._growth.decide(evidence, self._tolerance):
+                return shown
 
-    def _compare(self, state: State, parts: tuple[Any, Any], totals: Any, shown: list[Shown]) -> None:
+    def _compare(self, pairs: Sequence[Pair], totals: Any) -> None:
         """Say where gradients tell what numbers did not: that replicas' gradients do not add up to those of the whole batch."""
-        gradients = self._compiled(self._functions.gradients_of_numbers)
-        batches = [(parts[0], 1), (parts[1], 1), (jax.tree.map(lambda *a: np.concatenate(a), *parts), 2)]
-        slopes = [jax.device_get(gradients(state, rows, jnp.float32(times), totals)) for rows, times in batches]
-        applied = [{what: array for what, array in seen.numbers.items() if what == APPLIED} for seen in shown]
-        one, other, both = (more | own for more, own in zip(slopes, applied, strict=True))
-        self._growth.compare((one, other), both, self._tolerance)
+        slopes: dict[str, list[Measured]] = {}
+        for pair in pairs:
+            batches = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
+            found = [self._gradients(pair.state, rows, jnp.float32(times), totals) for rows, times in batches]
+            for what in found[0]:
+                slopes.setdefault(what, []).append(Measured.of(*([np.asarray(of[what])] for of in found)))
+        self._growth.compare(slopes, self._tolerance)
+
+    def _look_at_metrics(self, shown: Sequence[tuple[Shown, Shown, Shown]], rows: int, reset: list[Any]) -> None:
+        """Until each metric that is fed has told what it is."""
+        variables = self._model.metrics_variables
+        for one, other, both in shown:
+            others = metric_evidence.Other(other.updates, both.updates)
+            found = metric_evidence.weighted_by_share(self._metrics, variables, reset, one.updates, rows, others, self._said)
+            self.weighted_by_share = found | self.weighted_by_share
+            fed = {id(v) for update in one.updates for v in update.metric.variables}
+            self._undecided = fed - self.weighted_by_share.keys()
+            if not self._undecided:
+                return
 
     @property
     def _tolerance(self) -> float:
-        return ROUGH if self._is_random else HALF if self._kinds & {"bfloat16", "float16"} else EXACT
+        return ROUGH if self._is_random else HALF if self._is_coarse else EXACT
 
-    def _totals_of(self, state: State, rows: Any) -> Any:
+    def _as_array(self, state: State, rows: Any) -> Any:
         """The divisors of these rows."""
-        divisors = self._compiled(lambda state, rows: self._functions.divisors(state, rows, jnp.int32(0), jnp.float32(1)))
-        return jnp.array([0 if d is None else d for d in divisors(state, rows)], jnp.float32)
+        divisors = self._functions.divisors(state, rows, jnp.int32(0), jnp.float32(1))
+        return jnp.array([0 if d is None else d for d in divisors], jnp.float32)
 
-    def _shown(self, state: State, batches: list[Any], times: int, totals: Any) -> list[Shown]:
-        """What a step shows on each of these batches, which have `times` times the replica's rows."""
-        numbers, fed = self._growth.measure(), metric_evidence.Fed()
+    @property
+    def _program(self) -> TracedAnew:
+        """The step, with what is known of its numbers now."""
+        if self._programs is None or self._programs[0] != self._growth.decisions:
+            self._programs = self._growth.decisions, TracedAnew(self._step, self._functions.eager)
+        return self._programs[1]
 
-        @self._compiled
-        def step(state: State, rows: Any) -> None:
-            with metric_evidence.noted(self._metrics, fed.note):
-                self._functions.contribution(state, rows, jnp.int32(0), jnp.float32(times), totals)
+    def _step(self, state: State, rows: Any, share: Any, totals: Any) -> None:
+        with self._growth.measuring(self._numbers), metric_evidence.noted(self._metrics, self._fed.note):
+            self._functions.contribution(state, rows, jnp.int32(0), share, totals)
 
-        shown = []
-        for batch in batches:
-            fed.begin()
-            step(state, batch)
-            jax.effects_barrier()
-            shown.append(Shown(dict(numbers), fed.updates))
-        return shown
+    def _shown(self, state: State, rows: Any, times: int, totals: Any) -> Shown:
+        """What a step shows on these rows, which are `times` times those of a replica."""
+        self._numbers.clear()
+        self._fed.begin()
+        self._program(state, rows, jnp.float32(times), totals)
+        jax.effects_barrier()
+        return Shown(dict(self._numbers), self._fed.updates)
 
 
-def with_other_weights(state: State) -> State:
-    """Return the state with weights that are not zero."""
-    rng = np.random.default_rng(0)
+class TracedAnew:
+    """A function of a state and rows, compiled for each kind of rows with random draws that are the same for every row."""
 
-    def moved(weight: Any) -> Any:
-        is_float = jnp.issubdtype(weight.dtype, jnp.floating)
-        return weight + jnp.asarray(rng.normal(0, 0.1, weight.shape), weight.dtype) if is_float else weight
+    def __init__(self, function: Callable[..., Any], eager: bool) -> None:
+        """`eager`: whether it is called as it is."""
+        self._function = function
+        self._eager = eager
+        self._compiled: dict[Any, tuple[Callable[..., Any], Any]] = {}
+        self.compared: dict[int, set[float]] = {}
+        """With which numbers it compares the arrays of its rows, by their places among these."""
 
-    return [moved(weight) for weight in state[0]], *state[1:]
+    def __call__(self, state: State, rows: Any, *more: Any) -> Any:
+        args = state, rows, *more
+        if self._eager:
+            return self._function(*args)
+        leaves = jax.tree.leaves(args)
+        kind = jax.tree.structure(args), tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
+        if kind not in self._compiled:
+            traced, out = jax.make_jaxpr(self._function, return_shape=True)(*args)
+            before = len(jax.tree.leaves(state))
+            places = range(before, before + len(jax.tree.leaves(rows)))
+            self.compared = {place - before: values for place, values in compared_values(traced, places).items()}
+            run = jax.jit(jaxpr_as_fun(with_steady_draws(traced)))
+            self._compiled[kind] = run, jax.tree.structure(out)
+        run, structure = self._compiled[kind]
+        return jax.tree.unflatten(structure, run(*leaves))
+
+
+def rows_of(batch: Any, rows: range) -> Any:
+    return jax.tree.map(lambda a: a[rows.start : rows.stop], batch)
+
+
+def all_of(shown: Shown) -> Iterator[np.ndarray]:
+    """All that a step showed."""
+    numbers = [shown.numbers[what] for what in sorted(shown.numbers)]
+    for array in jax.tree.leaves([*numbers, *(update.arrays for update in shown.updates)]):
+        yield np.asarray(array, "float64")

@@ -10,17 +10,17 @@ values are drawn in their places as well. A sum over rows is one whatever the ro
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import keras
 import numpy as np
 
 from unisono import keras_seam
 from unisono.placement import split_evenly
 from unisono.replica.growth import ratio
-from unisono.replica.metrics import unpromised
+from unisono.replica.metrics import FED_BY_HAND, unpromised
 
 CLOSE = 1e-3
 """Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
@@ -119,7 +119,8 @@ def weighted_by_share(
     reset: Sequence[Any],
     updates: Sequence[Update],
     rows: int,
-    other: Other | None = None,
+    other: Other | None,
+    said: set[int],
 ) -> dict[int, bool]:
     """Return, for the ids of variables that could be decided, whether they are means of batches.
 
@@ -132,12 +133,13 @@ def weighted_by_share(
         updates: What a step feeds the metrics with on some rows.
         rows: How many these are.
         other: What it feeds them with on other rows. It decides where a metric is fed with one number for all rows.
+        said: The ids of metrics of which was said that they are neither; those of which it is said now are added.
 
     Raises:
         ValueError: For a metric that is neither a sum nor a mean.
     """
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
-    decided = {} if other is None else grown(by_number, variables, reset, updates, other)
+    decided = {} if other is None else grown(by_number, metrics, variables, reset, updates, other, said)
     telling = [update for update in updates if id(update.metric) not in by_number]
     trials = trials_of(telling, rows, variables, reset)
     position = {id(v): index for index, v in enumerate(variables)}
@@ -149,24 +151,66 @@ def weighted_by_share(
             kinds = {trial.is_sum(index) for trial in seen}
             if wrong is None and len(kinds) == 1:
                 decided[id(variable)] = not kinds.pop()
-            elif seen and not (isinstance(metric, keras.metrics.Mean) and keras_seam.is_class_of_keras(metric)):
+            elif seen and not is_mean_of_keras(metric):
                 raise ValueError(refusal(metric, variable, wrong or seen[0], index))
-            # A mean of what a function says of a whole batch may be anything, in Keras too.
+            elif seen:  # a mean over batches of what a function says of one
+                warn_of_number(metric, said)
+                decided[id(variable)] = True
     return decided
 
 
 def grown(
-    by_number: set[int], variables: Sequence[Any], reset: Sequence[Any], updates: Sequence[Update], other: Other
+    by_number: set[int],
+    metrics: Sequence[Any],
+    variables: Sequence[Any],
+    reset: Sequence[Any],
+    updates: Sequence[Update],
+    other: Other,
+    said: set[int],
 ) -> dict[int, bool]:
     """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
 
-    def change(updates: Sequence[Update]) -> list[np.ndarray]:
+    def state_after(state: Sequence[Any], updates: Sequence[Update]) -> list[Any]:
         mine = [update for update in updates if id(update.metric) in by_number]
-        return added(fed(mine, [update.arrays for update in mine], variables, reset), reset)
+        return fed(mine, [update.arrays for update in mine], variables, state)
 
-    parts = [(a + b) / 2 for a, b in zip(change(updates), change(other.updates), strict=True)]
-    ratios = [ratio(*pair) for pair in zip(parts, change(other.of_both), strict=True)]
-    return {id(v): abs(r - 1) < abs(r - 2) for v, r in zip(variables, ratios, strict=True) if r is not None}
+    after = state_after(reset, updates)
+    one, more = added(after, reset), added(state_after(reset, other.updates), reset)
+    in_turn = added(state_after(after, other.updates), reset)
+    both = added(state_after(reset, other.of_both), reset)
+    decided: dict[int, bool] = {}
+    for metric in (m for m in metrics if id(m) in by_number):
+        for variable in metric.variables:
+            index = next(i for i, v in enumerate(variables) if v is variable)
+            parts, whole = one[index] + more[index], both[index]
+            grows = ratio(parts / 2, whole)
+            if grows is None:
+                continue
+            trial = Trial([0.5, 0.5], [[one[index]], [more[index]]], [in_turn[index]], [whole])
+            if not is_mean_of_keras(metric) and not close(in_turn[index], parts):
+                raise ValueError(refusal(metric, variable, trial, 0))
+            decided[id(variable)] = abs(grows - 1) < abs(grows - 2)
+            if not trial.is_merged(0):
+                warn_of_number(metric, said)
+    return decided
+
+
+def is_mean_of_keras(metric: Any) -> bool:
+    """Return whether a metric keeps a total and a count, whatever it is fed with."""
+    return isinstance(metric, FED_BY_HAND) and keras_seam.is_class_of_keras(metric)
+
+
+def warn_of_number(metric: Any, said: set[int]) -> None:
+    """Say once of a metric that what it is fed with over all rows is not what replicas make of it."""
+    if id(metric) in said:
+        return
+    said.add(id(metric))
+    warnings.warn(
+        f"The metric {metric.name!r} is fed with one number for all rows of a replica that is neither a mean over rows nor a sum, as the root of a "
+        f"mean or a quotient of sums: what it shows of R replicas is not what it shows of the whole batch. Give it one value for each row, "
+        f"keep sums in a metric of your own (docs/metrics.md), or write replicas=1.",
+        stacklevel=2,
+    )
 
 
 class Trial(NamedTuple):

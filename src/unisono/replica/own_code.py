@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,10 @@ from unisono.replica import assigned, finish, metric_evidence, metrics, overwrit
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
+from unisono.replica.look import Pair, TracedAnew, real_pairs
+from unisono.replica.other_rows import other_rows
 from unisono.replica.program import scaling_variables
 from unisono.replica.rows import ByRows
-from unisono.xla import tracing
 
 Call = Callable[[Any, Any], Any]
 """`call(batch, constants)` calls the user's function."""
@@ -74,7 +75,11 @@ class OwnCode:
         """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
         self._weighted_by_share: dict[int, bool] = {}
         self._by_rows = ByRows(eager)
-        self._compiled = tracing.jitted_unless(eager)
+        self._feeding = TracedAnew(self._feeds, eager)
+        self._fed: dict[int, list[Any]] = {}
+        """For each number of rows, the metrics that the code feeds, in turn."""
+        self._undecided: set[int] = set()
+        self._said: set[int] = set()
 
     @keras_seam.fresh_masks()
     def contribution(
@@ -170,33 +175,67 @@ class OwnCode:
         scales = {id(v) for optimizer, _ in self.variables.applied for v in scaling_variables(optimizer)}
         return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
 
-    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Finds out how metrics of the user's own are merged: by what the code feeds them with on a replica's rows."""
-        of, own = self.variables, metrics.unpromised(self.variables.metrics)
+    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
+        """Find out how metrics of the user's own are merged: by what the code feeds them with on replicas' rows."""
+        own = metrics.unpromised(self.variables.metrics)
         if self.alone or not self._can_be_cut or not own:
-            return
-        mine = jax.tree.map(lambda a: jnp.asarray(a[first.start : first.stop]), batch)
-        fed: list[Any] = []
+            return False
+        before, reset = self._weighted_by_share, metrics.reset_values(self.variables.metrics, self.variables.tracked)
+        pairs = real_pairs(state, batch, shards)
+        updates = self._fed_on(state, pairs[0].one, 1, constants)
+        for pair in [*pairs, *(Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._feeding.compared))]:
+            updates = self._fed_on(state, pair.one, 1, constants)
+            other = self._fed_beside(pair, constants)
+            found = metric_evidence.weighted_by_share(
+                own, self.variables.tracked, reset, updates, len(shards[0]), other, self._said
+            )
+            self._weighted_by_share = found | self._weighted_by_share | self._means_of_numbers(updates, len(shards[0]))
+            self._undecided = {id(v) for update in updates for v in update.metric.variables} - self._weighted_by_share.keys()
+            if not self._undecided:
+                break
+        return self._weighted_by_share != before
 
-        @self._compiled
-        def arguments(rows: Any) -> list[Any]:
-            weights, others, slots, _ = state
-            reset = metrics.reset_values(of.metrics, of.tracked)
-            start = weights, assigned.for_replica(of.others, others, jnp.int32(0)), slots, reset
-            with (
-                self._running(start, rows, jnp.int32(0), jnp.float32(1), jnp.ones(MOST_DIVISORS)) as code,
-                metric_evidence.noted(own, code.note),
-                keras_seam.fresh_masks(),
-            ):
-                self._call(rows, constants)
-            found = [noted for noted in code.noted if noted.kind == "update"]
-            fed[:] = [noted.of for noted in found]
-            return [noted.arrays for noted in found]
+    @property
+    def is_undecided(self) -> bool:
+        return bool(self._undecided)
 
-        found = arguments(mine)
-        updates = [metric_evidence.Update(metric, arrays, filled) for arrays, (metric, filled) in zip(found, fed, strict=True)]
-        reset = metrics.reset_values(of.metrics, of.tracked)
-        self._weighted_by_share = metric_evidence.weighted_by_share(of.metrics, of.tracked, reset, updates, len(first))
+    def _means_of_numbers(self, updates: Sequence[metric_evidence.Update], rows: int) -> dict[int, bool]:
+        """A mean that is fed with one number takes it for the mean of a replica's rows: code that divides by their number by itself means that."""
+        of_numbers = [u.metric for u in updates if type(u.metric) is keras.metrics.Mean and not u.has_rows(rows)]
+        return {id(variable): True for metric in of_numbers for variable in metric.variables}
+
+    def _fed_beside(self, pair: Pair, constants: Any) -> metric_evidence.Other | None:
+        """What the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
+        other = self._fed_on(pair.state, pair.other, 1, constants)
+        try:
+            return metric_evidence.Other(other, self._fed_on(pair.state, pair.both, 2, constants))
+        except Exception:
+            return None
+
+    def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> list[metric_evidence.Update]:
+        """What the code feeds metrics with on these rows, which are `times` times those of a replica."""
+        rows = jax.tree.map(jnp.asarray, rows)
+        arrays = self._feeding(state, rows, jnp.float32(times), constants)
+        return [metric_evidence.Update(of[0], found, of[1]) for found, of in zip(arrays, self._fed[rows_of(rows)], strict=True)]
+
+    def _feeds(self, state: State, rows: Any, share: Any, constants: Any) -> list[Any]:
+        of, own = self.variables, metrics.unpromised(self.variables.metrics)
+        weights, others, slots, _ = state
+        start = (
+            weights,
+            assigned.for_replica(of.others, others, jnp.int32(0)),
+            slots,
+            metrics.reset_values(of.metrics, of.tracked),
+        )
+        with (
+            self._running(start, rows, jnp.int32(0), share, jnp.ones(MOST_DIVISORS)) as code,
+            metric_evidence.noted(own, code.note),
+            keras_seam.fresh_masks(),
+        ):
+            self._call(rows, constants)
+        found = [noted for noted in code.noted if noted.kind == "update"]
+        self._fed[rows_of(rows)] = [noted.of for noted in found]
+        return [noted.arrays for noted in found]
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.variables.others, self.variables.assigned, disagree)

@@ -5,6 +5,7 @@ State comes in and a contribution goes out; nothing is assigned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,8 +18,8 @@ from unisono.replica import assigned, finish, losses, metrics, overwritten, own_
 from unisono.replica.base import State
 from unisono.replica.contribution import Assigned, Contribution
 from unisono.replica.dependence import are_same_for_all, in_shapes
-from unisono.replica.growth import Growth
-from unisono.replica.look import APPLIED, Look
+from unisono.replica.growth import APPLIED, Growth
+from unisono.replica.look import Look
 from unisono.replica.rows import ByRows
 
 
@@ -40,6 +41,7 @@ class ReplicaFunctions:
         self._by_rows = ByRows(eager, self.alone)
         self.growth = Growth()
         """Of losses that are one number for all rows; found by `look`."""
+        self._look: Look | None = None
 
     @keras_seam.fresh_masks()
     def contribution(
@@ -169,6 +171,9 @@ class ReplicaFunctions:
             x, y, sample_weight = keras_seam.unpack(batch)
             y_pred = keras_seam.call_model(self.model, x, training)
             losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
+        if keras_seam.overrides(self.model, "compute_metrics"):  # whose logs may be numbers of its own
+            means = metrics.BatchLevelMeans(keras_seam.leaf_metrics(self.model), self._by_rows)
+            self._metrics(means, tracked if self.alone else self._reset(), y_pred, batch, share)
         return terms.divisors
 
     @keras_seam.fresh_masks()
@@ -198,13 +203,23 @@ class ReplicaFunctions:
         scales = {id(v) for v in scaling_variables(self.model.optimizer)}
         return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
 
-    def look(self, state: State, batch: Any, first: range, constants: Any) -> None:
-        """Finds out how numbers and metrics of the user's own are merged."""
+    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
+        """Find out how numbers and metrics of the user's own are merged."""
         own = metrics.unpromised(self._fed_by_the_step)
-        if not self.alone and (own or self.growth.asked_for):
-            assigned = self.assigned  # by a step in training, not by the steps that are looked at
-            self.weighted_by_share = Look(self, own).weighted_by_share(state, batch, first, self._reset())
-            self.assigned = assigned
+        if self.alone or not (own or self.growth.asked_for):
+            return False
+        if self._look is None:
+            self._look = Look(self, own)
+        before = self.growth.decisions, self.weighted_by_share
+        assigned = self.assigned  # by a step in training, not by the steps that are looked at
+        self._look.at(state, batch, shards, self._reset())
+        self.assigned = assigned
+        self.weighted_by_share = self._look.weighted_by_share
+        return (self.growth.decisions, self.weighted_by_share) != before
+
+    @property
+    def is_undecided(self) -> bool:
+        return self._look is not None and self._look.is_undecided
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.model.non_trainable_variables, self.assigned, disagree)

@@ -35,7 +35,7 @@ class ByRows:
     def warn_if_coupled(self, owner: Any, function: Callable[..., Any], *batch: Any) -> None:
         """Say once that a loss is not made of what it is on parts of the rows."""
         key = id(owner), "coupled"
-        if key not in self._found and not (self._eager or self._alone):
+        if key not in self._found and not self._alone:
             self._found[key] = couples_rows(function, batch)
             if self._found[key]:
                 name = getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__)

@@ -21,6 +21,7 @@ from unisono.placement import Placement
 from unisono.replica.base import Functions, State
 from unisono.step.block import as_before
 from unisono.step.copies import Numbers
+from unisono.step.looks import Looks
 from unisono.step.plan import Plan, Run, Shard, plan
 from unisono.step.replicas import Sum
 from unisono.step.step import Carried, Output
@@ -87,7 +88,7 @@ class EagerStep:
         """What a replica adds to each divisor, by its rows; None where masks or weights decide."""
         self._shapes_in_trace: Callable[[int], list[jax.ShapeDtypeStruct]] = lambda rows: []
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
-        self._looked = False
+        self._looks = Looks()
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[Any], constants: Sequence[Any] = ()) -> tuple[dict[str, Any], State]:
@@ -129,9 +130,8 @@ class EagerStep:
     def _step(self, given: Given) -> tuple[dict[str, Any], list[Output]]:
         rows = given.rows_of_replicas(self._placement.lead)
         divisors = self._total_divisors(given, rows)
-        if not self._looked:
-            self._functions.look(self._state, given.batch.tree(), given.now.first, given.constants)
-            self._looked = True
+        if self._looks.is_due(1, self._functions.is_undecided):
+            self._functions.look(self._state, given.batch.tree(), given.now.rows_of_replicas, given.constants)
         by_itself = self._functions.alone_by_itself(self._state, rows[0]) if self._functions.alone else None
         if by_itself is not None:
             self._state = as_before(by_itself[0], self._state)

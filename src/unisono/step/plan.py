@@ -78,6 +78,12 @@ class Plan:
         )
 
     @property
+    def rows_of_replicas(self) -> tuple[range, ...]:
+        """The rows of each replica that has some, wherever it runs."""
+        ends = itertools.accumulate(self.sizes, initial=self.first.start)
+        return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
+
+    @property
     def whole(self) -> Run | None:
         """The one run that is the whole step, where one device and one program do."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1

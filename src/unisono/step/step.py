@@ -22,6 +22,7 @@ from unisono.step.block import Block, Done, Orders
 from unisono.step.copies import Numbers
 from unisono.step.divisors import Divisors, summed
 from unisono.step.held import Held
+from unisono.step.looks import Looks
 from unisono.step.plan import Part, Plan, Run, plan
 from unisono.xla.interrupts import uninterrupted
 from unisono.xla.programs import Program
@@ -67,17 +68,14 @@ class Step:
         self._most_steps = most_steps
         self._exchange = exchange
         self._functions = functions
-        self._contribution = jax.jit(functions.contribution)  # traced once, read twice
         self._numbers = Numbers()
         self._plans = functools.cache(functools.partial(plan, placement=placement))
         self._held = Held(functions, placement, exchange.homes)
         self._divisors = Divisors(functions.divisors)
-        self._blocks = {c: Block(name, functions, self._contribution, c, placement.replicas) for c in (False, True)}
-        self._programs = {
-            counted: Program(rewritten(block, placement.lead.platform), donate=(0,)) for counted, block in self._blocks.items()
-        }
+        self._name = name
+        self._make_programs()
         self._take, self._put, self._add = Program(sums.get), Program(at_start, donate=(0,)), Program(add)
-        self._looked = False
+        self._looks = Looks()
         self._received = False
         self._idle: dict[Any, Any] = {}
         self._output_shapes: dict[Any, list[jax.ShapeDtypeStruct]] = {}
@@ -97,13 +95,8 @@ class Step:
         logs, outputs = {}, []
         self._received, self._carried = False, carried
         self._held.keep(constants)
-        if not self._looked:
-            if not self._functions.alone:
-                self._divisors_of(
-                    batches[0], self._plan(batches[0]).size_at_end, state
-                )  # whose trace says what there is to look at
-            self._functions.look(state, batches[0].tree(), self._plan(batches[0]).first, self._held.constants())
-            self._looked = True
+        if self._looks.is_due(len(batches), self._functions.is_undecided):
+            self._look_at(batches[0], state)
         self._held.receive(state, lambda: self._empty_sums(state, batches[0]))
         self._received = True
         for group in self._groups(batches):
@@ -111,6 +104,23 @@ class Step:
             logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
             self._functions.check(disagree)
         return logs, outputs
+
+    def _make_programs(self) -> None:
+        functions, replicas = self._functions, self._placement.replicas
+        self._contribution = jax.jit(functions.contribution)  # traced once, read twice
+        self._blocks = {c: Block(self._name, functions, self._contribution, c, replicas) for c in (False, True)}
+        self._programs = {
+            counted: Program(rewritten(block, self._placement.lead.platform), donate=(0,))
+            for counted, block in self._blocks.items()
+        }
+
+    def _look_at(self, batch: GlobalBatch, state: State) -> None:
+        """Before a batch is trained on, find out what replicas are to make of it."""
+        now = self._plan(batch)
+        if not self._functions.alone:
+            self._divisors_of(batch, now.size_at_end, state)  # whose trace says what there is to look at
+        if self._functions.look(state, batch.tree(), now.rows_of_replicas, self._held.constants()):
+            self._make_programs()
 
     @property
     def state(self) -> State:

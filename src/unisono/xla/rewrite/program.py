@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from unisono.xla.rewrite import equations
-from unisono.xla.rewrite.equations import MadeBy
-from unisono.xla.rewrite.rules import Rules, replacement, rules_for
+from unisono.xla.rewrite.equations import MadeBy, Rule
+from unisono.xla.rewrite.rules import replacement, rules_for
 
 Program = TypeVar("Program", Jaxpr, ClosedJaxpr)
 
@@ -40,12 +40,12 @@ def rewritten(function: Callable[..., Any], platform: str) -> Callable[..., Any]
     >>> float(jax.jit(total)(jax.numpy.ones(3)))
     3.0
     """
-    rules = rules_for(platform)
+    rule = functools.partial(replacement, rules_for(platform))
 
     @functools.wraps(function)
     def with_replacements(*args: Any, **kwargs: Any) -> Any:
         traced, out = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-        run = jaxpr_as_fun(Rewriter(rules)(traced))
+        run = jaxpr_as_fun(Rewriter(rule)(traced))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
     return with_replacements
@@ -57,8 +57,10 @@ class Rewriter:
     A program in which nothing is replaced is the same object afterwards.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, rule: Rule, left: Container[str] = ()) -> None:
+        """`left` names the primitives whose nested programs stay as they are."""
+        self._rule = rule
+        self._left = left
         self._done: dict[Jaxpr | ClosedJaxpr, Any] = {}
 
     def __call__(self, program: Program) -> Program:
@@ -76,10 +78,11 @@ class Rewriter:
         return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
 
     def _equation(self, eqn: JaxprEqn, made_by: MadeBy) -> JaxprEqn:
-        found = replacement(self._rules, eqn, made_by)
+        found = self._rule(eqn, made_by)
         if found:
             return equations.called(found, eqn)
-        before = {name: eqn.params[name] for name in NESTED.get(eqn.primitive.name, ())}
+        primitive = eqn.primitive.name
+        before = {name: eqn.params[name] for name in NESTED.get(primitive, ()) if primitive not in self._left}
         after = {name: self._nested(value) for name, value in before.items()}
         same = all(map(operator.is_, before.values(), after.values()))
         return eqn if same else eqn.replace(params=eqn.params | after)

@@ -1,0 +1,94 @@
+"""Other rows and weights to measure on, where those of a first batch may tell nothing: all zero, all alike, nothing masked, every weight one.
+
+A number that is a sum over rows, or a mean over them, is one whatever the rows hold. So rows may be made up, as long as code can take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono import keras_seam
+from unisono.replica import randomness
+from unisono.replica.base import State
+from unisono.replica.marks import with_marks
+
+
+def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
+    """Return batches of as many rows as `batch`, to measure on beside it.
+
+    `compared` says with which numbers code compares the arrays of the batch, by their places among its leaves.
+    """
+    rng = np.random.default_rng(0)
+    leaves, structure = jax.tree.flatten(batch)
+    drawn = [drawn_like(rng, leaf) for leaf in leaves]
+    made = [jax.tree.unflatten(structure, drawn)]
+    if any(compared.values()):
+        for of_leaves in (leaves, drawn):
+            marked = [with_marks(rng, leaf, sorted(compared.get(i, ()))) for i, leaf in enumerate(of_leaves)]
+            made.append(jax.tree.unflatten(structure, marked))
+    return made
+
+
+def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
+    """Return values that could stand in the place of these: whole numbers among theirs for such, probabilities for such, else any."""
+    values = np.asarray(array)
+    if values.dtype.kind not in "iubf" or not values.size:
+        return values
+    if values.dtype.kind == "b":
+        return rng.random(values.shape) < 0.5
+    exact = values.astype("float64")
+    low, high = np.nanmin(exact), np.nanmax(exact)
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return values
+    is_whole = values.dtype.kind in "iu" or (0 <= low < high and np.all(exact == np.round(exact)))
+    if is_whole:
+        drawn = rng.integers(int(low), int(max(high, low + 1)) + 1, values.shape)
+    elif 0 <= low < high <= 1:
+        drawn = rng.uniform(low, high, values.shape)
+        if values.ndim > 1 and np.allclose(exact.sum(-1), 1, atol=1e-3):
+            drawn /= drawn.sum(-1, keepdims=True)
+    else:
+        drawn = exact + 2 * (exact.std() or 1) * rng.standard_normal(values.shape)
+    return drawn.astype(values.dtype)
+
+
+def with_drawn_weights(batch: Any) -> list[Any]:
+    """Return a batch of `fit` with other sample weights, some of them zero; none where it has no weights."""
+    rng = np.random.default_rng(0)
+    x, y, weights = keras_seam.unpack(batch)
+    if weights is None:
+        return []
+
+    def drawn(array: Any) -> Any:
+        shape = np.shape(array)
+        return (rng.uniform(0.1, 2, shape) * (rng.random(shape) < 0.7)).astype(np.asarray(array).dtype)
+
+    return [(x, y, jax.tree.map(drawn, weights))]
+
+
+def with_other_weights(state: State) -> State:
+    """Return the state with other weights, and other numbers beside them, than a model begins with: none of them zero."""
+    rng = np.random.default_rng(0)
+
+    def moved(value: Any) -> Any:
+        is_float = jnp.issubdtype(value.dtype, jnp.floating)
+        return value + jnp.asarray(np.abs(rng.normal(0, 0.1, value.shape)), value.dtype) if is_float else value
+
+    def shaken(value: Any) -> Any:
+        is_float = jnp.issubdtype(value.dtype, jnp.floating)
+        return value + jnp.asarray(rng.normal(0, 0.1, value.shape), value.dtype) if is_float else value
+
+    weights, others, *more = state
+    return [shaken(value) for value in weights], [moved(value) for value in others], *more
+
+
+def with_other_seeds(state: State, variables: list[Any]) -> State:
+    """Return the state with other random numbers to come; `variables` are those that are not trained."""
+    weights, others, *more = state
+    moved = [value + 1 if randomness.is_seed(v) else value for v, value in zip(variables, others, strict=True)]
+    return weights, moved, *more
