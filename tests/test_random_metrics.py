@@ -1,8 +1,9 @@
-"""Random metrics, fed where users feed them: R replicas log what Keras logs of the whole batch, or the metric is refused."""
+"""Random metrics, fed where users feed them: R replicas log what Keras logs of the whole batch, or there is a word about it."""
 
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -160,3 +161,102 @@ def test_sums_and_what_looks_like_one(program, where):
 @given(st.sampled_from(PROGRAMS))
 def test_random_metrics(program):
     check(program)
+
+
+class Number(NamedTuple):
+    """One number for all rows, which becomes a metric by a function, a mean, a sum or a log."""
+
+    of_rows: str
+    merged: str
+    where: str
+    begins_with: str = "rows"
+    """Or with zeros: those of the first batch."""
+
+    @property
+    def is_right(self) -> bool:
+        return self.merged in ("sum", "half the sum", "mean")
+
+    def __call__(self, y: Any, p: Any) -> Any:
+        return MERGED[self.merged](OF_ROWS[self.of_rows](ops.cast(y, "float32"), p))
+
+
+def by_function_of_all(number: Number) -> Any:
+    model = keras.Sequential(parts())
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[lambda y, p: number(y, p)])
+    return model
+
+
+class FeedsNumbers(keras.Sequential):
+    """Feeds a mean or a sum with one number where the loss is made."""
+
+    own: Any = None
+    number: Any = None
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        self.own.update_state(self.number(y, y_pred))
+        return super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+
+class LogsNumbers(keras.Sequential):
+    """Has a number among its logs."""
+
+    number: Any = None
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight) | {"own": self.number(y, y_pred)}
+
+
+def compiled_with(kind: Any, number: Number, own: Any = None) -> Any:
+    model = kind(parts())
+    model.number = number
+    if own is not None:
+        model.own = own
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+AS_NUMBER: dict[str, Callable[[Number], Any]] = {
+    "function": by_function_of_all,
+    "mean": lambda number: compiled_with(FeedsNumbers, number, keras.metrics.Mean(name="own")),
+    "sum": lambda number: compiled_with(FeedsNumbers, number, keras.metrics.Sum(name="own")),
+    "log": lambda number: compiled_with(LogsNumbers, number),
+}
+NUMBERS = [Number(*parts) for parts in itertools.product(OF_ROWS, MERGED, AS_NUMBER, ("rows", "zeros"))]
+
+
+def check_number(number: Number) -> None:
+    x, y = X.copy(), Y.copy()
+    if number.begins_with == "zeros":
+        x[:BATCH], y[:BATCH] = 0, 0
+    make, fit = lambda: AS_NUMBER[number.where](number), fitting(x, y, batch_size=BATCH, epochs=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = run(make, fit, on(1, 4)).logs
+    said = [str(warning.message) for warning in caught if "replicas=1" in str(warning.message)]
+    if number.is_right:
+        assert said == []
+    if not said:
+        assert_close_logs(ours, run(make, fit).logs)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        Number("squares", "largest", "function"),
+        Number("hits", "sum over the largest", "function"),
+        Number("squares", "sum", "function", "zeros"),
+        Number("positives", "sum", "mean", "zeros"),
+        Number("squares", "root of the sum", "sum"),
+        Number("squares", "sum", "log"),
+        Number("squares", "deviation", "log"),
+    ],
+    ids=lambda number: f"{number.merged}, {number.where}, {number.begins_with}",
+)
+def test_numbers_for_all_rows(number):
+    check_number(number)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(NUMBERS))
+def test_random_numbers(number):
+    check_number(number)

@@ -6,7 +6,7 @@ random numbers count. What the code makes of that by itself is tried on some row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from jax.extend import core
 from unisono.loop.evidence import Sources
 from unisono.loop.measured import divided, evaluated, terms_of
 from unisono.loop.traces import is_random_name
+from unisono.replica.compared_values import compared_values
 from unisono.replica.coupling import close_of, drawn, is_close, warn_of_coupling
 from unisono.replica.discovery import Trace
+from unisono.replica.marks import marked
 
 
 def warn_if_coupled(
@@ -47,15 +49,30 @@ def warn_if_coupled(
 def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any], with_losses: bool) -> bool:
     """Whether the vectors of both parts of some rows, one behind the other, are not those of all of them, or a part of a loss is neither the
     sum nor the mean of both."""
+    return any(is_coupled_on(drawn, trace, on_both, size, constants, with_losses) for drawn in drawn_inputs(trace, on_both, size))
+
+
+def drawn_inputs(trace: Trace, on_both: Trace, size: int) -> Iterator[dict[Any, np.ndarray]]:
+    """Values for all rows, by the variables of the program on all of them; and the same with what marks rows that do not count."""
     rng = np.random.default_rng(0)
+    whole = {of_both: drawn(rng, of_both.aval, rows=2 * size) for of_both in inputs(on_both)}
+    yield whole
+    compared = compared_values(on_both.program, range(on_both.arrays))
+    rows = on_both.program.jaxpr.invars[: on_both.arrays]
+    for arrays in marked(rng, [whole[variable] for variable in rows], compared):
+        yield whole | dict(zip(rows, arrays, strict=True))
+
+
+def is_coupled_on(
+    values: Mapping[Any, np.ndarray], trace: Trace, on_both: Trace, size: int, constants: list[Any], with_losses: bool
+) -> bool:
+    """Whether it is so on these rows."""
     parts: list[dict[Any, Any]] = [{}, {}]
-    whole: dict[Any, Any] = {}
+    whole: dict[Any, Any] = dict(values)
     for of_part, of_both in zip(inputs(trace), inputs(on_both), strict=True):
-        value = drawn(rng, of_both.aval, rows=2 * size)
         is_of_rows = of_part.aval.shape[:1] == (size,) and of_both.aval.shape[:1] == (2 * size,)
-        whole[of_both] = value
         for part, rows in zip(parts, (slice(size), slice(size, None)), strict=True):
-            part[of_part] = value[rows] if is_of_rows else value
+            part[of_part] = whole[of_both][rows] if is_of_rows else whole[of_both]
     close = close_of(variable.aval for variable in whole)
     for of, known, times in ((trace, parts[0], 1), (trace, parts[1], 1), (on_both, whole, 2)):
         known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(times)], strict=True)

@@ -53,6 +53,11 @@ class Divisions:
         self._seen: set[object] = set()
         self._warned = False
 
+    @property
+    def tells(self) -> bool:
+        """Whether a part of the losses is known not to add up over replicas, which `check` says."""
+        return any(part.growth is not None and not adds_up(part, self._replicas) for part in self._parts)
+
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
         """`fixed` are the divisors that the code names, each with how many values there are of a row, `arguments` the numbers that it is
         given; None for what only a device knows."""

@@ -71,6 +71,8 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
         gradients = unscaled(gradients, scaler, code)
+    if code is not None:
+        code.give_gradients(gradients)
     before.hand_on(noted)
     if code is not None and before.is_share:
         code.note("share", loss, of="all that was added up")

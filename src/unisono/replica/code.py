@@ -91,7 +91,10 @@ class ReplicaCode:
         self.scaled_by_user = False
         self.scalers: dict[int, Any] = {}
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
+        self.changes_gradients = False
+        """Whether an optimizer was applied with others than those that `value_and_grad` gave."""
         self._totals = totals
+        self._given_gradients: dict[int, Any] = {}
         self._scaled: dict[int, tuple[Any, Any, Any]] = {}
         self._traces: list[Any] = []
         """The functions that JAX is tracing, of those whose arrays can be handed out: the code, and what `value_and_grad` differentiates."""
@@ -138,6 +141,10 @@ class ReplicaCode:
         self.fixed_divisors.append((divisor, of_row))
         return ops.where(self.share_of_rows > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
+    def give_gradients(self, gradients: Sequence[Any]) -> None:
+        """Note what `value_and_grad` hands out."""
+        self._given_gradients |= {id(gradient): gradient for gradient in gradients}
+
     def keep_scaled(self, optimizer: Any, gradient: Any, scaled: Any) -> None:
         """What the optimizer that scaled the loss is to get, where the code hands it this gradient."""
         self._scaled[id(gradient)] = gradient, optimizer, scaled
@@ -167,6 +174,7 @@ class ReplicaCode:
                 f"The replica's code applies the optimizer {optimizer.name!r} twice, but one strategy.run makes one update of it. "
                 f"Apply all gradients at once, or call strategy.run twice."
             )
+        self.changes_gradients |= any(g is not None and id(g) not in self._given_gradients for g in gradients)
         found = {id(v): self._for(optimizer, g, v) for g, v in zip(gradients, variables, strict=True) if g is not None}
         if not found and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")

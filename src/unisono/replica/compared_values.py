@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+EQUALITIES = ("eq", "ne")
+COMPARISONS = (*EQUALITIES, "lt", "le", "gt", "ge")
 SAME_NUMBERS = (
     "convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose", "slice", "dynamic_slice", "rev", "copy",
     "stop_gradient", "reduce_precision", "expand_dims", "optimization_barrier", "copy_p",
@@ -20,7 +21,7 @@ SAME_NUMBERS = (
 def compared_values(program: core.ClosedJaxpr, inputs: Sequence[int]) -> dict[int, set[float]]:
     """Return, for the inputs at these positions, the numbers that the program compares their elements with.
 
-    NaN is among them where the program asks whether elements are NaN.
+    Of an order, numbers on both sides are among them, and NaN where the program asks whether elements are NaN.
 
     >>> import jax, jax.numpy as jnp
     >>> masked = jax.make_jaxpr(lambda y, w: jnp.sum(jnp.where(y[:, 0] != -1, w, 0)))
@@ -66,7 +67,7 @@ def note_comparison(
     for one, other in ((left, right), (right, left)):
         number = number_of(other, numbers)
         if number is not None and not isinstance(one, core.Literal) and one in known:
-            found[known[one]].add(number)
+            found[known[one]] |= {number} if eqn.primitive.name in EQUALITIES else {number - 1, number, number + 1}
 
 
 def programs_in(eqn: core.JaxprEqn) -> list[tuple[core.ClosedJaxpr, Sequence[Any]]]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono.replica.compared_values import compared_values
-from unisono.replica.marks import with_marks
+from unisono.replica.marks import marked
 
 ROWS = 8
 MOST = 1 << 24
@@ -55,12 +55,9 @@ def drawn_rows(batch: tuple[Any, ...], compared: Mapping[int, set[float]]) -> It
         kinds = [targets, *["numbers"] * (len(batch) - 1)]
         rows = [jax.tree.map(lambda a, k=kind, r=rng: drawn(r, a, k), of) for kind, of in zip(kinds, batch, strict=True)]
         yield rows
-        if any(compared.values()):
-            leaves, structure = jax.tree.flatten(rows)
-            marked = [
-                with_marks(rng, leaf, sorted(compared.get(place, ()))) if leaf.ndim else leaf for place, leaf in enumerate(leaves)
-            ]
-            yield jax.tree.unflatten(structure, marked)
+        leaves, structure = jax.tree.flatten(rows)
+        for arrays in marked(rng, leaves, compared):
+            yield jax.tree.unflatten(structure, arrays)
 
 
 def is_coupled(function: Callable[..., Any], whole: list[Any]) -> bool:

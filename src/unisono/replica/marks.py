@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import numpy as np
+
+MOST = 8
+"""Marks that are tried."""
 
 MARKED = 0.7, 0.3
 """Which share of the elements is marked in the first half of the rows, and in the second."""
 
 
-def with_marks(rng: np.random.Generator, array: np.ndarray, marks: list[float]) -> np.ndarray:
-    """Return the array with marks in some places, most of them in its first half."""
-    values = np.array(array)
-    marks = [mark for mark in marks if fits(mark, values.dtype)]
-    if not marks or not values.size:
-        return values
-    half = len(values) // 2
-    chosen = np.asarray(marks)[rng.integers(len(marks), size=values.shape)].astype(values.dtype)
-    shares = np.where(np.arange(len(values)) < half, *MARKED).reshape(-1, *[1] * (values.ndim - 1))
-    return np.where(rng.random(values.shape) < shares, chosen, values)
+def marked(
+    rng: np.random.Generator, arrays: Sequence[np.ndarray], compared: Mapping[int, set[float]]
+) -> Iterator[list[np.ndarray]]:
+    """Return the arrays with marks in some places, most of them in the first half of the rows: once for each mark that they can hold.
+
+    `compared` says with which numbers code compares the arrays, by their places.
+    """
+    marks = [[mark for mark in sorted(compared.get(place, ())) if fits(mark, array.dtype)] for place, array in enumerate(arrays)]
+    for number in range(min(MOST, max(map(len, marks), default=0))):
+        yield [with_mark(rng, a, of[number % len(of)]) if of else a for a, of in zip(arrays, marks, strict=True)]
+
+
+def with_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.ndarray:
+    """Return the array with the mark in some places."""
+    if not array.ndim:
+        return array
+    half = len(array) // 2
+    shares = np.where(np.arange(len(array)) < half, *MARKED).reshape(-1, *[1] * (array.ndim - 1))
+    return np.where(rng.random(array.shape) < shares, np.asarray(mark, array.dtype), array)
 
 
 def fits(mark: float, dtype: np.dtype) -> bool:

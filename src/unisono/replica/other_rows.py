@@ -15,7 +15,7 @@ import numpy as np
 from unisono import keras_seam
 from unisono.replica import randomness
 from unisono.replica.base import State
-from unisono.replica.marks import with_marks
+from unisono.replica.marks import marked
 
 
 def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
@@ -24,14 +24,11 @@ def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
     `compared` says with which numbers code compares the arrays of the batch, by their places among its leaves.
     """
     rng = np.random.default_rng(0)
-    leaves, structure = jax.tree.flatten(batch)
+    arrays, structure = jax.tree.flatten(batch)
+    leaves = [np.asarray(array) for array in arrays]
     drawn = [drawn_like(rng, leaf) for leaf in leaves]
-    made = [jax.tree.unflatten(structure, drawn)]
-    if any(compared.values()):
-        for of_leaves in (leaves, drawn):
-            marked = [with_marks(rng, leaf, sorted(compared.get(i, ()))) for i, leaf in enumerate(of_leaves)]
-            made.append(jax.tree.unflatten(structure, marked))
-    return made
+    made = [drawn, *marked(rng, leaves, compared), *marked(rng, drawn, compared)]
+    return [jax.tree.unflatten(structure, of_batch) for of_batch in made]
 
 
 def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:

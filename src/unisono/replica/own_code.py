@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from unisono import keras_seam
 from unisono.replica import assigned, finish, metric_evidence, metrics, overwritten
+from unisono.replica.applied_gradients import are_apart, warn_of_gradients
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
@@ -27,6 +28,8 @@ Call = Callable[[Any, Any], Any]
 
 
 MOST_DIVISORS = 64
+MOST_PAIRS = 2
+"""Pairs of replicas' rows that are measured in one look."""
 
 
 class Variables(NamedTuple):
@@ -61,9 +64,28 @@ class Variables(NamedTuple):
 class OwnCode:
     """The functions of replicas that run code of the user's."""
 
-    def __init__(self, call: Call, variables: Variables, replicas: int, can_be_cut: bool = True, eager: bool = False) -> None:
-        """`can_be_cut`: whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at.
-        `eager`: whether the code is called with arrays, also to look at it."""
+    def __init__(
+        self,
+        name: str,
+        call: Call,
+        variables: Variables,
+        replicas: int,
+        models: Callable[[], Sequence[Any]] = tuple,
+        can_be_cut: bool = True,
+        eager: bool = False,
+    ) -> None:
+        """
+        Args:
+            name: Of the user's function.
+            call: Calls it.
+            variables: What it uses.
+            replicas: R.
+            models: Those whose layers it may call.
+            can_be_cut: Whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at.
+            eager: Whether the code is called with arrays, also to look at it.
+        """
+        self._name = name
+        self._models = models
         self._call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
@@ -78,6 +100,9 @@ class OwnCode:
         self._feeding = TracedAnew(self._feeds, eager)
         self._fed: dict[int, list[Any]] = {}
         """For each number of rows, the metrics that the code feeds, in turn."""
+        self._changes_gradients = False
+        self.is_said = False
+        """Whether the user knows that what the code applies is not what one batch gives."""
         self._undecided: set[int] = set()
         self._said: set[int] = set()
 
@@ -114,6 +139,7 @@ class OwnCode:
         start = weights, assigned.for_replica(of.others, others, replica), slots, reset
         with self._running(start, batch, replica, share, None) as code:
             self._call(batch, constants)
+        self._changes_gradients |= code.changes_gradients
         return code.divisors
 
     @contextlib.contextmanager
@@ -176,49 +202,66 @@ class OwnCode:
         return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
 
     def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
-        """Find out how metrics of the user's own are merged: by what the code feeds them with on replicas' rows."""
+        """Find out how metrics of the user's own are merged, and whether gradients of its own add up."""
         own = metrics.unpromised(self.variables.metrics)
-        if self.alone or not self._can_be_cut or not own:
+        if self.alone or not self._can_be_cut or not (own or self._changes_gradients):
             return False
-        before, reset = self._weighted_by_share, metrics.reset_values(self.variables.metrics, self.variables.tracked)
-        pairs = real_pairs(state, batch, shards)
-        updates = self._fed_on(state, pairs[0].one, 1, constants)
-        for pair in [*pairs, *(Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._feeding.compared))]:
-            updates = self._fed_on(state, pair.one, 1, constants)
-            other = self._fed_beside(pair, constants)
-            found = metric_evidence.weighted_by_share(
-                own, self.variables.tracked, reset, updates, len(shards[0]), other, self._said
-            )
-            self._weighted_by_share = found | self._weighted_by_share | self._means_of_numbers(updates, len(shards[0]))
+        before = self._weighted_by_share
+        with contextlib.ExitStack() as stack:
+            for model in self._models():
+                stack.enter_context(keras_seam.in_evaluation(model))
+            real = real_pairs(state, batch, shards, MOST_PAIRS)
+            self._fed_on(state, real[0].one, 1, constants)  # from here on it is known what its program compares
+            pairs = [*real, *(Pair.of(state, rows) for rows in other_rows(real[0].both, self._feeding.compared))]
+            if own:
+                self._look_at_metrics(own, pairs, constants)
+            if self._changes_gradients and not self.is_said:
+                self.is_said = are_apart(self._applied(pairs, constants))
+                if self.is_said:
+                    warn_of_gradients(self._name)
+        return self._weighted_by_share != before
+
+    def _look_at_metrics(self, own: Sequence[Any], pairs: Sequence[Pair], constants: Any) -> None:
+        """Until each metric that is fed has told what it is."""
+        tracked = self.variables.tracked
+        reset = metrics.reset_values(self.variables.metrics, tracked)
+        for pair in pairs:
+            updates = self._fed_on(pair.state, pair.one, 1, constants).updates
+            other, rows = self._fed_beside(pair, constants), len(jax.tree.leaves(pair.one)[0])
+            found = metric_evidence.weighted_by_share(own, tracked, reset, updates, rows, other, self._said)
+            self._weighted_by_share = found | self._weighted_by_share | means_of_numbers(updates, rows)
             self._undecided = {id(v) for update in updates for v in update.metric.variables} - self._weighted_by_share.keys()
             if not self._undecided:
-                break
-        return self._weighted_by_share != before
+                return
 
     @property
     def is_undecided(self) -> bool:
         return bool(self._undecided)
 
-    def _means_of_numbers(self, updates: Sequence[metric_evidence.Update], rows: int) -> dict[int, bool]:
-        """A mean that is fed with one number takes it for the mean of a replica's rows: code that divides by their number by itself means that."""
-        of_numbers = [u.metric for u in updates if type(u.metric) is keras.metrics.Mean and not u.has_rows(rows)]
-        return {id(variable): True for metric in of_numbers for variable in metric.variables}
-
     def _fed_beside(self, pair: Pair, constants: Any) -> metric_evidence.Other | None:
         """What the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
-        other = self._fed_on(pair.state, pair.other, 1, constants)
+        other = self._fed_on(pair.state, pair.other, 1, constants).updates
         try:
-            return metric_evidence.Other(other, self._fed_on(pair.state, pair.both, 2, constants))
+            return metric_evidence.Other(other, self._fed_on(pair.state, pair.both, 2, constants).updates)
         except Exception:
             return None
 
-    def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> list[metric_evidence.Update]:
-        """What the code feeds metrics with on these rows, which are `times` times those of a replica."""
-        rows = jax.tree.map(jnp.asarray, rows)
-        arrays = self._feeding(state, rows, jnp.float32(times), constants)
-        return [metric_evidence.Update(of[0], found, of[1]) for found, of in zip(arrays, self._fed[rows_of(rows)], strict=True)]
+    def _applied(self, pairs: Sequence[Pair], constants: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """The gradients that the code applies on each pair; none where it runs on no more rows than a replica has."""
+        with contextlib.suppress(Exception):
+            for pair in pairs:
+                rows = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
+                one, other, both = (self._fed_on(pair.state, part, times, constants).gradients for part, times in rows)
+                yield one, other, both
 
-    def _feeds(self, state: State, rows: Any, share: Any, constants: Any) -> list[Any]:
+    def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> Fed:
+        """What the code does with these rows, which are `times` times those of a replica."""
+        rows = jax.tree.map(jnp.asarray, rows)
+        found, gradients = self._feeding(state, rows, jnp.float32(times), constants)
+        updates = [metric_evidence.Update(of[0], a, of[1]) for a, of in zip(found, self._fed[rows_of(rows)], strict=True)]
+        return Fed(updates, [np.asarray(gradient) for gradient in gradients])
+
+    def _feeds(self, state: State, rows: Any, share: Any, constants: Any) -> tuple[list[Any], list[Any]]:
         of, own = self.variables, metrics.unpromised(self.variables.metrics)
         weights, others, slots, _ = state
         start = (
@@ -235,10 +278,31 @@ class OwnCode:
             self._call(rows, constants)
         found = [noted for noted in code.noted if noted.kind == "update"]
         self._fed[rows_of(rows)] = [noted.of for noted in found]
-        return [noted.arrays for noted in found]
+        floats = [
+            gradient.astype(jnp.float32)
+            for update in code.updates
+            for gradient in update.gradients.values()
+            if self._changes_gradients and jnp.issubdtype(gradient.dtype, jnp.floating)
+        ]
+        return [noted.arrays for noted in found], floats
 
     def check(self, disagree: list[Any]) -> None:
         assigned.check_counters(self.variables.others, self.variables.assigned, disagree)
+
+
+class Fed(NamedTuple):
+    """What code does with some rows: what it feeds metrics with, and the gradients that it applies."""
+
+    updates: list[metric_evidence.Update]
+    gradients: list[np.ndarray]
+
+
+def means_of_numbers(updates: Sequence[metric_evidence.Update], rows: int) -> dict[int, bool]:
+    """Return those of means that are fed with one number: it is taken for the mean of a replica's rows, which code makes in many ways."""
+    of_numbers = [
+        u.metric for u in updates if type(u.metric) is keras.metrics.Mean and len(u.arrays) == 1 and not u.has_rows(rows)
+    ]
+    return {id(variable): True for metric in of_numbers for variable in metric.variables}
 
 
 class Leaf(NamedTuple):
