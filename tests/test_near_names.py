@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
+import zipfile
 
+import keras
 import numpy as np
 import pytest
 
@@ -70,3 +73,34 @@ def test_other_errors_pass_as_they_are():
 def test_what_a_loop_calls_at_every_step_is_not_wrapped():
     for call in (un.Strategy.run, un.Strategy.reduce, un.Strategy.local_results):
         assert not hasattr(call, "__wrapped__")
+
+
+def restored_with_another_optimizer(tmp_path):
+    def checkpoint(beta):
+        optimizer = keras.optimizers.Adam(beta_1=beta)
+        optimizer.build([keras.Variable(0.0)])
+        return un.Checkpoint(optimizer=optimizer)
+
+    saved = checkpoint(0.9)
+    path = saved.save(tmp_path / "ckpt")
+    saved.wait()
+    return checkpoint(0.8).restore(path)
+
+
+def newest_beside_a_damaged_one(tmp_path):
+    with zipfile.ZipFile(tmp_path / "good.keras", "w") as file:
+        file.writestr("config.json", "{}")
+    (tmp_path / "damaged.weights.h5").write_text("not HDF5")
+    return un.latest_checkpoint(tmp_path)
+
+
+def written_without_histograms(tmp_path):
+    return un.callbacks.TensorBoard(tmp_path, write_images=True)
+
+
+@pytest.mark.parametrize("call", [restored_with_another_optimizer, newest_beside_a_damaged_one, written_without_histograms])
+def test_warnings_name_the_line_that_calls(tmp_path, call):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        call(tmp_path)
+    assert {warning.filename for warning in said if warning.category is UserWarning} == {__file__}

@@ -14,6 +14,8 @@ class Meeting(NamedTuple):
 
     constant: Any
     shape: tuple[int, ...]
+    has_its_rows: bool
+    """Whether the first axis is that of the constant still, as after a slice, and not after a sum over it."""
 
 
 class MadeOf(NamedTuple):
@@ -37,15 +39,36 @@ def made_of(program: core.ClosedJaxpr, results: Collection[int]) -> MadeOf:
 
 def meetings(program: core.ClosedJaxpr, own: Collection[int], constants: Collection[int]) -> list[Meeting]:
     """Return where the constants with these ids meet what the arguments at these positions, a replica's own, lead to."""
-    values = {v: value for v, value in zip(program.jaxpr.constvars, program.consts, strict=True) if id(value) in constants}
+    held = zip(program.jaxpr.constvars, program.consts, strict=True)
+    values = {v: [(value, True)] for v, value in held if id(value) in constants}
     owned = {v for position, v in enumerate(program.jaxpr.invars) if position in own}
     found = []
     for equation in program.jaxpr.eqns:
         given = [v for v in equation.invars if not isinstance(v, core.Literal)]
         others = [v for v in given if v not in owned and v in values]
         if any(v in owned for v in given):
-            found += [Meeting(values[v], v.aval.shape) for v in others]
+            found += [Meeting(value, v.aval.shape, has_its_rows) for v in others for value, has_its_rows in values[v]]
             owned |= set(equation.outvars)
         elif others:
-            values |= dict.fromkeys(equation.outvars, values[others[0]])
+            made = [(value, has and keeps_rows(equation, v)) for v in dict.fromkeys(others) for value, has in values[v]]
+            values |= dict.fromkeys(equation.outvars, made)
     return found
+
+
+def keeps_rows(equation: core.JaxprEqn, operand: Any) -> bool:
+    """Return whether the first axis of what the equation gives is that of the operand. Operations that nobody knows keep it."""
+    name, params = equation.primitive.name, equation.params
+    if not operand.aval.shape:
+        return False
+    if name == "broadcast_in_dim":
+        return params["broadcast_dimensions"][0] == 0 and params["shape"][0] == operand.aval.shape[0]
+    if name == "transpose":
+        return params["permutation"][0] == 0
+    if name.startswith("reduce_") and "axes" in params:
+        return 0 not in params["axes"]
+    if name == "dot_general":
+        (left, _), (left_batch, right_batch) = params["dimension_numbers"]
+        if operand is not equation.invars[0]:
+            return tuple(right_batch[:1]) == (0,)
+        return tuple(left_batch[:1]) == (0,) if left_batch else 0 not in left
+    return True
