@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import types
 from collections.abc import Callable
@@ -88,6 +89,32 @@ def test_a_variable_in_place_of_rows_is_refused(case: str, apply: bool):
         run(losses, apply=apply)
 
 
+SECOND_RUN: dict[str, tuple[bool, Any]] = {
+    "a matrix": (False, lambda t, x, y, first: t.loss(y, t.model(x) + x @ ops.transpose(t.prompt) @ t.trained + first)),
+    "another matrix": (False, lambda t, x, y, first: t.loss(y, t.model(x) + first + ops.matmul(first, t.square))),
+    "features": (True, lambda t, x, y, first: t.loss(y, t.model(t.x[: len(x)]) + first)),
+    "labels of a product": (True, lambda t, x, y, first: ops.dot(ops.cast(t.y[: len(x)], "float32"), ops.sum(first * t.model(x), axis=1))),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # of means, which are another subject
+@pytest.mark.parametrize("case", SECOND_RUN)
+def test_code_that_gets_values_of_an_earlier_run_is_looked_at_too(case: str):
+    """It cannot be tried on more rows: matrices of as many rows as a replica pass by how they are used."""
+    is_refused, losses = SECOND_RUN[case]
+    t = things()
+    with t.strategy.scope():
+        t.square = keras.Variable(rows(8, 8)[:3, :3], trainable=False)
+
+    def second(batch: Any, first: Any) -> Any:
+        return un.value_and_grad(lambda: losses(t, *batch, first), t.model.trainable_variables)
+
+    (batch, *_) = t.strategy.distribute_dataset((X, Y), batch_size=BATCH)
+    first = t.strategy.run(lambda batch: t.model(batch[0]), args=(batch,))
+    with pytest.raises(ValueError, match="as the variable") if is_refused else contextlib.nullcontext():
+        t.strategy.run(second, args=(batch, first))
+
+
 def test_one_replica_may_have_its_variables_where_it_wants():
     run(lambda t, x, y: t.loss(t.y[: len(x)], t.model(t.x[: len(x)])), replicas=1)
 
@@ -116,6 +143,7 @@ def distances(x: Any, prototypes: Any) -> Any:
     return ops.sum(ops.square(x[:, None] - prototypes[None]), axis=-1)
 
 
+SCHEDULE, PROMPTS = np.linspace(0.1, 1, 3, dtype="float32"), rows(8, 5, seed=6)
 FOR_ALL: dict[str, Losses] = {
     "weights of classes": lambda t, x, y: t.loss(y, t.model(x)) * ops.take(t.weights_of_classes, y),
     "weights of outputs": lambda t, x, y: t.loss(y, t.model(x) * t.weights_of_classes),
@@ -130,6 +158,11 @@ FOR_ALL: dict[str, Losses] = {
     "a matrix of as many rows as a replica": lambda t, x, y: t.loss(y, t.model(x) + x @ ops.transpose(t.prompt) @ t.trained),
     "rows that each replica draws": lambda t, x, y: gathered(t, drawn_rows(t)),
     "rows that the batch names": lambda t, x, y: gathered(t, y),
+    "a schedule at steps that each replica draws": lambda t, x, y: t.loss(y, t.model(x * ops.take(t.weights_of_classes, drawn_rows(t) % 3)[:, None])),
+    "the same in an array": lambda t, x, y: t.loss(y, t.model(x * ops.take(SCHEDULE, drawn_rows(t) % 3)[:, None])),
+    "one row for all": lambda t, x, y: t.loss(y, t.model(x + ops.tile(t.x[:1], (len(x), 1)))),
+    "one row of an array for all": lambda t, x, y: t.loss(y, t.model(x + ops.tile(ops.convert_to_tensor(PROMPTS)[:1], (len(x), 1)))),
+    "a table for each row": lambda t, x, y: t.loss(y, t.model(x + ops.mean(ops.repeat(t.prompt[None], len(x), axis=0), axis=1))),
     "a penalty": lambda t, x, y: t.loss(y, t.model(x)) + 0.1 * ops.sum(ops.square(t.table - t.x)),
     "the same for each row": lambda t, x, y: t.loss(y, t.model(x + ops.broadcast_to(t.mean, ops.shape(x)))),
     "an embedding of as many positions": lambda t, x, y: t.loss(y, t.model(x) + ops.mean(t.embedding(t.ids[:8]), axis=0)),

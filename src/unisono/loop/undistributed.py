@@ -107,12 +107,16 @@ def in_place_of_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
 
 def among_constants(trace: Trace, results: Collection[int], suspects: list[Suspect], own: set[int]) -> Suspect | None:
     """Return the suspect of which the results are made, if they are made of nothing of the replica's: neither its rows nor what it draws."""
-    seeds = {id(keras_seam.raw_value(v)) for v in trace.used if randomness.is_seed(v)}
     found = made_of(trace.program, results)
     read = {id(constant) for constant in found.constants}
-    if found.arguments & own or read & seeds:
+    if found.arguments & own or read & seeds_of(trace):
         return None
     return next((suspect for suspect in suspects if id(suspect.constant) in read), None)
+
+
+def seeds_of(trace: Trace) -> set[int]:
+    """Return the ids of the constants from which replicas draw, each other numbers."""
+    return {id(keras_seam.raw_value(v)) for v in trace.used if randomness.is_seed(v)}
 
 
 def meeting_rows(
@@ -124,7 +128,7 @@ def meeting_rows(
     def met(trace: Trace, rows: int) -> dict[tuple[int, ...], Any]:
         """By the shape of what meets the rows, the constant."""
         own = {*range(trace.arrays), trace.number_of_replica}
-        found = meetings(trace.program, own, {id(suspect.constant) for suspect in suspects(trace)})
+        found = meetings(trace.program, own, {id(suspect.constant) for suspect in suspects(trace)}, seeds_of(trace))
         return {meeting.shape[1:]: meeting.constant for meeting in found if meeting.shape[:1] == (rows,) and meeting.has_its_rows}
 
     here = met(trace, size)
