@@ -6,8 +6,11 @@ import ast
 import doctest
 import importlib
 import inspect
+import json
 import pathlib
 import pkgutil
+import pydoc
+import re
 import subprocess
 import sys
 
@@ -15,12 +18,32 @@ import pytest
 
 import unisono as un
 
+CLASSES = [
+    *(
+        getattr(un, name)
+        for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "Strategy", "TPUStrategy")
+    ),
+    *(getattr(un.callbacks, name) for name in un.callbacks.__all__),
+    un.Checkpoint,
+]
+FUNCTIONS = [
+    un.compute_average_loss, un.export, un.fingerprint, un.function, un.get_replica_context, un.get_strategy, un.in_cross_replica_context,
+    un.latest_checkpoint, un.load_exported, un.replicate, un.scale_regularization_loss, un.value_and_grad,
+]  # fmt: skip
+METHODS = [
+    un.Checkpoint.restore, un.Checkpoint.save, un.Checkpoint.saving_on_signal, un.Checkpoint.wait, un.Strategy.distribute_dataset,
+    un.Strategy.distribute_datasets_from_function, un.Strategy.gather, un.Strategy.local_results, un.Strategy.reduce, un.Strategy.run,
+    un.Strategy.scope,
+]  # fmt: skip
+OF_ANY_NAME = [un.Checkpoint, un.fingerprint]
+"""Their arguments have no names, or names of the user's own."""
+
 SOURCE = pathlib.Path(un.__file__).parent
 PUBLIC = [name for name in un.__all__ if name != "callbacks"]
 MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
 
 FLOORS = [
-    {"placement", "xla", "keras_seam", "version", "cluster"},
+    {"near_names", "placement", "xla", "keras_seam", "version", "cluster"},
     {"replica", "tree", "flat", "exchange", "data", "fingerprints", "owned"},
     {"step", "checkpoint"},
     {"strategy", "training", "course", "loop", "pace", "refusals", "errors"},
@@ -41,6 +64,94 @@ def test_the_public_names_are_these():
         "Strategy", "TPUStrategy", "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy",
         "in_cross_replica_context", "latest_checkpoint", "load_exported", "replicate", "scale_regularization_loss", "value_and_grad",
     ]  # fmt: skip
+
+
+def test_nothing_but_what_is_public_is_shown():
+    """Internal modules are attributes of the package once they are imported."""
+    assert un.training
+    assert dir(un) == sorted([*un.__all__, "__version__"])
+    assert un.callbacks.backup
+    assert dir(un.callbacks) == sorted(un.callbacks.__all__)
+
+
+def test_help_says_what_is_public():
+    """Python lists every module of a package, so that the text above has to say which are meant."""
+    text, _, rest = pydoc.render_doc(un, renderer=pydoc.plaintext).partition("\nPACKAGE CONTENTS\n")
+    shown = set(re.findall(r"[\w.]+", text.partition("Public is what follows")[2].partition("Example:")[0]))
+    assert {*PUBLIC, *(f"callbacks.{name}" for name in un.callbacks.__all__)} <= shown
+    assert "internal and may change" in text
+    described = rest.partition("CLASSES")[2]
+    assert all(re.search(rf"\b{name}\b", described) for name in PUBLIC)
+
+
+@pytest.mark.parametrize("call", [*CLASSES, *FUNCTIONS, *METHODS], ids=lambda call: call.__qualname__)
+def test_every_argument_has_a_name_and_a_type(call):
+    assert inspect.getdoc(call)
+    signature = inspect.signature(call)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
+    assert all(parameter.annotation is not parameter.empty for parameter in parameters)
+    assert signature.return_annotation is not signature.empty
+    if call not in OF_ANY_NAME:
+        assert not [p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def test_all_that_is_public_is_among_these():
+    named = {call.__name__ for call in [*CLASSES, *FUNCTIONS]}
+    assert {*PUBLIC, *un.callbacks.__all__} - named == {"ParameterServerStrategy", "ReduceOp"}
+    shown = {
+        name for cls in (un.Strategy, un.Checkpoint) for name in vars(cls) if callable(getattr(cls, name)) and name[0] != "_"
+    }
+    of_strategies = {
+        "acting",
+        "agree",
+        "announce",
+        "check_alike",
+        "check_attributes",
+        "check_use",
+        "check_variables",
+        "say_that_it_is_slow",
+    }
+    older = {"experimental_distribute_dataset", "experimental_local_results", "experimental_run_v2"}
+    assert shown - of_strategies - older == {method.__name__ for method in METHODS}
+
+
+@pytest.mark.parametrize("cls", [un.MirroredStrategy, un.OneDeviceStrategy, un.TPUStrategy])
+def test_editors_show_what_a_strategy_takes(cls):
+    """By name alone, and with types."""
+    signature = inspect.signature(cls)
+    assert {name: parameter.default for name, parameter in signature.parameters.items()} == {
+        "devices": None, "replicas": None, "accumulate": None, "deterministic": True,
+    }  # fmt: skip
+    assert {parameter.kind for parameter in signature.parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    of_processes = inspect.signature(un.MultiWorkerMirroredStrategy).parameters
+    assert list(of_processes) == ["coordinator", "processes", "process", *signature.parameters]
+
+
+def test_type_checkers_find_misspelt_arguments(tmp_path):
+    """As an editor does, from the lines that users write."""
+    program = """
+import unisono as un
+un.MirroredStrategy(devices=2, replicas=4)
+un.MirroredStrategy(device=2)  # wrong
+un.MirroredStrategy(2)  # wrong
+un.MultiWorkerMirroredStrategy(replica=2)  # wrong
+un.OneDeviceStrategy().distribute_dataset([], batchsize=3)  # wrong
+un.callbacks.TensorBoard(logdir="logs")  # wrong
+def double(x: int) -> int: return 2 * x
+doubled: int = un.function(double)(2)
+doubled = un.function(eager=True)(double)(2)
+un.function(double)("2")  # wrong
+un.function(eagerly=True)  # wrong
+un.value_and_grad(lambda: 0.0, [], hasaux=True)  # wrong
+loss, gradients = un.value_and_grad(lambda: 0.0, [])
+(loss, rest), gradients = un.value_and_grad(lambda: (0.0, 1), [], has_aux=True)
+(loss, rest, more), gradients = un.value_and_grad(lambda: (0.0, 1), [], has_aux=True)  # wrong
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    found = {diagnostic["range"]["start"]["line"] for diagnostic in json.loads(done.stdout)["generalDiagnostics"]}
+    assert found == {number for number, line in enumerate(program.splitlines()) if line.endswith("# wrong")}
 
 
 def test_type_checkers_see_the_public_names_where_they_come_from():

@@ -2,6 +2,22 @@
 
 Importing it settles which backend Keras has, and nothing else: what a name stands for is imported where the name is first used, so that a
 command that starts processes starts at once.
+
+Public is what follows. All else, the modules that `help` lists as PACKAGE CONTENTS among it, is internal and may change with every version.
+
+    Strategies   MirroredStrategy, OneDeviceStrategy, MultiWorkerMirroredStrategy, TPUStrategy, ParameterServerStrategy (refused), Strategy
+                 (what they share), get_strategy
+    Loops        function, value_and_grad, compute_average_loss, scale_regularization_loss, replicate, ReduceOp, get_replica_context,
+                 in_cross_replica_context
+    Checkpoints  Checkpoint, latest_checkpoint, callbacks.BackupAndRestore
+    Files        export, load_exported
+    Looking      fingerprint, callbacks.TensorBoard
+
+Example:
+    >>> import unisono as un
+    >>> strategy = un.MirroredStrategy(devices=2, replicas=8)
+    >>> with strategy.scope():
+    ...     pass  # a model that is made here, and compiled and fitted as always, is trained by eight replicas on two devices
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from unisono.checkpoint.signals import SIGNALS, Stop, listening
 from unisono.checkpoint.store import Keep, Store
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
+from unisono.near_names import says_near_names
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -47,6 +48,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     keeps_what_others_decide = True
 
+    @says_near_names
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],

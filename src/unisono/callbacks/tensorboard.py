@@ -17,6 +17,7 @@ from unisono.callbacks.logged import number_in, numbers, settings_of
 from unisono.callbacks.profiling import Profile
 from unisono.callbacks.projector import Projector
 from unisono.callbacks.speed import Speed
+from unisono.near_names import says_near_names
 from unisono.pace import MOST_STEPS
 
 FLUSH_SECONDS = 10.0
@@ -47,6 +48,7 @@ class TensorBoard(keras.callbacks.Callback):
 
     writes_for_all = True
 
+    @says_near_names
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",
@@ -73,11 +75,11 @@ class TensorBoard(keras.callbacks.Callback):
             raise ValueError(f"update_freq is 'epoch', 'batch', or a number of batches; received {update_freq!r}.")
         if write_images and not histogram_freq:
             warnings.warn(
-                "write_images=True writes images when histograms are written. Write histogram_freq=1 with it.", stacklevel=2
+                "write_images=True writes images when histograms are written. Write histogram_freq=1 with it.", stacklevel=3
             )
         if embeddings_metadata is not None and not embeddings_freq:
             warnings.warn(
-                "embeddings_metadata is for the tables that embeddings_freq=1 writes, which was not given.", stacklevel=2
+                "embeddings_metadata is for the tables that embeddings_freq=1 writes, which was not given.", stacklevel=3
             )
         self._files = EventFiles(self.log_dir)
         self._profile = Profile(profile_batch, os.path.join(self.log_dir, "train"))

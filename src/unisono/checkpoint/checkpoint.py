@@ -17,6 +17,7 @@ from unisono.checkpoint.state import KINDS
 from unisono.checkpoint.store import Keep, Store
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
+from unisono.near_names import says_near_names
 
 
 class Checkpoint:
@@ -59,6 +60,7 @@ class Checkpoint:
     def _datasets(self) -> list[Any]:
         return [thing for thing in self._others.values() if hasattr(thing, "listeners")]
 
+    @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
         """Writes a numbered checkpoint beside the training, and returns its path.
 
@@ -81,7 +83,7 @@ class Checkpoint:
             warnings.warn(
                 f"save was called in the thread {threading.current_thread().name!r}, and the loop over the data runs in another one: what is "
                 f"saved may lie within a step. Save in the loop, between two steps; it is written beside the training in any case.",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def wait(self) -> None:
@@ -89,6 +91,7 @@ class Checkpoint:
         for store in self._stores.values():
             store.wait()
 
+    @says_near_names
     @contextlib.contextmanager
     def saving_on_signal(
         self, path: str | os.PathLike[str], signals: Sequence[str] = SIGNALS, keep: Keep | None = None
@@ -129,6 +132,7 @@ class Checkpoint:
                 for dataset in datasets:
                     dataset.listeners.remove(between_batches)
 
+    @says_near_names
     def restore(self, path: str | os.PathLike[str] | None, allow_other_replicas: bool = False, partial: bool = False) -> bool:
         """Puts back what was saved; a training that goes on from it has the bits of one that was never interrupted.
 

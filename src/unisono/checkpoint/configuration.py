@@ -82,5 +82,5 @@ def warn_of_others(where: Any, there: Mapping[str, Any], here: Mapping[str, Any]
         warnings.warn(
             f"The checkpoint {where} is of a program with another configuration, and training goes on with that of this program: "
             f"{'; '.join(found)}. That is another run.",
-            stacklevel=5,
+            stacklevel=6,
         )

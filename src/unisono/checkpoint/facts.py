@@ -64,7 +64,7 @@ def check_optimizers(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, A
         if other:
             pairs = ", ".join(f"{key} = {there['settings'][key]} there, {here['settings'].get(key)} here" for key in other)
             warnings.warn(
-                f"The {there['class']} of the checkpoint {where} has other settings: {pairs}. That is another run.", stacklevel=4
+                f"The {there['class']} of the checkpoint {where} has other settings: {pairs}. That is another run.", stacklevel=5
             )
 
 
@@ -90,5 +90,5 @@ def warn_of_others(
             said.append(f"precision ({name}): {value} there, {ours['precision'][name]} here")
     if said:
         warnings.warn(
-            f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(said)}.", stacklevel=4
+            f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(said)}.", stacklevel=5
         )

@@ -15,8 +15,10 @@ from unisono.checkpoint.folders import METADATA, found_in
 from unisono.checkpoint.reading import DamagedError, load
 from unisono.checkpoint.writer import wait_for_all
 from unisono.cluster.agreement import current
+from unisono.near_names import says_near_names
 
 
+@says_near_names
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     """The path of the newest good checkpoint in a directory; None where there is none.
 
@@ -40,7 +42,7 @@ def newest_in(directory: str | os.PathLike[str]) -> str | None:
             damaged.append(str(error) if isinstance(error, DamagedError) else f"The file {path} is damaged: {error}.")
             continue
         if damaged:
-            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is the newest good one.", stacklevel=5)
+            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is the newest good one.", stacklevel=6)
         return str(path)
     if damaged:
         raise DamagedError(f"{' '.join(damaged)} No good checkpoint is left in {place}.")

@@ -142,7 +142,7 @@ def warn_of_unbuilt(where: str, name: str, layer: Any) -> None:
     warnings.warn(
         f"{name} ({type(layer).__name__}) was not built when the checkpoint {where} was saved, which therefore holds no weights of it, and "
         f"it is not built now: its weights will be drawn anew. Call it on one batch before you save.",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

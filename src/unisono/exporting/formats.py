@@ -11,12 +11,14 @@ import keras
 from unisono import keras_seam
 from unisono.exporting import onnx, places, saved_model, stablehlo
 from unisono.exporting.saved_model import SavedModel
+from unisono.near_names import says_near_names
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 NAMES = {name: name for name in FORMATS} | {"tf_saved_model": "saved_model"}
 """What a user may write: Keras calls one of them otherwise."""
 
 
+@says_near_names
 def export(
     model: keras.Model, path: str | os.PathLike[str], format: str = "stablehlo", overwrite: bool = False, inputs: Any = None
 ) -> str:
@@ -60,6 +62,7 @@ def export(
     return str(path)
 
 
+@says_near_names
 def load_exported(path: str | os.PathLike[str]) -> keras.Model:
     """A model that `un.export` wrote, in a strategy's scope or outside: to call, as a layer of another, or to compile.
 

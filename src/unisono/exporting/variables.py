@@ -49,7 +49,7 @@ def of_model(model: Any) -> tuple[list[Any], tuple[Described, ...]]:
         warnings.warn(
             f"The constraint of {', '.join(left)} is of a class of your own, which a file cannot hold: the loaded model is trained without "
             f"it. Evaluation and prediction do not need it.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return variables, tuple(found)
 

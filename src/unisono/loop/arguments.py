@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono.loop.same import Same
 from unisono.loop.values import PerReplica, Shards, is_value
+from unisono.near_names import says_near_names
 from unisono.replica.mistakes import refuse_undistributed
 
 
@@ -66,6 +67,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
+@says_near_names
 def replicate(value: Any) -> Any:
     """Says that every replica is meant to get the whole of `value`, an array or a tree of arrays.
 

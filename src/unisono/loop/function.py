@@ -28,12 +28,14 @@ from unisono.loop.names import code_of, name_of
 from unisono.loop.same import Same
 from unisono.loop.surroundings import Surroundings
 from unisono.loop.values import is_value
+from unisono.near_names import says_near_names
 from unisono.replica.code import current
 from unisono.xla import tracing
 from unisono.xla.determinism import compiler_options
 from unisono.xla.rewrite import rewritten
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ROUNDS = 4
 REMADE = 3
@@ -48,7 +50,8 @@ def function(fn: Callable[P, T], *, eager: bool = False) -> Callable[P, T]: ...
 def function(*, eager: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
-def function(fn: Any = None, *, eager: bool = False) -> Any:
+@says_near_names
+def function(fn: Callable[..., Any] | None = None, *, eager: bool = False) -> Callable[..., Any]:
     """Compiles a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
 
     Args:

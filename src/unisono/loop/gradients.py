@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from keras import ops
 
 from unisono import keras_seam
 from unisono.loop.values import PerReplica, Shards
+from unisono.near_names import says_near_names
 from unisono.replica.code import ReplicaCode, current
 from unisono.replica.losses import count_of
 
@@ -29,7 +30,18 @@ class GradientScope(keras_seam.RecordingScope):
         return self._outer.get_current_value(variable) if value is None and self._outer is not None else value
 
 
-def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: bool = False) -> Any:
+@overload
+def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: Literal[False] = False) -> tuple[Any, list[Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fn: Callable[[], tuple[Any, Any]], variables: Iterable[Any], has_aux: Literal[True]
+) -> tuple[tuple[Any, Any], list[Any]]: ...
+
+
+@says_near_names
+def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: bool = False) -> tuple[Any, list[Any]]:
     """Calls `fn` now, and returns its loss and the gradients of the loss.
 
     What `fn` changes (moving statistics, metrics, random state) stays changed. In replica code the loss is best left to the

@@ -10,7 +10,9 @@ import keras
 
 from unisono import keras_seam
 from unisono.loop.around import arrays_around, check_iterators, check_nothing_left
+from unisono.loop.data_in_variables import check_variables
 from unisono.loop.divisions import is_close, products
+from unisono.loop.drawn import check_drawn
 from unisono.loop.evidence import Argument, Mean, Sources
 from unisono.loop.made_of import made_of
 from unisono.loop.traces import check_collectives
@@ -30,7 +32,9 @@ def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any
     inspect_used(function, trace, strategy)
     check_collectives(name, trace.program)
     check_means(trace, strategy.num_replicas_in_sync, of)
+    check_drawn(trace, of.trace_of, of.size, strategy.num_replicas_in_sync)
     check_arrays(function, trace, of.trace_of, of.rows_are_given, of.size, strategy.num_replicas_in_sync)
+    check_variables(function, trace, of.trace_of, of.size, strategy.owned, strategy.num_replicas_in_sync)
     check_gradients(trace, strategy.num_replicas_in_sync)
     check_sums(trace, strategy.num_replicas_in_sync)
 

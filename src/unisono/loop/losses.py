@@ -8,9 +8,11 @@ import jax.numpy as jnp
 from keras import ops
 
 from unisono import keras_seam
+from unisono.near_names import says_near_names
 from unisono.replica.code import ReplicaCode, current
 
 
+@says_near_names
 def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None) -> Any:
     """The sum of the examples' losses over the size of the global batch: this replica's share of the mean.
 
@@ -41,6 +43,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     return code.note("share", ops.divide_no_nan(total, code.fixed(float(global_batch_size), values.size // values.shape[0])))
 
 
+@says_near_names
 def scale_regularization_loss(regularization_loss: Any) -> Any:
     """This replica's share of losses that do not depend on the rows, for example `sum(model.losses)`.
 

@@ -14,6 +14,9 @@ class Meeting(NamedTuple):
 
     constant: Any
     shape: tuple[int, ...]
+    has_its_rows: bool
+    """Whether its first axis is that of the constant still, as after a slice and not after a sum over it, and no axis of a matrix that the
+    replica's rows are multiplied by."""
 
 
 class MadeOf(NamedTuple):
@@ -35,17 +38,85 @@ def made_of(program: core.ClosedJaxpr, results: Collection[int]) -> MadeOf:
     return MadeOf({position for position, is_needed in enumerate(needed) if is_needed}, constants)
 
 
-def meetings(program: core.ClosedJaxpr, own: Collection[int], constants: Collection[int]) -> list[Meeting]:
-    """Return where the constants with these ids meet what the arguments at these positions, a replica's own, lead to."""
-    values = {v: value for v, value in zip(program.jaxpr.constvars, program.consts, strict=True) if id(value) in constants}
+CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+"""Equations that hold a program of the same arguments."""
+
+
+def meetings(
+    program: core.ClosedJaxpr, own: Collection[int], constants: Collection[int], own_constants: Collection[int] = ()
+) -> list[Meeting]:
+    """Return where the constants with these ids meet what leads from the replica: from the arguments at the positions `own`, and from the
+    constants with the ids `own_constants`."""
+    held = list(zip(program.jaxpr.constvars, program.consts, strict=True))
+    values = {v: [(value, True)] for v, value in held if id(value) in constants}
     owned = {v for position, v in enumerate(program.jaxpr.invars) if position in own}
+    owned |= {v for v, value in held if id(value) in own_constants}
     found = []
     for equation in program.jaxpr.eqns:
         given = [v for v in equation.invars if not isinstance(v, core.Literal)]
         others = [v for v in given if v not in owned and v in values]
         if any(v in owned for v in given):
-            found += [Meeting(values[v], v.aval.shape) for v in others]
+            found += [
+                Meeting(value, v.aval.shape, has_its_rows and meets_by_rows(equation, v))
+                for v in others
+                for value, has_its_rows in values[v]
+            ]
             owned |= set(equation.outvars)
         elif others:
-            values |= dict.fromkeys(equation.outvars, values[others[0]])
+            for position, output in enumerate(equation.outvars):
+                values[output] = [
+                    (value, has_its_rows and keeps_rows(equation, v)[position])
+                    for v in dict.fromkeys(others)
+                    for value, has_its_rows in values[v]
+                ]
     return found
+
+
+def meets_by_rows(equation: core.JaxprEqn, operand: Any) -> bool:
+    """Return whether the operand's first axis goes along an axis of rows: a product takes it with a first axis of the other side."""
+    if equation.primitive.name != "dot_general":
+        return True
+    contracted, batched = equation.params["dimension_numbers"]
+    is_left = operand is equation.invars[0]
+    for axes in (contracted, batched):
+        mine, theirs = axes if is_left else reversed(axes)
+        if (0, 0) in zip(mine, theirs, strict=True):
+            return True
+    return False
+
+
+def keeps_rows(equation: core.JaxprEqn, operand: Any) -> list[bool]:
+    """Return, for what the equation gives, whether its first axis is that of the operand. Operations that nobody knows keep it."""
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    if equation.primitive.name in CALLS and isinstance(inner, core.ClosedJaxpr):
+        return keeps_rows_inside(inner.jaxpr, [v is operand for v in equation.invars])
+    return [keeps_first_axis(equation, operand)] * len(equation.outvars)
+
+
+def keeps_rows_inside(program: core.Jaxpr, has_rows: list[bool]) -> list[bool]:
+    """Return it for a program, of which some arguments have the rows."""
+    having = {v for v, has in zip(program.invars, has_rows, strict=True) if has}
+    for equation in program.eqns:
+        for operand in [v for v in equation.invars if not isinstance(v, core.Literal) and v in having]:
+            having |= {v for v, keeps in zip(equation.outvars, keeps_rows(equation, operand), strict=True) if keeps}
+    return [not isinstance(v, core.Literal) and v in having for v in program.outvars]
+
+
+def keeps_first_axis(equation: core.JaxprEqn, operand: Any) -> bool:
+    name, params = equation.primitive.name, equation.params
+    if not operand.aval.shape:
+        return False
+    if name == "broadcast_in_dim":
+        return params["broadcast_dimensions"][0] == 0 and params["shape"][0] == operand.aval.shape[0]
+    if name == "tile":
+        return operand.aval.shape[0] > 1
+    if name == "transpose":
+        return params["permutation"][0] == 0
+    if name.startswith("reduce_") and "axes" in params:
+        return 0 not in params["axes"]
+    if name == "dot_general":
+        (left, _), (left_batch, right_batch) = params["dimension_numbers"]
+        if operand is not equation.invars[0]:
+            return tuple(right_batch[:1]) == (0,)
+        return tuple(left_batch[:1]) == (0,) if left_batch else 0 not in left
+    return True

@@ -8,7 +8,7 @@ and nothing of the replica's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ class Suspect(NamedTuple):
 
     constant: Any
     array: Any
-    """The one around that it is, or may come from."""
+    """The one around, or the variable, that it is or may come from."""
     how: str
     """It reaches the code."""
 
@@ -82,7 +82,7 @@ def suspects_in(trace: Trace, around: list[tuple[str, Any]], meant: list[Any]) -
 def nameless(trace: Trace, meant: list[Any]) -> Iterator[Suspect]:
     """Other constants, whose rows differ: labels that were turned into numbers, say."""
     for constant in unmarked(trace):
-        if mistakes.rows_differ(constant) and not is_meant(constant, meant):
+        if mistakes.rows_differ(constant) and not is_meant(constant, meant) and not is_count(constant):
             yield Suspect(constant, constant, "as a constant")
 
 
@@ -90,17 +90,33 @@ def is_meant(constant: Any, meant: list[Any]) -> bool:
     return any(np.array_equal(constant, of) for of in meant)
 
 
+def is_count(constant: Any) -> bool:
+    """Whether it counts the rows, 0, 1, 2 and so on: the replica's own, by which code may take them."""
+    return np.array_equal(constant, np.arange(len(constant)))
+
+
 def in_place_of_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
     """Return what a layer, a loss or an optimizer gets, with nothing of the replica's."""
-    seeds = {id(keras_seam.raw_value(v)) for v in trace.used if randomness.is_seed(v)}
     own = {*range(trace.arrays), trace.number_of_replica}
     for _, results in trace.results_of("given", "loss", "vector", "gradients") if suspects else ():
-        found = made_of(trace.program, results)
-        read = {id(constant) for constant in found.constants}
-        guilty = next((suspect for suspect in suspects if id(suspect.constant) in read), None)
-        if guilty is not None and not found.arguments & own and not read & seeds:
+        guilty = among_constants(trace, results, suspects, own)
+        if guilty is not None:
             return guilty
     return None
+
+
+def among_constants(trace: Trace, results: Collection[int], suspects: list[Suspect], own: set[int]) -> Suspect | None:
+    """Return the suspect of which the results are made, if they are made of nothing of the replica's: neither its rows nor what it draws."""
+    found = made_of(trace.program, results)
+    read = {id(constant) for constant in found.constants}
+    if found.arguments & own or read & seeds_of(trace):
+        return None
+    return next((suspect for suspect in suspects if id(suspect.constant) in read), None)
+
+
+def seeds_of(trace: Trace) -> set[int]:
+    """Return the ids of the constants from which replicas draw, each other numbers."""
+    return {id(keras_seam.raw_value(v)) for v in trace.used if randomness.is_seed(v)}
 
 
 def meeting_rows(
@@ -112,8 +128,8 @@ def meeting_rows(
     def met(trace: Trace, rows: int) -> dict[tuple[int, ...], Any]:
         """By the shape of what meets the rows, the constant."""
         own = {*range(trace.arrays), trace.number_of_replica}
-        found = meetings(trace.program, own, {id(suspect.constant) for suspect in suspects(trace)})
-        return {meeting.shape[1:]: meeting.constant for meeting in found if meeting.shape[:1] == (rows,)}
+        found = meetings(trace.program, own, {id(suspect.constant) for suspect in suspects(trace)}, seeds_of(trace))
+        return {meeting.shape[1:]: meeting.constant for meeting in found if meeting.shape[:1] == (rows,) and meeting.has_its_rows}
 
     here = met(trace, size)
     if here and trace_of is not None:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import jax
 
+from unisono import near_names
 from unisono.strategy.device_names import translated
 from unisono.xla import determinism
-
-NAMES = ("devices", "replicas", "accumulate", "deterministic")
 
 Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
 
-def check_form(name: str, positional: tuple[Any, ...], older: dict[str, Any], example: str) -> None:
-    """The arguments of older programs had other forms."""
+def refuse_form(init: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Raise for arguments that a strategy does not have: misspelt ones, and those of older programs, which had other forms."""
+    (strategy, *positional), names = args, near_names.names_of(init)
+    older = {key: value for key, value in kwargs.items() if key not in names}
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
-    if received:
-        meant = next(filter(None, map(translated, (*positional, *older.values()))), None) or correctly_spelt(older)
-        raise TypeError(
-            f"{name} takes devices=, replicas=, accumulate= and deterministic=, by name, and received {', '.join(received)}. "
-            f"Write {example if meant is None else f'{name}({meant})'}."
-        )
+    meant = next(filter(None, map(translated, (*positional, *older.values()))), None) or correctly_spelt(older, names)
+    name = type(strategy).__name__
+    raise TypeError(
+        f"{name} takes {near_names.listed(names)}, by name, and received {', '.join(received)}. "
+        f"Write {strategy._example if meant is None else f'{name}({meant})'}."
+    ) from None
 
 
-def correctly_spelt(arguments: dict[str, Any]) -> str | None:
+def correctly_spelt(arguments: dict[str, Any], names: Sequence[str]) -> str | None:
     """Return what was meant by names that are nearly right, as it is to be written."""
-    near = {key: difflib.get_close_matches(key, NAMES, n=1, cutoff=0.75) for key in arguments}
-    if not near or not all(near.values()):
+    near = near_names.nearest(arguments, names)
+    if len(near) < len(arguments) or not near:
         return None
-    return ", ".join(f"{match}={arguments[key]!r}" for key, (match,) in near.items())
+    return ", ".join(f"{near[key]}={value!r}" for key, value in arguments.items())
 
 
 def check(name: str, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:

@@ -19,6 +19,7 @@ from unisono.loop.datasets import DistributedDataset, undistributed
 from unisono.loop.pipelines import InputContext, pipelines
 from unisono.loop.run import Runs
 from unisono.loop.sources import source_of
+from unisono.near_names import refuses_by, says_near_names
 from unisono.owned import Owned
 from unisono.placement import Placement
 from unisono.strategy import arguments, scopes
@@ -49,17 +50,16 @@ class Strategy(running.Runner):
     _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
     """What to write in place of older forms."""
 
+    @refuses_by(arguments.refuse_form)
     def __init__(
         self,
-        *positional: Any,
+        *,
         devices: Devices = None,
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
-        **older: Any,
     ) -> None:
         keras_seam.check_version()
-        arguments.check_form(type(self).__name__, positional, older, self._example)
         devices, replicas, accumulate = (
             arguments.whole_number(name, value)
             for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
@@ -123,6 +123,7 @@ class Strategy(running.Runner):
 
     # A loop of the user's own.
 
+    @says_near_names
     def distribute_dataset(self, dataset: Any, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
         """Global batches of which `run` gives each replica its rows.
 
@@ -135,6 +136,7 @@ class Strategy(running.Runner):
         refusals.check_sharding(dataset)
         return DistributedDataset(source_of(undistributed(dataset), batch_size, shuffle), self.placement)
 
+    @says_near_names
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
         """Global batches that are made of the replicas' own.
 
@@ -174,6 +176,7 @@ class Strategy(running.Runner):
         values.check(value, self.placement, "reduce")
         return reduction.reduced(reduce_op, value, axis, self.placement)
 
+    @says_near_names
     def gather(self, value: Any, axis: int) -> Any:
         """What replicas returned, one behind the other along an axis."""
         refusals.check_outside("gather")

@@ -16,9 +16,10 @@ from unisono.cluster.connect import connect
 from unisono.cluster.watch import started as watch
 from unisono.exchange.rows import rows_of_all
 from unisono.fingerprints import fingerprint
+from unisono.near_names import refuses_by
 from unisono.owned import Owned
 from unisono.placement import Placement, Processes, split_evenly
-from unisono.strategy import beginning
+from unisono.strategy import arguments, beginning
 from unisono.strategy.arguments import Devices, found
 from unisono.strategy.base import Strategy
 from unisono.version import versions
@@ -42,18 +43,22 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
 
+    @refuses_by(arguments.refuse_form)
     def __init__(
         self,
-        *positional: Any,
+        *,
         coordinator: str | None = None,
         processes: int | None = None,
         process: int | None = None,
-        **options: Any,
+        devices: Devices = None,
+        replicas: int | None = None,
+        accumulate: int | None = None,
+        deterministic: bool = True,
     ) -> None:
         self._given = coordinator, processes, process
         self._agreement: Agreement | None = None
         self._agreed = Owned()
-        super().__init__(*positional, **options)
+        super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic)
 
     def _meet_others(self) -> None:
         self.cluster = connect(*self._given)
@@ -140,6 +145,6 @@ def warn_of_kinds(kinds: list[Kind]) -> None:
             warnings.warn(
                 f"Processes run on devices of different kinds: {'; '.join(said)}. The bits of this training then depend on which process "
                 f"runs which replica, and the weights of the processes may drift apart. Start all processes on machines of one kind.",
-                stacklevel=4,
+                stacklevel=7,
             )
             return

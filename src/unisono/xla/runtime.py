@@ -58,5 +58,5 @@ def check_threads() -> None:
             f"JAX runs with one CPU thread here, and then makes other code: results may differ in their last bits from those with "
             f"{FEWEST_THREADS} threads or more, which are all the same. Make the strategy before anything starts JAX (an optimizer "
             f"does), and start Python with PJRT_NPROC={FEWEST_THREADS} or without it.",
-            stacklevel=3,
+            stacklevel=4,
         )

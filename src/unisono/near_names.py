@@ -1,0 +1,86 @@
+"""Errors about misspelt arguments say which name is near. Python's own does so from 3.13 on."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Refuse = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], None]
+"""Raises for arguments that do not fit the call: `refuse(call, args, kwargs)`."""
+
+CUTOFF = 0.75
+"""How alike names must be, by difflib's measure."""
+
+
+def says_near_names(call: Callable[P, T]) -> Callable[P, T]:
+    """Wrap a public function, method or `__init__`, so that its error about a misspelt argument says the near name.
+
+    Not for what a loop calls at each step: a wrapped call takes longer. What it warns of is one frame further away.
+    """
+    return refuses_by(refuse_misspelt)(call)
+
+
+def refuses_by(refuse: Refuse) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator of calls: for arguments that do not fit, `refuse` raises in place of the usual error."""
+
+    def wrap(call: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(call)
+        def answering(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return call(*args, **kwargs)
+            except TypeError:
+                if not fits(call, args, kwargs):  # else it comes from within
+                    refuse(call, args, kwargs)
+                raise
+
+        return answering
+
+    return wrap
+
+
+def fits(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether Python can give the arguments to the call."""
+    try:
+        inspect.signature(call).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def refuse_misspelt(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise for names that the call does not have. What else may be wrong with the arguments Python says well enough."""
+    names = names_of(call)
+    unknown = [name for name in kwargs if name not in names]
+    if not unknown:
+        return
+    near = nearest(unknown, names)
+    write = " and ".join(f"{near[name]}= for {name}=" for name in unknown if name in near)
+    raise TypeError(
+        f"{call.__qualname__.removesuffix('.__init__')} received {listed(unknown)}, and takes {listed(names)}."
+        f"{f' Write {write}.' if write else ''}"
+    ) from None
+
+
+def names_of(call: Callable[..., Any]) -> list[str]:
+    """Return the names of a call's arguments, without `self`."""
+    parameters = list(inspect.signature(call).parameters.values())
+    is_method = bool(parameters) and parameters[0].name == "self"
+    return [parameter.name for parameter in parameters[is_method:] if parameter.kind is not parameter.VAR_POSITIONAL]
+
+
+def nearest(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Return, for the names that are nearly right, the right ones."""
+    found = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
+    return {name: matches[0] for name, matches in found.items() if matches}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return arguments as a sentence has them."""
+    *most, last = (f"{name}=" for name in names)
+    return f"{', '.join(most)} and {last}" if most else last

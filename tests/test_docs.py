@@ -1,0 +1,166 @@
+"""Every Python block of the README and of docs/ is run: as it stands, but for what "..." leaves to the reader.
+
+The first programs of the README and of docs/loop.md run in processes of their own too (`test_readme_integration.py`).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pytest
+
+import unisono as un
+
+ROOT = pathlib.Path(un.__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+X = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 3, 64)
+LOSS = "sparse_categorical_crossentropy"
+
+Names = dict[str, Any]
+
+
+def python_blocks(page: pathlib.Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def net() -> keras.Model:
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(3, "softmax")])
+
+
+def compiled() -> Names:
+    """What a block takes for known: a model of a strategy, and data."""
+    strategy = un.OneDeviceStrategy(replicas=2)
+    with strategy.scope():
+        model = net()
+    model.compile("sgd", LOSS)
+    dataset = strategy.distribute_dataset((X, Y), batch_size=32)
+    return {"un": un, "keras": keras, "strategy": strategy, "model": model, "x": X, "y": Y, "dataset": dataset}
+
+
+def trained() -> Names:
+    names = compiled()
+    names["model"].fit(X, Y, verbose=0)
+    names["before"] = names["model"].predict(X, verbose=0)
+    return names
+
+
+def looped() -> Names:
+    """What stands before a block of a loop."""
+    names = compiled()
+    strategy, model = names["strategy"], names["model"]
+    with strategy.scope():
+        optimizer, accuracy = keras.optimizers.Adam(), keras.metrics.SparseCategoricalAccuracy()
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(reduction=None)
+
+    def replica_step(batch: Any) -> Any:
+        value, gradients = un.value_and_grad(lambda: loss_fn(batch[1], model(batch[0])), model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    return names | {"optimizer": optimizer, "accuracy": accuracy, "step": lambda batch: strategy.run(replica_step, args=(batch,))}
+
+
+def after_the_first_program() -> Names:
+    """The block goes on from the program with which the page begins."""
+    names: Names = {}
+    exec(python_blocks(ROOT / "docs" / "loop.md")[0], names)
+    return names
+
+
+def check_two_fingerprints(names: Names, printed: str) -> None:
+    first, second = re.findall(r"^[0-9a-f]{32}$", printed, re.MULTILINE)
+    assert first == second
+
+
+def check_losses_fall(names: Names, printed: str) -> None:
+    losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
+
+
+def check_one_update(names: Names, printed: str) -> None:
+    """Of all batches: one step on the gradients that were accumulated, whose sums begin anew."""
+    assert int(names["optimizer"].iterations) == 3 * len(names["batches"]) + 1
+    assert not any(np.any(total) for total in names["sums"])
+
+
+def check_saved(names: Names, printed: str) -> None:
+    names["checkpoint"].wait()
+    assert sorted(path.name for path in pathlib.Path("ckpts").iterdir()) == ["ckpt_10", "ckpt_8", "ckpt_9"]
+    assert int(names["optimizer"].iterations) == 20
+
+
+def check_loaded(names: Names, printed: str) -> None:
+    assert pathlib.Path("digits").is_dir()
+    assert names["model"].optimizer.iterations == 2
+
+
+def check_backup_is_deleted(names: Names, printed: str) -> None:
+    assert names["model"].optimizer.iterations > 0
+    assert not pathlib.Path("backup").exists()
+
+
+def check_events(names: Names, printed: str) -> None:
+    assert list(pathlib.Path("logs", "train").glob("events*"))
+
+
+class Block(NamedTuple):
+    """How a block is run."""
+
+    names: Callable[[], Names] = dict
+    check: Callable[[Names, str], None] = lambda names, printed: None
+    fills: tuple[tuple[str, str], ...] = ()
+    """(what stands there, what is run in its place)"""
+    marks: tuple[Any, ...] = ()
+
+
+SLOW = (pytest.mark.slow,)
+BLOCKS = {
+    # Trains on two placements, which test_readme_integration.py does as well, in a process of its own.
+    "README.md 0": Block(check=check_two_fingerprints, marks=SLOW),
+    "README.md 1": Block(compiled, check_backup_is_deleted),
+    "checkpoints.md 0": Block(compiled, check_backup_is_deleted, ((", ...]", "]"),)),
+    "checkpoints.md 1": Block(looped, check_saved),
+    "export.md 0": Block(trained, check_loaded, (("loss=...", f"loss={LOSS!r}"),)),
+    "loop.md 0": Block(check=check_losses_fall, marks=SLOW),  # the next one runs it too
+    "loop.md 1": Block(after_the_first_program, check_one_update),
+    "processes.md 0": Block(
+        compiled, check_backup_is_deleted, (("model = ...", "model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])"),
+                                            ("model.compile(...)", f"model.compile('sgd', {LOSS!r})")),
+    ),
+    "tensorboard.md 0": Block(compiled, check_events),
+}  # fmt: skip
+
+
+def test_every_block_is_run():
+    assert {f"{page.name} {number}" for page in PAGES for number, _ in enumerate(python_blocks(page))} == set(BLOCKS)
+
+
+@pytest.fixture
+def in_a_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What blocks write goes there."""
+    monkeypatch.chdir(tmp_path)
+    return
+
+
+@pytest.mark.usefixtures("in_a_folder")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=block.marks) for name, block in BLOCKS.items()])
+def test_the_block_runs(name: str, capsys: pytest.CaptureFixture[str]):
+    if name in ("README.md 0", "loop.md 0", "loop.md 1"):
+        pytest.importorskip("sklearn")
+    block, (page, number) = BLOCKS[name], name.split()
+    text = python_blocks(next(path for path in PAGES if path.name == page))[int(number)]
+    for there, instead in block.fills:
+        assert there in text
+        text = text.replace(there, instead)
+    names = block.names()
+    capsys.readouterr()
+    exec(compile(text, name, "exec"), names)
+    block.check(names, capsys.readouterr().out)
