@@ -138,6 +138,7 @@ def test_one_replica_is_keras(make: Callable[[], Any]):
     assert_close_logs(alone.logs, plain.logs)
 
 
+@pytest.mark.slow
 def test_replicas_draw_noise_of_their_own_with_the_same_bits_on_one_device_and_two():
     found = assert_same_bits(one_update, FIT, devices=(1, 2), replicas=4)
     plain = run(one_update, FIT)

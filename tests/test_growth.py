@@ -89,7 +89,22 @@ class AddsNothingYet(layers.Layer):
         return x
 
 
+class AddsLater(layers.Layer):
+    """Adds a sum over its rows from the third step on, whatever rows and weights are."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=shape[1:], initializer="ones")
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign(self.steps + 1)
+        self.add_loss(ops.where(self.steps > 2, ops.sum(x * self.kernel), 0.0))
+        return x
+
+
 MODELS = {
+    "add_loss from the third step on": dense("mse", AddsLater),
     "add_loss behind zeros": dense("mse", AddsNothingYet),
     "a function that sums": dense(summed),
     "a function that averages": dense(averaged),
@@ -103,7 +118,14 @@ MODELS = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "name", mostly_slow(MODELS, "add_loss behind zeros", "a function that sums", "compute_loss of a compiled sum")
+    "name",
+    mostly_slow(
+        MODELS,
+        "add_loss from the third step on",
+        "add_loss behind zeros",
+        "a function that sums",
+        "compute_loss of a compiled sum",
+    ),
 )
 def test_a_number_for_all_rows_is_that_of_keras(name):
     """Over ragged batches, with validation."""
