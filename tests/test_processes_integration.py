@@ -110,7 +110,9 @@ def test_a_process_that_is_killed_in_a_step_is_named():
     specs = json.dumps([{"check": "loop", "replicas": 4, "model": "dense", "killed_after": 2}])
     done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, specs)
     assert done.returncode == 137
-    assert re.search(r"process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr)
+    assert re.search(r"^\[0\] unisono: process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr, re.MULTILINE)
+    assert "[0] unisono: process 0 ends with exit code 76." in done.stderr.splitlines()
+    assert "unisono launch: process 1 was killed by SIGKILL." in done.stderr.splitlines()
 
 
 @pytest.mark.slow
