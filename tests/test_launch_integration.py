@@ -67,6 +67,7 @@ def numbers(process, lines: int) -> list[int]:
     return [int(word) for _ in range(lines) for word in process.stdout.readline().split("] ")[1].split()]
 
 
+@pytest.mark.slow
 def test_a_strategy_that_knows_one_process_is_refused(tmp_path):
     """Each of the processes would train the whole model by itself, and nobody would know."""
     code, _, err = launch(tmp_path, "--processes", "2", "--cpu", written(tmp_path, "import unisono\nunisono.MirroredStrategy()"))

@@ -8,8 +8,6 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
-import subprocess
-import sys
 
 import pytest
 
@@ -57,20 +55,6 @@ def test_type_checkers_see_the_public_names_where_they_come_from():
 @pytest.mark.parametrize("name", un.callbacks.__all__)
 def test_every_callback_is_documented(name):
     assert inspect.getdoc(getattr(un.callbacks, name))
-
-
-def test_what_takes_long_to_import_waits_until_it_is_used():
-    code = """
-import sys, unisono as un
-from unisono.cli import launch
-print(*{"jax", "keras", "numpy"} & set(sys.modules))
-un.MirroredStrategy
-print(*{"orbax", "tensorboardX"} & set(sys.modules))
-un.callbacks.BackupAndRestore("backup")
-print("orbax" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["", "", "True"]
 
 
 @pytest.mark.parametrize("module", MODULES)

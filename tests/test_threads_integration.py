@@ -49,7 +49,7 @@ def test_cores_and_threads_change_nothing(devices, cores, threads):
 STRATEGY = "import unisono as un; un.MirroredStrategy(); un.OneDeviceStrategy(replicas=8)"
 
 
-@pytest.mark.parametrize(("threads", "said"), [("1", True), *slow(("2", False))])
+@pytest.mark.parametrize(("threads", "said"), slow(("1", True), ("2", False)))
 def test_a_single_thread_is_said(threads, said):
     """Another fingerprint may be, but never in silence."""
     done = python("-W", "always", "-c", STRATEGY, PJRT_NPROC=threads)
@@ -57,7 +57,7 @@ def test_a_single_thread_is_said(threads, said):
     assert ("JAX runs with one CPU thread here" in done.stderr) == said
 
 
-NETS, OPERATIONS = cases((1, 25), (6, 60))
+NETS, OPERATIONS = cases((1, 15), (6, 60))
 PLACES = cases(
     [Place(threads=2), Place(3, threads=3)], [FIRST, Place(3), Place(8), Place(threads=2), Place(3, threads=3), Place(threads=8)]
 )
@@ -68,8 +68,9 @@ def test_nets_and_operations_have_one_fingerprint_in_fresh_processes():
     and places. UNISONO_SEED, which is printed where this fails, draws the same operations again."""
     seed = int(os.environ.get("UNISONO_SEED", random.randrange(10**6)))
     print(f"UNISONO_SEED={seed}")
-    first, *others = (nets_and_operations(place, NETS, OPERATIONS, seed) for place in PLACES)
-    assert len(first) == NETS + OPERATIONS + 1
+    first, *others = (nets_and_operations(place, NETS, OPERATIONS, seed, seven=place == PLACES[0]) for place in PLACES)
+    assert first.pop("seven"), "YNNPACK ends the process over its sum"
+    assert len(first) == NETS + OPERATIONS
     for place, other in zip(PLACES[1:], others, strict=True):
         assert different(other, first) == [], str(place)
 

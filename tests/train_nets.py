@@ -108,7 +108,7 @@ def fingerprint(number: int, make: Callable[[], tuple[tuple[int, ...], list[Any]
 if __name__ == "__main__":
     numbers = range(spec.get("first", 0), spec.get("first", 0) + spec["count"])
     found = {str(number): fingerprint(number, functools.partial(drawn, number) if number else plain) for number in numbers}
-    if "seven" in spec:
+    if spec.get("seven"):
         found["seven"] = fingerprint(7, seven)
     if "operations" in spec:
         import digest_operations
