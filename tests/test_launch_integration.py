@@ -123,7 +123,7 @@ time.sleep(600)
         ("if me == 1: os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt"),
         *slow(("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None)),
         ("if me == 1: sys.exit('gone')", 1, "process 1 failed with exit code 1"),
-        ("if me == 0: time.sleep(1); sys.exit(3)\nsys.exit(76)", 3, "process 0 failed with exit code 3"),
+        ("if me == 0: time.sleep(0.3); sys.exit(3)\nsys.exit(76)", 3, "process 0 failed with exit code 3"),
         ("if me == 0: os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(76)", 137, "process 0 did not end by itself, and was ended"),
         ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nif me == 0: sys.exit(4)\ntime.sleep(60)", 4, "process 0 failed with exit code 4"),
     ],
