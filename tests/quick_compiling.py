@@ -11,13 +11,15 @@ import os
 
 QUICK: dict[str, str | int | bool] = {
     "xla_cpu_use_fusion_emitters": False,
-    "xla_backend_optimization_level": 1,
+    "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
 }
 FOR_USERS: dict[str, str | int | bool] = {
     "xla_cpu_use_fusion_emitters": True,
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_parallel_codegen_split_count": 32,
 }
 """The defaults of jaxlib 0.10.2."""
 

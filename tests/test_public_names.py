@@ -57,10 +57,11 @@ def test_every_callback_is_documented(name):
     assert inspect.getdoc(getattr(un.callbacks, name))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_examples_in_the_documentation_run(module):
-    found = doctest.testmod(importlib.import_module(module))
-    assert found.failed == 0
+def test_the_examples_in_the_documentation_run():
+    """Of all modules in one test: most of them have none."""
+    found = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
+    assert sum(of.attempted for of in found.values()) > 10
+    assert [name for name, of in found.items() if of.failed] == []
 
 
 def test_lower_floors_know_nothing_of_upper_ones():
