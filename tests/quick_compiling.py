@@ -1,4 +1,7 @@
-"""XLA's quicker ways to compile, for the programs of `make test`: most of its time on a machine that has kept none.
+"""XLA's quicker ways to compile, for the programs of `make test` and `make compat`: most of their time on a machine that has kept none.
+
+The steps in which the engine looks at how numbers grow hold callbacks to Python, and no program with one is ever kept: those are compiled
+the second time too.
 
 What a program computes is decided before, by its text: rows, divisors, orders of sums, keys. Compiled for users is what depends on the code
 that XLA makes of it: tests that take the fixture `compiled_for_users`, all processes that tests start, and everything in the other
@@ -25,7 +28,7 @@ FOR_USERS: dict[str, str | int | bool] = {
 
 
 def is_wanted() -> bool:
-    """Return whether this is `make test`."""
+    """Return whether this is `make test` or `make compat`."""
     return os.environ.get("UNISONO_TESTS") == "quick"
 
 
