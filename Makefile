@@ -47,7 +47,7 @@ test-all: $(VENV)-all/made
 
 # What needs torch, TensorFlow or grain, and what looks into Keras.
 compat: $(VENV)-compat/made
-	$(VENV)-compat/bin/$(PYTEST) -m compat $(ARGS)
+	UNISONO_TESTS=quick $(VENV)-compat/bin/$(PYTEST) -m compat $(ARGS)
 
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-all/made

@@ -1,6 +1,7 @@
 """One process of tests: eight CPU devices, programs that are kept, and nothing left behind by a test."""
 
 import contextlib
+import gc
 import os
 import signal
 
@@ -44,6 +45,13 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # the process that starts the others
         kept_programs.throw_old_away()
+
+
+def pytest_collection_finish():
+    """Collect garbage seldom: Python would look through all of Keras and JAX again and again, a tenth of the time of the tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.fixture(scope="session")

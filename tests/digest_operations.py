@@ -215,13 +215,18 @@ def digests(case: Case) -> str:
     return " ".join(hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:8] for value in values)
 
 
-if __name__ == "__main__":
-    lapack.use_one_thread()  # as a strategy does
-    seed, count, first, devices = map(int, sys.argv[1:])
-    jax.config.update("jax_num_cpu_devices", devices)
+def digests_of(seed: int, count: int, first: int) -> dict[str, str]:
+    """The digests of so many operations, by what they are."""
     found = {}
     for number in range(first, first + count):
         draw = Draw(seed, number)
         case = draw.of(*KINDS)(draw)
         found[f"{number}: {case[0]}"] = digests(case)
-    print(json.dumps(found))
+    return found
+
+
+if __name__ == "__main__":
+    lapack.use_one_thread()  # as a strategy does
+    *words, devices = map(int, sys.argv[1:])
+    jax.config.update("jax_num_cpu_devices", devices)
+    print(json.dumps(digests_of(*words)))

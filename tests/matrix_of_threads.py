@@ -58,6 +58,12 @@ def operations(place: Place, seed: int, count: int, first: int = 0) -> Found:
     return printed(place, "digest_operations.py", str(seed), str(count), str(first), str(place.devices))
 
 
+def nets_and_operations(place: Place, net_count: int, operation_count: int, seed: int, seven: bool = False) -> Found:
+    """Return the first of both, of one process; with `seven` a net too that YNNPACK would end the process over."""
+    spec = {"devices": place.devices, "count": net_count, "operations": [seed, operation_count, 0], "seven": seven}
+    return printed(place, "train_nets.py", json.dumps(spec))
+
+
 def printed(place: Place, script: str, *words: str) -> Found:
     """Return what a script prints in a fresh process."""
     done = python(str(HERE / script), *words, timeout=LIMIT, **place.environment)

@@ -1,4 +1,7 @@
-"""XLA's quicker ways to compile, for the programs of `make test`: most of its time on a machine that has kept none.
+"""XLA's quicker ways to compile, for the programs of `make test` and `make compat`: most of their time on a machine that has kept none.
+
+The steps in which the engine looks at how numbers grow hold callbacks to Python, and no program with one is ever kept: those are compiled
+the second time too.
 
 What a program computes is decided before, by its text: rows, divisors, orders of sums, keys. Compiled for users is what depends on the code
 that XLA makes of it: tests that take the fixture `compiled_for_users`, all processes that tests start, and everything in the other
@@ -11,19 +14,21 @@ import os
 
 QUICK: dict[str, str | int | bool] = {
     "xla_cpu_use_fusion_emitters": False,
-    "xla_backend_optimization_level": 1,
+    "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
 }
 FOR_USERS: dict[str, str | int | bool] = {
     "xla_cpu_use_fusion_emitters": True,
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
+    "xla_cpu_parallel_codegen_split_count": 32,
 }
 """The defaults of jaxlib 0.10.2."""
 
 
 def is_wanted() -> bool:
-    """Return whether this is `make test`."""
+    """Return whether this is `make test` or `make compat`."""
     return os.environ.get("UNISONO_TESTS") == "quick"
 
 

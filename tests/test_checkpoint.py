@@ -23,8 +23,10 @@ from trainings import on, rows
 from unisono import keras_seam
 from unisono.checkpoint.reading import DamagedError
 
-X, Y = rows(43, 6), np.random.default_rng(1).integers(0, 5, 43)
-BATCH, STEPS, EPOCHS = 12, 4, 3
+ROWS, BATCH = cases((13, 4), (43, 12))
+"""In `make test` each of four replicas has one row, or none: that is one program."""
+X, Y = rows(ROWS, 6), np.random.default_rng(1).integers(0, 5, ROWS)
+STEPS, EPOCHS = 4, 3
 
 
 class Stream:
@@ -45,7 +47,7 @@ def pipeline(context):
 
 DATA = {
     "arrays": lambda strategy: strategy.distribute_dataset((X, Y), batch_size=BATCH, shuffle=True),
-    "a list": lambda strategy: strategy.distribute_dataset([(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, 43, BATCH)]),
+    "a list": lambda strategy: strategy.distribute_dataset([(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]),
     "PyDataset": lambda strategy: strategy.distribute_dataset(Batches((X, Y), BATCH), shuffle=True),
     "a stream": lambda strategy: strategy.distribute_dataset(Stream(3)),
     "pipelines": lambda strategy: strategy.distribute_datasets_from_function(pipeline),
@@ -173,7 +175,7 @@ class Sized(Stream):
     [
         (lambda count: {"dataset": Sized(count)}, "pass 0 had 4 batches then, 5 now"),
         (lambda count: {"dataset": [(X[:BATCH], Y[:BATCH])] * count}, "pass 0 had 4 batches then, 5 now"),
-        (lambda count: {"dataset": (X[: count * 7],), "batch_size": 7}, "pass 0 had 4 batches then, 5 now, 28 rows then, 35 now"),
+        (lambda count: {"dataset": (X[: count * 2],), "batch_size": 2}, "pass 0 had 4 batches then, 5 now, 8 rows then, 10 now"),
     ],
     ids=["stream", "list", "arrays"],
 )
@@ -347,7 +349,7 @@ def test_metrics_of_compile_that_are_built_late(tmp_path, there, here):
     first, fresh = WithMetric(), WithMetric()
     for model, built in ((first, there), (fresh, here)):
         if built:
-            model.evaluate(X, np.ones((43, 2)), verbose=0)
+            model.evaluate(X, np.ones((ROWS, 2)), verbose=0)
     first.seen.update_state(5.0)
     fresh.seen.update_state(7.0)
     un.Checkpoint(model=fresh).restore(saved(tmp_path, model=first))

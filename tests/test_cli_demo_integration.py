@@ -68,13 +68,32 @@ def check_plain_keras_opens(model_file, accuracy):
     assert round(100 * float(opened.stdout), 2) == accuracy
 
 
+def test_a_download_that_fails_says_what_was_tried_and_what_to_write(tmp_path, monkeypatch, capsys):
+    def load_data():
+        raise Exception("URL fetch failure on https://storage.googleapis.com/: None")  # as Keras does
+
+    monkeypatch.setattr(keras.datasets.fashion_mnist, "load_data", load_data)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["demo", "--dataset", "fashion_mnist", "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    check_names_what_to_write(capsys.readouterr().err, tmp_path)
+
+
+def check_names_what_to_write(text, folder):
+    for part in ("'fashion_mnist'", "https://", "unisono demo --dataset digits", str(folder / "keras" / "datasets")):
+        assert part in text
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_demo_without_a_network_says_what_it_tried_and_what_to_write(tmp_path):
     closed = {"KERAS_HOME": str(tmp_path / "keras"), "https_proxy": "http://127.0.0.1:1"}
     finished = python("-m", "unisono.cli", "demo", "--dataset", "fashion_mnist", "--out", str(tmp_path), **closed)
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
-    for part in ("'fashion_mnist'", "https://", "unisono demo --dataset digits", str(tmp_path / "keras" / "datasets")):
-        assert part in finished.stderr
+    check_names_what_to_write(finished.stderr, tmp_path)
 
 
 def test_demo_refuses_what_it_cannot_do(tmp_path, capsys):

@@ -18,7 +18,7 @@ LIMIT = 180.0
 SCRIPT = """
 import os, sys
 from unisono.cluster.connect import connect
-cluster = connect(*map(eval, sys.argv[1:]), timeout=20)
+cluster = connect(*map(eval, sys.argv[1:]), timeout=int(os.environ.get("TIMEOUT", 20)))
 again = connect()
 import jax
 print(cluster.processes, cluster.process, again.process, jax.process_count(), jax.process_index(), flush=True)
@@ -104,8 +104,8 @@ def test_nobody_there_is_a_single_process():
     assert results([started()])[0][:2] == ["1 0 0 1 0", "3.0"]
 
 
-def failed(*words: str) -> str:
-    process = started(*words)
+def failed(*words: str, **extra: str) -> str:
+    process = started(*words, **extra)
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     return err
@@ -114,9 +114,9 @@ def failed(*words: str) -> str:
 @pytest.mark.parametrize("process", [*slow(0), *thorough(1)])
 def test_who_waits_in_vain_says_so(process):
     port = free_port()
-    lines = failed(f"'127.0.0.1:{port}'", "2", str(process)).splitlines()
+    lines = failed(f"'127.0.0.1:{port}'", "2", str(process), TIMEOUT="6").splitlines()
     waited = (
-        f"process {process} of 2 waited 20 seconds for the others at 127.0.0.1:{port} (the program said so). All processes must run, "
+        f"process {process} of 2 waited 6 seconds for the others at 127.0.0.1:{port} (the program said so). All processes must run, "
         f"process 0 be reachable at that address, and its port be free."
     )
     if process == 0:

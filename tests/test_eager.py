@@ -13,10 +13,11 @@ from keras import layers, ops
 import unisono as un
 from loops import MODELS, crossentropy
 from own_metrics import Keeps
-from sizes import BATCH, ROWS, slow
+from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_close_logs, distance, fitting, labels, on, rows, run
 from unisono.errors import StepError
 
+ROWS = cases(2 * BATCH + 1, ROWS)
 X, Y = rows(ROWS, 6), labels(ROWS, 3)
 TOLERANCE = 1e-5
 
@@ -68,9 +69,13 @@ def test_training_is_that_of_compiled_steps(option, replicas):
     compiled = run(classifier(), fit, on(1, replicas))
     assert distance(eager.model, compiled.model) < TOLERANCE
     assert_close_logs(eager.logs, compiled.logs)
-    for ours, theirs in zip(eager.model.evaluate(X, Y, verbose=0), compiled.model.evaluate(X, Y, verbose=0), strict=True):
+    evaluated, predicted = (
+        [getattr(one.model, method)(*data, batch_size=BATCH, verbose=0) for one in (eager, compiled)]
+        for method, data in (("evaluate", (X, Y)), ("predict", (X,)))
+    )
+    for ours, theirs in zip(*evaluated, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    np.testing.assert_allclose(eager.model.predict(X, verbose=0), compiled.model.predict(X, verbose=0), atol=1e-5)
+    np.testing.assert_allclose(*predicted, atol=1e-5)
 
 
 def test_devices_make_no_difference():
@@ -117,8 +122,8 @@ def test_values_are_known_in_the_users_code():
     model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
     assert [length for length, *_ in model.seen] == [2, 2, 2, 2]
     np.testing.assert_allclose([mean for _, mean, _ in model.seen], X[:BATCH].reshape(4, -1).mean(1), rtol=1e-4)
-    model.evaluate(X, Y, verbose=0)
-    assert model.predict(X, verbose=0).shape == (ROWS, 3)
+    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    assert model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 3)
 
 
 class InNumPy(layers.Layer):
@@ -195,7 +200,7 @@ class OwnStep(keras.Model):
         return {"loss": self.tracker.stateless_result(tracked)}, (weights, others, slots, tracked)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_a_step_of_the_models_own(replicas):
     def make(**options):
         def made():
@@ -246,11 +251,11 @@ def test_one_warning_says_that_it_is_slow():
 class Steps:
     """A loop of the user's own: a net, an optimizer, a metric."""
 
-    def __init__(self, strategy):
+    def __init__(self, strategy, model="normalized"):
         keras.utils.set_random_seed(0)
         self.strategy, self.seen = strategy, []
         with strategy.scope():
-            self.model = MODELS["normalized"]()
+            self.model = MODELS[model]()
             self.optimizer, self.loss = keras.optimizers.SGD(0.1), crossentropy(reduction=None)
             self.metric = keras.metrics.SparseCategoricalAccuracy()
 
@@ -280,7 +285,7 @@ class Steps:
         return [*losses, float(self.metric.result())], np.asarray(self.strategy.gather(logits, axis=0))
 
 
-@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("devices", [3, *slow(1)])
 def test_a_loop_trains_as_a_compiled_one(devices):
     """Where functions are traced, they are looked at for mistakes; one that cannot be traced runs too."""
     compiled, eager, looking = (Steps(on(devices, 4)) for _ in range(3))
@@ -314,7 +319,7 @@ def test_values_pass_between_compiled_and_other_runs():
 
 
 def test_a_model_that_says_run_eagerly_does_so_in_a_loop():
-    steps = Steps(on(1, 2))
+    steps = Steps(on(1, 2), "dense")
     steps.model.compile(run_eagerly=True)
     steps.trained(lambda batch: steps.strategy.run(steps.looking, args=(batch,)))
     assert len(steps.seen) > ROWS // BATCH
@@ -363,7 +368,7 @@ def counted_rows(x):
 
 def test_jax_disable_jit_is_obeyed():
     """For as long as it holds."""
-    steps = Steps(on(1, 2))
+    steps = Steps(on(1, 2), "dense")
     steps.model.compile("sgd", crossentropy())
     steps.model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, verbose=0)
     assert not un.fingerprint(steps.model).startswith("unpromised-")

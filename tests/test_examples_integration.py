@@ -114,6 +114,7 @@ def test_three_loads_of_a_model_evaluate_the_same(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
     picture = tmp_path / "curves.png"
     finished = python(str(EXAMPLES / "accumulation.py"), "--picture", str(picture))

@@ -245,7 +245,7 @@ def test_training_has_the_same_bits_on_every_placement(cases):
     assert un.fingerprint(one) != un.fingerprint(case.load())
 
 
-@pytest.mark.parametrize("name", ["dicts", *slow("LSTM", "mixed_float16")])
+@pytest.mark.parametrize("name", slow("dicts", "LSTM", "mixed_float16"))
 def test_training_of_other_models_has_the_same_bits_too(cases, name):
     case = cases(name)
     one, two = (case.trained(on(devices, 2)) for devices in (1, 2))

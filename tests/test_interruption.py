@@ -11,6 +11,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import mostly_slow
 
 ROWS, BATCH = 60, 6
 
@@ -136,7 +137,7 @@ def test_an_error_of_one_batch_does_not_bring_old_weights_back(data):
     assert un.fingerprint(made) == ones
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", mostly_slow(range(12), 0, 3, 8))
 def test_ctrl_c_at_any_moment_keeps_a_whole_step(number, data, whole_steps):
     """A real signal, wherever the program is; fit ends with the weights of some whole step, and can go on."""
     made = model()

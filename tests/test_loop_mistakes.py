@@ -211,7 +211,9 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("how", TABLES)
+@pytest.mark.parametrize(
+    "how", mostly_slow(TABLES, "mean and deviation", "class weights", "rows that the batch chooses", "a product of all rows")
+)
 def test_tables_are_no_rows(how):
     """Also where a replica has six rows, and a row six numbers."""
     loop = Loop(on(1, 4))

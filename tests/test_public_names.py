@@ -170,24 +170,11 @@ def test_every_callback_is_documented(name):
     assert inspect.getdoc(getattr(un.callbacks, name))
 
 
-def test_what_takes_long_to_import_waits_until_it_is_used():
-    code = """
-import sys, unisono as un
-from unisono.cli import launch
-print(*{"jax", "keras", "numpy"} & set(sys.modules))
-un.MirroredStrategy
-print(*{"orbax", "tensorboardX"} & set(sys.modules))
-un.callbacks.BackupAndRestore("backup")
-print("orbax" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["", "", "True"]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_the_examples_in_the_documentation_run(module):
-    found = doctest.testmod(importlib.import_module(module))
-    assert found.failed == 0
+def test_the_examples_in_the_documentation_run():
+    """Of all modules in one test: most of them have none."""
+    found = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
+    assert sum(of.attempted for of in found.values()) > 10
+    assert [name for name, of in found.items() if of.failed] == []
 
 
 def test_lower_floors_know_nothing_of_upper_ones():

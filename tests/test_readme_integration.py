@@ -29,13 +29,17 @@ def printed_by_first_program_of(text, tmp_path):
     return finished.stdout
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_first_program_prints_one_fingerprint_for_two_placements(tmp_path):
     fingerprints = re.findall(r"^[0-9a-f]{32}$", printed_by_first_program_of(README, tmp_path), re.MULTILINE)
     assert len(fingerprints) == 2
     assert fingerprints[0] == fingerprints[1]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_loop_in_the_docs_learns(tmp_path):
     printed = printed_by_first_program_of(LOOP, tmp_path)
     losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]

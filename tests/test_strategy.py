@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 
 import jax
 import keras
@@ -71,6 +72,26 @@ def test_arguments_that_make_no_sense_say_what_to_write(arguments, message):
     assert len(jax.devices()) == 8  # JAX has started: a number of devices comes too late
     with pytest.raises(ValueError, match=message):
         un.MirroredStrategy(**arguments)
+
+
+def test_one_of_several_processes_is_refused(monkeypatch):
+    """Where nobody has met the others."""
+    monkeypatch.setenv("UNISONO_PROCESSES", "2")
+    with pytest.raises(
+        ValueError, match=r"has started 2 processes, and MirroredStrategy .*Write MultiWorkerMirroredStrategy\(\)"
+    ):
+        un.MirroredStrategy()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_single_thread_is_said(threads, monkeypatch):
+    """Another fingerprint may be, but never in silence."""
+    monkeypatch.setenv("PJRT_NPROC", str(threads))
+    monkeypatch.setattr(jax, "local_device_count", lambda backend: 1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        un.OneDeviceStrategy(replicas=8)
+    assert [str(of.message).partition(",")[0] for of in said] == ["JAX runs with one CPU thread here"] * (threads == 1)
 
 
 def test_a_device_cannot_be_named_twice():

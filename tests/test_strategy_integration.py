@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,60 @@ def show(strategy: str, before: str = "pass", **environment: str) -> list:
 ONE_CORE = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])"
 
 
-def test_a_count_makes_cpu_devices():
-    assert show("MirroredStrategy(devices=4)") == [4, 4, 4, None, []]
+FRESH = """
+import json, os, sys
+found, before = {}, dict(os.environ)
+loaded = lambda *names: sorted(set(names) & set(sys.modules))
+
+import unisono as un
+from unisono.cli import launch
+found["imported with unisono"] = loaded("jax", "keras", "numpy")
+from unisono.xla import runtime
+import jax
+changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+found["settings"] = [runtime.has_started(), changed, jax.config.jax_num_cpu_devices]
+un.MirroredStrategy
+found["imported with strategies"] = loaded("orbax", "tensorboardX")
+
+import numpy as np
+from threadpoolctl import threadpool_info
+threads = lambda: {of["filepath"]: of["num_threads"] for of in threadpool_info() if of["user_api"] == "blas"}
+then = threads()
+strategy = un.MirroredStrategy(devices=4)
+found["threads"] = [(path, then[path], count) for path, count in threads().items() if path in then]
+found["devices"] = [len(jax.devices()), len(strategy.devices), strategy.num_replicas_in_sync, os.environ.get("PJRT_NPROC")]
+un.callbacks.BackupAndRestore("backup")
+found["imported with a callback"] = loaded("orbax")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def fresh() -> dict[str, Any]:
+    """What a fresh process finds that imports the package and makes a strategy: one process, since each takes seconds to import Keras."""
+    done = python("-W", "error", "-c", FRESH)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_takes_long_to_import_waits_until_it_is_used(fresh):
+    names = "unisono", "strategies", "a callback"
+    assert [fresh[f"imported with {name}"] for name in names] == [[], [], ["orbax"]]
+
+
+def test_importing_configures_nothing_and_starts_nothing(fresh):
+    assert fresh["settings"] == [False, {}, -1]
+
+
+def test_a_count_makes_cpu_devices(fresh):
+    assert fresh["devices"] == [4, 4, 4, None]
+
+
+def test_a_strategy_takes_one_thread_for_linear_algebra(fresh):
+    """Where results are to be the same, and NumPy keeps those that it has."""
+    assert fresh["threads"]
+    for path, before, after in fresh["threads"]:
+        assert after == (before if "numpy.libs" in path else 1)
 
 
 @pytest.mark.slow
@@ -60,20 +113,12 @@ def test_devices_that_the_user_has_asked_xla_for_stay():
     assert show("MirroredStrategy()", XLA_FLAGS="--xla_force_host_platform_device_count=3") == [3, 3, 3, None, []]
 
 
+@pytest.mark.slow
 def test_devices_that_are_too_late_say_what_to_write():
     done = python("-c", SHOW.format(strategy="MirroredStrategy(devices=4)", before="import jax; jax.devices()"))
     assert done.returncode == 1
     assert "received devices=4, but JAX runs with 1 cpu device." in done.stderr
     assert 'jax.config.update("jax_num_cpu_devices", 4)' in done.stderr
-
-
-def test_importing_configures_nothing_and_starts_nothing():
-    script = (
-        "import os; before = dict(os.environ); import unisono; from unisono.xla import runtime; import jax; "
-        "print(runtime.has_started(), {k: v for k, v in os.environ.items() if before.get(k) != v}, jax.config.jax_num_cpu_devices)"
-    )
-    done = python("-c", script)
-    assert done.stdout.split() == ["False", "{}", "-1"], done.stderr
 
 
 @pytest.mark.slow

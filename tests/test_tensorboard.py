@@ -35,7 +35,7 @@ X, Y = rows(ROWS, 6), rows(ROWS, 2, seed=1)
 VALIDATION = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 4}
 EPOCHS = 3
 EVERYWHERE = pytest.mark.parametrize(
-    "strategy", [None, lambda: on(3), lambda: on(1)], ids=["plain", "three devices", "one device"]
+    "strategy", [None, lambda: on(3), *slow(lambda: on(1))], ids=["plain", "three devices", "one device"]
 )
 
 

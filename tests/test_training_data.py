@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import mostly_slow
 from sources import PIPELINES, Batches, generated, pipelines
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono.data import division
@@ -192,7 +193,9 @@ VALIDATIONS = {
 }
 
 
-@pytest.mark.parametrize("how", VALIDATIONS)
+@pytest.mark.parametrize(
+    "how", mostly_slow(VALIDATIONS, "weighted arrays", "a part of the data", "a dataset, two steps of it", "named epochs")
+)
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
     assert_equals_keras(make, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))

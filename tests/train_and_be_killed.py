@@ -4,7 +4,8 @@ python train_and_be_killed.py '{"directory": "here", "devices": 2, "how": "fit"}
 
 No devices stand for OneDeviceStrategy, and "all" for those of all processes that train together. `fit` has BackupAndRestore and arrays,
 `loop` un.Checkpoint and a stream. "faults" says, for each time that `unisono launch` has started the processes, which of them fails
-after how many steps, and in which way.
+after how many steps, and in which way. "alone" is a directory in which the same training is done once more, on one device, when this one
+has ended: what it ends with is printed as well.
 """
 
 import itertools
@@ -21,7 +22,6 @@ from keras import layers, ops
 import unisono as un
 
 spec = json.loads(sys.argv[1])
-directory, devices = spec["directory"], spec["devices"]
 ROWS, BATCH, EPOCHS = 230, 10, 3
 
 
@@ -57,7 +57,7 @@ FAULTS = {
 steps = itertools.count(1)
 
 
-def after_step():
+def after_step(strategy):
     """ "steps" counts those that this process has done."""
     time.sleep(0.01)  # so that there is time to be killed
     done = next(steps)
@@ -67,28 +67,16 @@ def after_step():
 
 
 class AfterStep(keras.callbacks.Callback):
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy = strategy
+
     def on_train_batch_end(self, batch, logs=None):
-        after_step()
+        after_step(self.strategy)
 
 
-if devices == "all":
-    strategy = un.MultiWorkerMirroredStrategy(replicas=8)
-else:
-    strategy = un.MirroredStrategy(devices=devices, replicas=8) if devices else un.OneDeviceStrategy(replicas=8)
-keras.utils.set_random_seed(0)
-with strategy.scope():
-    hidden = [layers.Dense(64, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
-    model = keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(3)])
-    optimizer, miscounted = keras.optimizers.Adam(0.01), Miscounted()
 rng = np.random.default_rng(0)
 x, y = rng.standard_normal((ROWS, 8)).astype("float32"), np.stack([rng.integers(0, 3, ROWS), np.arange(ROWS)], 1)
-
-
-def fit():
-    model.compile(optimizer, loss, metrics=[miscounted])
-    backup = un.callbacks.BackupAndRestore(directory, save_freq=3)
-    history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[backup, AfterStep()])
-    return history.history["miscounted"]
 
 
 class Stream:
@@ -98,38 +86,69 @@ class Stream:
         return ((x[start : start + BATCH], y[start : start + BATCH]) for start in range(0, ROWS, BATCH))
 
 
-def loop():
-    def replica_step(batch):
-        def losses():
-            predictions = model(batch[0], training=True)
-            return loss(batch[1], predictions), predictions
+class Training:
+    def __init__(self, strategy, directory):
+        self.strategy, self.directory = strategy, directory
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            hidden = [layers.Dense(64, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
+            self.model = keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(3)])
+            self.optimizer, self.miscounted = keras.optimizers.Adam(0.01), Miscounted()
 
-        (value, predictions), gradients = un.value_and_grad(losses, model.trainable_variables, has_aux=True)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        miscounted.update_state(batch[1], predictions)
-        return value
+    def fit(self):
+        self.model.compile(self.optimizer, loss, metrics=[self.miscounted])
+        backup = un.callbacks.BackupAndRestore(self.directory, save_freq=3)
+        history = self.model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[backup, AfterStep(self.strategy)])
+        return history.history["miscounted"]
 
-    data = strategy.distribute_dataset(Stream())
-    epoch, seen = keras.Variable(0, dtype="int32", trainable=False), keras.Variable(np.full(EPOCHS, -1.0), trainable=False)
-    checkpoint = un.Checkpoint(model=model, optimizer=optimizer, miscounted=miscounted, data=data, epoch=epoch, seen=seen)
-    checkpoint.restore(un.latest_checkpoint(directory))
-    with checkpoint.saving_on_signal(f"{directory}/", keep=2):
-        while int(epoch) < EPOCHS:
-            for batch in data:
-                strategy.run(replica_step, args=(batch,))
-                after_step()
-                if int(optimizer.iterations) % 3 == 0:
-                    checkpoint.save(f"{directory}/", keep=2)
-            counts = np.array(seen.value)
-            counts[int(epoch)] = miscounted.result()
-            seen.assign(counts)
-            miscounted.reset_state()
-            epoch.assign(epoch + 1)
-    checkpoint.wait()
-    return np.asarray(seen).tolist()
+    def loop(self):
+        def replica_step(batch):
+            def losses():
+                predictions = self.model(batch[0], training=True)
+                return loss(batch[1], predictions), predictions
+
+            (value, predictions), gradients = un.value_and_grad(losses, self.model.trainable_variables, has_aux=True)
+            self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+            self.miscounted.update_state(batch[1], predictions)
+            return value
+
+        data = self.strategy.distribute_dataset(Stream())
+        epoch, seen = keras.Variable(0, dtype="int32", trainable=False), keras.Variable(np.full(EPOCHS, -1.0), trainable=False)
+        checkpoint = un.Checkpoint(
+            model=self.model, optimizer=self.optimizer, miscounted=self.miscounted, data=data, epoch=epoch, seen=seen
+        )
+        checkpoint.restore(un.latest_checkpoint(self.directory))
+        with checkpoint.saving_on_signal(f"{self.directory}/", keep=2):
+            while int(epoch) < EPOCHS:
+                for batch in data:
+                    self.strategy.run(replica_step, args=(batch,))
+                    after_step(self.strategy)
+                    if int(self.optimizer.iterations) % 3 == 0:
+                        checkpoint.save(f"{self.directory}/", keep=2)
+                counts = np.array(seen.value)
+                counts[int(epoch)] = self.miscounted.result()
+                seen.assign(counts)
+                self.miscounted.reset_state()
+                epoch.assign(epoch + 1)
+        checkpoint.wait()
+        return np.asarray(seen).tolist()
+
+    def result(self):
+        seen = getattr(self, spec["how"])()
+        bits = un.fingerprint(self.model, self.optimizer)
+        return {"bits": bits, "steps": int(self.optimizer.iterations.value), "miscounted": seen}
 
 
+def strategy_of(devices):
+    if devices == "all":
+        return un.MultiWorkerMirroredStrategy(replicas=8)
+    return un.MirroredStrategy(devices=devices, replicas=8) if devices else un.OneDeviceStrategy(replicas=8)
+
+
+strategy = strategy_of(spec["devices"])
+training = Training(strategy, spec["directory"])
 print("ready", flush=True)
-seen = {"fit": fit, "loop": loop}[spec["how"]]()
-bits = un.fingerprint(model, optimizer)
-print(json.dumps({"bits": bits, "steps": int(optimizer.iterations.value), "miscounted": seen}))
+found = training.result()
+if "alone" in spec:
+    found["alone"] = Training(strategy_of(1), spec["alone"]).result()
+print(json.dumps(found))

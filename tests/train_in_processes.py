@@ -32,7 +32,8 @@ def fit(strategy, spec):
     with strategy.scope():
         model, compile_, rows = families.FAMILIES[spec["family"]]()
     model.compile(**compile_)
-    history = model.fit(**rows, batch_size=families.BATCH, epochs=1, verbose=0, validation_data=(rows["x"], rows["y"]))
+    validation = {"validation_data": (rows["x"], rows["y"]), "validation_batch_size": families.BATCH}
+    history = model.fit(**rows, **validation, batch_size=families.BATCH, epochs=1, verbose=0)
     predictions = model.predict(rows["x"], batch_size=families.BATCH, verbose=0)
     few = model.predict(rows["x"][:3], verbose=0)
     return [un.fingerprint(model), history.history, un.fingerprint(predictions), un.fingerprint(few)]
@@ -66,13 +67,14 @@ def loop(strategy, spec):
 def eager(strategy, spec):
     """Steps that are not compiled: (the fingerprint's beginning, losses and norms, to be compared up to rounding)."""
     keras.utils.set_random_seed(0)
-    x, y = data("dense", 41)
+    x, y = data("dense", 17)
     with strategy.scope():
         model = MODELS["dense"]()
     model.compile("sgd", crossentropy(), run_eagerly=True)
-    weights = np.linspace(0, 1, 41, dtype="float32")
-    history = model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0, shuffle=False)  # the last batch has one row
-    numbers = [*history.history["loss"], model.evaluate(x, y, verbose=0), *np.abs(model.predict(x, verbose=0)).sum(0)]
+    weights, options = np.linspace(0, 1, 17, dtype="float32"), {"batch_size": 8, "verbose": 0}  # the last batch has one row
+    history = model.fit(x, y, sample_weight=weights, shuffle=False, **options)
+    predictions = model.predict(x, **options)
+    numbers = [*history.history["loss"], model.evaluate(x, y, **options), *np.abs(predictions).sum(0)]
     return [un.fingerprint(model)[:11], [float(number) for number in numbers]]
 
 

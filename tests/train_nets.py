@@ -1,13 +1,16 @@
 """A process of its own: trains small random nets on one placement and prints their fingerprints, as JSON.
 
 python train_nets.py '{"devices": 3, "first": 0, "count": 5}': JAX has so many devices, and four replicas run on four of them at most. Net 0
-is always the same plain one, the others are drawn by their numbers.
+is always the same plain one, the others are drawn by their numbers. With "operations", the words of digest_operations.py, there are the
+digests of those as well, and with "seven" a net that sums over one axis of seven.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +24,7 @@ strategy = un.MirroredStrategy(devices=min(spec["devices"], REPLICAS), replicas=
 
 import keras
 import numpy as np
-from keras import layers
+from keras import layers, ops
 
 ROWS, BATCH, CLASSES = 60, 32, 10
 
@@ -77,11 +80,24 @@ def drawn(number: int) -> tuple[tuple[int, ...], list[Any]]:
     return (side, side, pick(1, 3, size(1, 24))), [*stack, pick(layers.GlobalAveragePooling2D, layers.Flatten)()]
 
 
-def fingerprint(number: int) -> str:
+class Weighted(layers.Layer):
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(1, 1, 2, 2, 8, 1, 8), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return ops.sum(x * self.scale, axis=3)
+
+
+def seven() -> tuple[tuple[int, ...], list[Any]]:
+    """Ends the process with a fault of memory where YNNPACK has the sum."""
+    return (1, 2, 2, 8, 8, 8), [Weighted(), layers.Flatten()]
+
+
+def fingerprint(number: int, make: Callable[[], tuple[tuple[int, ...], list[Any]]]) -> str:
     keras.utils.set_random_seed(number)
     random = np.random.default_rng(number)
     with strategy.scope():
-        shape, stack = drawn(number) if number else plain()
+        shape, stack = make()
         model = keras.Sequential([layers.Input(shape), *stack, layers.Dense(CLASSES)])
     model.compile("adam" if number % 2 else "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = random.standard_normal((ROWS, *shape), "float32"), random.integers(0, CLASSES, ROWS)
@@ -91,4 +107,11 @@ def fingerprint(number: int) -> str:
 
 if __name__ == "__main__":
     numbers = range(spec.get("first", 0), spec.get("first", 0) + spec["count"])
-    print(json.dumps({number: fingerprint(number) for number in numbers}))
+    found = {str(number): fingerprint(number, functools.partial(drawn, number) if number else plain) for number in numbers}
+    if spec.get("seven"):
+        found["seven"] = fingerprint(7, seven)
+    if "operations" in spec:
+        import digest_operations
+
+        found |= digest_operations.digests_of(*spec["operations"])
+    print(json.dumps(found))
