@@ -147,6 +147,11 @@ class Growth:
         """The numbers that told nothing so far: zero is a sum and a mean."""
         return self.asked_for - self._kinds.keys()
 
+    @property
+    def known_in_trace(self) -> int:
+        """Equal as long as what is measured is made in the same way: where numbers are made of others, until it is decided what these are."""
+        return self.decisions if self._of_others else 0
+
     def decide(self, evidence: Evidence, tolerance: float) -> bool:
         """Decide what numbers are from now on; return whether those that are made of others are to be measured again, since the others turn out
         to be sums.

@@ -63,11 +63,13 @@ class Pair(NamedTuple):
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), self.one, self.other)
 
 
-def real_pairs(state: State, batch: Any, shards: Sequence[range], most: int = MOST_PAIRS) -> list[Pair]:
-    """Return the rows of neighbouring replicas that have as many as the first one; of one alone, its rows twice."""
+def real_pairs(state: State, batch: Any, shards: Sequence[range], first: int = 0, most: int = MOST_PAIRS) -> list[Pair]:
+    """Return the rows of neighbouring replicas that have as many as the first one, from the pair of the number `first` on; of one replica alone,
+    its rows twice."""
     alike = [shard for shard in shards if len(shard) == len(shards[0])]
-    pairs = list(zip(alike[::2], alike[1::2], strict=False))[:most] or [(alike[0], alike[0])]
-    return [Pair(state, rows_of(batch, one), rows_of(batch, other)) for one, other in pairs]
+    pairs = list(zip(alike[::2], alike[1::2], strict=False)) or [(alike[0], alike[0])]
+    chosen = [pairs[(first + number) % len(pairs)] for number in range(min(most, len(pairs)))]
+    return [Pair(state, rows_of(batch, one), rows_of(batch, other)) for one, other in chosen]
 
 
 class Look:
@@ -86,6 +88,8 @@ class Look:
         self._programs: tuple[int, TracedAnew] | None = None
         self._gradients = TracedAnew(functions.gradients_of_numbers, functions.eager)
         self._divisors = TracedAnew(self._as_array, functions.eager)
+        self._times = 0
+        """How many looks there were."""
         self._is_random: bool | None = None
         """Whether the step draws what cannot be held still; None before it was tried."""
         self.weighted_by_share: dict[int, bool] = {}
@@ -124,19 +128,23 @@ class Look:
         shown = self._decided(pairs, totals)
         if self._growth.undecided:  # as behind a kernel that begins with zeros
             moved = with_other_weights(state)
-            shown = self._decided([*pairs, *(pair._replace(state=moved) for pair in pairs)], totals)
-        if not self._is_random:
-            self._compare(pairs, totals)
+            pairs = [*pairs, *(pair._replace(state=moved) for pair in pairs[-2:])]
+            shown = self._decided(pairs, totals)
+        if not (self._is_random or self._times):
+            self._compare(pairs[:: max(1, len(pairs) - 1)], totals)  # the first and the last
         self._look_at_metrics(shown, len(shards[0]) * times, reset)
+        self._times += 1
 
     def _pairs(self, state: State, batch: Any, shards: Sequence[range], times: int) -> list[Pair]:
-        """The rows of neighbouring replicas, and made up ones. Where a step draws, the same rows twice: what it makes of rows together is then
-        not made of what it makes of each."""
+        """The rows of neighbouring replicas, and made up ones; after the first look, those of two replicas, in turn. Where a step draws, the same
+        rows twice: what it makes of rows together is then not made of what it makes of each."""
         if self._is_random:
             first = jax.tree.map(lambda a: np.concatenate([a] * times), rows_of(batch, shards[0]))
             return [Pair(state, first, first)]
+        if self._times:
+            return real_pairs(state, batch, shards, first=self._times, most=1)
         most = 2 if APPLIED in self._growth.asked_for else MOST_PAIRS  # gradients are as large as the model
-        real = real_pairs(state, batch, shards, most)
+        real = real_pairs(state, batch, shards, most=most)
         both = real[0].both
         made = [*other_rows(both, self._program.compared), *with_drawn_weights(both)]
         return [*real, *(Pair.of(state, rows) for rows in made)]
@@ -197,8 +205,9 @@ class Look:
     @property
     def _program(self) -> TracedAnew:
         """The step, with what is known of its numbers now."""
-        if self._programs is None or self._programs[0] != self._growth.decisions:
-            self._programs = self._growth.decisions, TracedAnew(self._step, self._functions.eager)
+        known = self._growth.known_in_trace
+        if self._programs is None or self._programs[0] != known:
+            self._programs = known, TracedAnew(self._step, self._functions.eager)
         return self._programs[1]
 
     def _step(self, state: State, rows: Any, share: Any, totals: Any) -> None:

@@ -101,6 +101,7 @@ class OwnCode:
         self._fed: dict[int, list[Any]] = {}
         """For each number of rows, the metrics that the code feeds, in turn."""
         self._changes_gradients = False
+        self._are_applied_gradients_known = False
         self.is_said = False
         """Whether the user knows that what the code applies is not what one batch gives."""
         self._undecided: set[int] = set()
@@ -204,18 +205,19 @@ class OwnCode:
     def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
         """Find out how metrics of the user's own are merged, and whether gradients of its own add up."""
         own = metrics.unpromised(self.variables.metrics)
-        if self.alone or not self._can_be_cut or not (own or self._changes_gradients):
+        if self.alone or not self._can_be_cut or not (own or (self._changes_gradients and not self._are_applied_gradients_known)):
             return False
         before = self._weighted_by_share
         with contextlib.ExitStack() as stack:
             for model in self._models():
                 stack.enter_context(keras_seam.in_evaluation(model))
-            real = real_pairs(state, batch, shards, MOST_PAIRS)
+            real = real_pairs(state, batch, shards, most=MOST_PAIRS)
             self._fed_on(state, real[0].one, 1, constants)  # from here on it is known what its program compares
             pairs = [*real, *(Pair.of(state, rows) for rows in other_rows(real[0].both, self._feeding.compared))]
             if own:
                 self._look_at_metrics(own, pairs, constants)
-            if self._changes_gradients and not self.is_said:
+            if self._changes_gradients and not (self.is_said or self._are_applied_gradients_known):
+                self._are_applied_gradients_known = True
                 self.is_said = are_apart(self._applied(pairs, constants))
                 if self.is_said:
                     warn_of_gradients(self._name)

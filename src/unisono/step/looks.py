@@ -6,7 +6,7 @@ from __future__ import annotations
 class Looks:
     """The first batch is looked at, the second, the fourth, the eighth, ...; and every one as long as something is undecided.
 
-    A look costs about a forward pass over two replicas' rows, so that all looks at N batches cost about log2 N of these.
+    After the first, a look costs two forward passes over two replicas' rows, so that N batches cost about log2 N of these.
 
     >>> looks = Looks()
     >>> [looks.is_due(1, is_undecided=False) for _ in range(9)]
