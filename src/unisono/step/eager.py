@@ -88,7 +88,7 @@ class EagerStep:
         """What a replica adds to each divisor, by its rows; None where masks or weights decide."""
         self._shapes_in_trace: Callable[[int], list[jax.ShapeDtypeStruct]] = lambda rows: []
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
-        self._looks = Looks()
+        self._looks = Looks(are_repeated=False)  # each calls the user's code, which may stop there or print
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[Any], constants: Sequence[Any] = ()) -> tuple[dict[str, Any], State]:

@@ -13,11 +13,14 @@ class Looks:
     [True, True, False, True, False, False, False, True, False]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, are_repeated: bool = True) -> None:
+        """`are_repeated`: whether there are more looks where nothing is undecided."""
         self._batches = 0
+        self._are_repeated = are_repeated
 
     def is_due(self, batches: int, is_undecided: bool) -> bool:
         """Return whether to look at the first of these batches, which are about to be trained on."""
         before = self._batches
         self._batches += batches
-        return is_undecided or before.bit_length() < self._batches.bit_length()
+        is_next = before.bit_length() < self._batches.bit_length()
+        return is_undecided or (is_next and (self._are_repeated or not before))
