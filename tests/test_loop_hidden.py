@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -108,8 +109,37 @@ def test_what_is_no_sum_of_gradients_is_said(how):
 LINEAR = {
     "halved": lambda gradients: [gradient / 2 for gradient in gradients],
     "masked": lambda gradients: [gradient * np.float32(0.0) for gradient in gradients[:1]] + gradients[1:],
-    "with a constant": lambda gradients: [gradient + 0.01 for gradient in gradients],
+    "with a constant, over the replicas": lambda gradients: [gradient + 0.01 / R for gradient in gradients],
+    "a mean, over the replicas": lambda gradients: [gradient * 4 / R for gradient in gradients],
 }
+
+
+def test_a_part_that_does_not_depend_on_the_rows_is_said():
+    (word,) = Steps(change=lambda gradients: [gradient + 0.01 for gradient in gradients]).said()
+    assert "is added in each of 4 replicas, and counts 4 times" in word
+
+
+class ByJax(Steps):
+    """Differentiates a mean by JAX alone."""
+
+    divisor = 1
+
+    def replica(self, batch):
+        x, _ = batch
+        variables = self.model.trainable_variables
+
+        def loss_of(values):
+            with keras.StatelessScope(list(zip(variables, values, strict=True))):
+                return ops.mean(squares(self.model(x))) / self.divisor
+
+        self.optimizer.apply(jax.grad(loss_of)([v.value for v in variables]), variables)
+
+
+@pytest.mark.parametrize(("divisor", "times"), [(1, 1), *slow((R, 0))])
+def test_a_mean_that_jax_differentiates_is_said(divisor, times):
+    steps = ByJax()
+    steps.divisor = divisor
+    assert ["4 times the mean over the global batch" in word for word in steps.said()] == [True] * times
 
 
 @pytest.mark.parametrize("how", LINEAR)

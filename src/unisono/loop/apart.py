@@ -77,11 +77,21 @@ def is_coupled_on(
     for of, known, times in ((trace, parts[0], 1), (trace, parts[1], 1), (on_both, whole, 2)):
         known |= zip(of.program.jaxpr.invars[of.arrays :], [*constants, np.int32(0), np.float32(times)], strict=True)
     runs = (trace, parts[0]), (trace, parts[1]), (on_both, whole)
-    of_rows = zip(*(vectors(*run) for run in runs), strict=True)
+    are_weighted = [of == "weighted" for of, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
+    of_rows = zip(are_weighted, *(vectors(*run) for run in runs), strict=False)
     of_losses = zip(*(numbers(*run) for run in runs if with_losses), strict=True)
-    return any(is_apart([np.concatenate([a, b])], c, close) for a, b, c in of_rows) or any(
+    return any(are_values_apart(a, b, c, close, of_weights) for of_weights, a, b, c in of_rows) or any(
         is_apart([a + b, (a + b) / 2], c, close) for a, b, c in of_losses
     )
+
+
+def are_values_apart(one: np.ndarray, other: np.ndarray, both: np.ndarray, close: float, are_weighted: bool) -> bool:
+    """Whether values for each row are others where there are more rows. What is moved between rows alone, as a mean over them that is added to
+    each, does not change their sum."""
+    if not is_apart([np.concatenate([one, other])], both, close):
+        return False
+    size = float(np.sum(np.abs(both)))
+    return are_weighted or not abs(float(np.sum(one) + np.sum(other) - np.sum(both))) <= close * size
 
 
 def is_apart(expected: list[np.ndarray], value: np.ndarray, close: float) -> bool:

@@ -72,7 +72,8 @@ def value_and_grad(fn: Callable[[], Any], variables: Iterable[Any], has_aux: boo
             if code is not None and is_one_number(loss):
                 code.note("loss", loss)
             elif code is not None:
-                code.note("vector", loss[0] if isinstance(loss, tuple) else loss)
+                is_weighted = isinstance(loss, tuple)
+                code.note("vector", loss[0] if is_weighted else loss, of="weighted" if is_weighted else None)
         loss = share(loss, code, before.masks)
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]

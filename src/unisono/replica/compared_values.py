@@ -94,3 +94,20 @@ def number_of(operand: Any, numbers: Mapping[Any, float]) -> float | None:
         value = np.asarray(operand.val)
         return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
     return numbers.get(operand)
+
+
+def factors(program: core.ClosedJaxpr) -> set[float]:
+    """Return the numbers by which a program multiplies or divides arrays.
+
+    >>> import jax
+    >>> factors(jax.make_jaxpr(lambda x: x / 8.0 + 1.0)(1.0))
+    {8.0}
+    """
+    constants = constants_of(program)
+    found: set[float] = set()
+    for eqn in program.jaxpr.eqns:
+        if eqn.primitive.name in ("mul", "div"):
+            found |= {number for operand in eqn.invars if (number := number_of(operand, constants)) is not None}
+        for inner, _ in programs_in(eqn):
+            found |= factors(inner)
+    return found

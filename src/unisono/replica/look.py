@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from unisono import keras_seam
 from unisono.replica import metric_evidence, randomness
 from unisono.replica.base import State
-from unisono.replica.compared_values import compared_values
+from unisono.replica.compared_values import compared_values, factors
 from unisono.replica.growth import APPLIED, ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT, HALF, ROUGH, Arrays, Growth, Measured
 from unisono.replica.other_rows import other_rows, with_drawn_weights, with_other_seeds, with_other_weights
 from unisono.replica.steady_draws import with_steady_draws
@@ -233,6 +233,8 @@ class TracedAnew:
         self._compiled: dict[Any, tuple[Callable[..., Any], Any]] = {}
         self.compared: dict[int, set[float]] = {}
         """With which numbers it compares the arrays of its rows, by their places among these."""
+        self.factors: set[float] = set()
+        """By which numbers it multiplies or divides, however many rows there are."""
 
     def __call__(self, state: State, rows: Any, *more: Any) -> Any:
         args = state, rows, *more
@@ -245,6 +247,7 @@ class TracedAnew:
             before = len(jax.tree.leaves(state))
             places = range(before, before + len(jax.tree.leaves(rows)))
             self.compared = {place - before: values for place, values in compared_values(traced, places).items()}
+            self.factors = factors(traced) & (self.factors if self._compiled else factors(traced))
             run = jax.jit(jaxpr_as_fun(with_steady_draws(traced)))
             self._compiled[kind] = run, jax.tree.structure(out)
         run, structure = self._compiled[kind]

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from unisono import keras_seam
 from unisono.replica import assigned, finish, metric_evidence, metrics, overwritten
-from unisono.replica.applied_gradients import are_apart, warn_of_gradients
+from unisono.replica.applied_gradients import fault_of, warn_of_gradients
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
@@ -30,6 +30,8 @@ Call = Callable[[Any, Any], Any]
 MOST_DIVISORS = 64
 MOST_PAIRS = 2
 """Pairs of replicas' rows that are measured in one look."""
+MOST_OF_GRADIENTS = 4
+"""Pairs of any rows on which gradients are measured, each of which is as large as the weights."""
 
 
 class Variables(NamedTuple):
@@ -218,9 +220,11 @@ class OwnCode:
                 self._look_at_metrics(own, pairs, constants)
             if self._changes_gradients and not (self.is_said or self._are_applied_gradients_known):
                 self._are_applied_gradients_known = True
-                self.is_said = are_apart(self._applied(pairs, constants))
-                if self.is_said:
-                    warn_of_gradients(self._name)
+                applied = list(self._applied(pairs[:MOST_OF_GRADIENTS], constants))
+                fault = fault_of(applied, self._replicas, self._feeding.factors)
+                self.is_said = fault is not None
+                if fault is not None:
+                    warn_of_gradients(self._name, fault, self._replicas)
         return self._weighted_by_share != before
 
     def _look_at_metrics(self, own: Sequence[Any], pairs: Sequence[Pair], constants: Any) -> None:
