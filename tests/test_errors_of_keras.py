@@ -13,6 +13,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import mostly_slow
 from unisono.errors import StepError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
@@ -107,7 +108,19 @@ def first_line(error: Exception) -> str:
     return re.sub(r"shape \([48], ", "shape (rows, ", str(error).strip().partition("\n")[0])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        CASES,
+        "features of another size",
+        "numbers of rows that differ",
+        "an unknown loss",
+        "weights beside a dataset",
+        "no compile before fit",
+        "labels for one output",
+        "a layer for images",
+    ),
+)
 def test_the_error_is_that_of_keras(case):
     """A replica gets half of the rows, and says so where a layer has no other rows to name."""
     plain = raised(CASES[case], contextlib.nullcontext())
@@ -124,7 +137,7 @@ OF_JAX: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", OF_JAX)
+@pytest.mark.parametrize("case", mostly_slow(OF_JAX, "no labels"))
 def test_what_keras_leaves_to_jax_is_said_by_the_model_and_holds_the_words_of_jax(case):
     plain = raised(OF_JAX[case], contextlib.nullcontext())
     ours = raised(OF_JAX[case], un.OneDeviceStrategy(replicas=2).scope())
