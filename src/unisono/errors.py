@@ -87,7 +87,6 @@ def explained_loop(name: str, batch: Any, eager: bool = False) -> Iterator[None]
         ) from error
     except Exception as error:
         refuse_made_inside(name, error)
-        refuse_older_reduction(error)
         if not eager:
             refuse_not_compiled(error)
         if not (isinstance(error, (AttributeError, *OF_TRACES)) and raised_by_jax(error)):
@@ -138,15 +137,6 @@ def refuse_made_inside(name: str, error: BaseException) -> None:
             f"The function {name!r} makes a variable where it is compiled, whose value would be lost. Make layers, metrics and variables "
             f"once, outside of it and inside strategy.scope() if there is one; a layer of your own makes its variables in __init__ or in "
             f"build(input_shape), not in call."
-        ) from error
-
-
-def refuse_older_reduction(error: BaseException) -> None:
-    """Of a name that Keras 3 has no more, and that most programs of `tf.distribute` use."""
-    if isinstance(error, AttributeError) and str(error) == "module 'keras.losses' has no attribute 'Reduction'":
-        raise AttributeError(
-            "Keras 3 has no keras.losses.Reduction. Write the text: reduction=None for Reduction.NONE, 'sum' for SUM and 'sum_over_batch_size' for "
-            "SUM_OVER_BATCH_SIZE and AUTO."
         ) from error
 
 

@@ -56,3 +56,7 @@ class Names:
 def kind_of_arrays() -> type:
     """The class of JAX's arrays; asking starts JAX."""
     return type(jax.numpy.zeros(()))
+
+
+NAMES = Names()
+"""Those of this process: of scopes, and of replica code."""

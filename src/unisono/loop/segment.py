@@ -16,6 +16,7 @@ import numpy as np
 from unisono import keras_seam
 from unisono.data.division import GlobalBatch, Rows, global_batch, sizes_of
 from unisono.errors import explained_loop, needs_values
+from unisono.loop import older
 from unisono.loop.apart import warn_if_coupled
 from unisono.loop.arguments import Arguments, Template, check_arguments
 from unisono.loop.divisions import Divisions, Scaled, adds_up
@@ -225,7 +226,8 @@ class Segment:
         before, function = jax.tree.structure((args, kwargs)), self._function
         if isinstance(function, types.MethodType):
             function = getattr(function.__self__, function.__name__, function)  # as it is while it is watched
-        returned = function(*args, **kwargs)
+        with older.NAMES:
+            returned = function(*args, **kwargs)
         check_arguments(self._name, before, jax.tree.structure((args, kwargs)))
         return returned
 

@@ -54,7 +54,7 @@ def inside(strategy: Any) -> Iterator[Any]:
             f"This is the scope of {outer!r}; the scope of {strategy!r} cannot begin inside it. Leave the first scope before you "
             f"enter another."
         )
-    with _watch, _older_names:
+    with _watch, older.NAMES:
         _scopes.open.append(strategy)
         try:
             yield strategy
@@ -87,5 +87,4 @@ def model_used(model: Any) -> None:
         refusals.check_made_here(model, strategy, training.belongs_to(model))
 
 
-_older_names = older.Names()
 _watch = keras_seam.Watch(made=made, model_made=model_made, model_used=model_used)
