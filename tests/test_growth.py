@@ -208,3 +208,17 @@ class LargestOfMany(layers.Layer):
 def test_a_gradient_that_is_neither_a_sum_nor_a_mean_is_said():
     (word,) = said(dense("mse", LargestOfMany))
     assert word.startswith("Loss 1 of those that layers add makes of all rows together")
+
+
+@pytest.mark.parametrize("devices", [1, *slow(3)])
+def test_what_is_decided_late_is_decided_at_the_same_batch_however_many_a_call_takes(devices):
+    def make(steps):
+        def made():
+            model = dense("mse", AddsLater)()
+            model.compile(keras.optimizers.SGD(0.001), "mse", steps_per_execution=steps)
+            return model
+
+        return made
+
+    fit = fitting(X[:32], Y[:32], batch_size=8)
+    assert run(make(4), fit, on(devices, 4)).bits == run(make(1), fit, on(1, 4)).bits

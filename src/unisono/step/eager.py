@@ -130,8 +130,9 @@ class EagerStep:
     def _step(self, given: Given) -> tuple[dict[str, Any], list[Output]]:
         rows = given.rows_of_replicas(self._placement.lead)
         divisors = self._total_divisors(given, rows)
-        if self._looks.is_due(1, self._functions.is_undecided):
+        if self._looks.is_due(self._functions.is_undecided):
             self._functions.look(self._state, given.batch.tree(), given.now.rows_of_replicas, given.constants)
+        self._looks.note_trained(1)
         by_itself = self._functions.alone_by_itself(self._state, rows[0]) if self._functions.alone else None
         if by_itself is not None:
             self._state = as_before(by_itself[0], self._state)

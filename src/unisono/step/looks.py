@@ -8,19 +8,27 @@ class Looks:
 
     After the first, a look costs two forward passes over two replicas' rows, so that N batches cost about log2 N of these.
 
-    >>> looks = Looks()
-    >>> [looks.is_due(1, is_undecided=False) for _ in range(9)]
+    >>> looks, due = Looks(), []
+    >>> for _ in range(9):
+    ...     due.append(looks.is_due(is_undecided=False))
+    ...     looks.note_trained(1)
+    >>> due
     [True, True, False, True, False, False, False, True, False]
     """
 
     def __init__(self, are_repeated: bool = True) -> None:
         """`are_repeated`: whether there are more looks where nothing is undecided."""
-        self._batches = 0
+        self._trained = 0
+        self._next = 0
         self._are_repeated = are_repeated
 
-    def is_due(self, batches: int, is_undecided: bool) -> bool:
-        """Return whether to look at the first of these batches, which are about to be trained on."""
-        before = self._batches
-        self._batches += batches
-        is_next = before.bit_length() < self._batches.bit_length()
-        return is_undecided or (is_next and (self._are_repeated or not before))
+    def is_due(self, is_undecided: bool) -> bool:
+        """Return whether to look at the batch that is about to be trained on."""
+        is_due = is_undecided or (self._trained >= self._next and (self._are_repeated or not self._trained))
+        if is_due:
+            self._next = 2 * self._trained + 1
+        return is_due
+
+    def note_trained(self, batches: int) -> None:
+        """Count these batches."""
+        self._trained += batches

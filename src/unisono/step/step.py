@@ -95,14 +95,21 @@ class Step:
         logs, outputs = {}, []
         self._received, self._carried = False, carried
         self._held.keep(constants)
-        if self._looks.is_due(len(batches), self._functions.is_undecided):
-            self._look_at(batches[0], state)
-        self._held.receive(state, lambda: self._empty_sums(state, batches[0]))
-        self._received = True
-        for group in self._groups(batches):
-            whole = self._plan(group[0]).whole
-            logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
-            self._functions.check(disagree)
+        while batches:
+            if self._looks.is_due(self._functions.is_undecided):
+                self._look_at(batches[0], state)
+            # One by one as long as something is undecided: on another placement each of them is looked at.
+            count = 1 if self._functions.is_undecided else len(batches)
+            now, batches = batches[:count], batches[count:]
+            self._looks.note_trained(count)
+            self._held.receive(state, functools.partial(self._empty_sums, state, now[0]))
+            self._received = True
+            for group in self._groups(now):
+                whole = self._plan(group[0]).whole
+                logs, disagree, outputs = self._at_once(group, whole) if whole else self._in_parts(group[0])
+                self._functions.check(disagree)
+            if batches:
+                state = self.state
         return logs, outputs
 
     def _make_programs(self) -> None:
