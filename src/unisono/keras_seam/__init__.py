@@ -49,6 +49,7 @@ from unisono.keras_seam.data import replace_adapter as replace_adapter
 from unisono.keras_seam.data import static_rows as static_rows
 from unisono.keras_seam.data import tf_dataset as tf_dataset
 from unisono.keras_seam.data import unpack as unpack
+from unisono.keras_seam.evaluation import are_coarse as are_coarse
 from unisono.keras_seam.evaluation import in_evaluation as in_evaluation
 from unisono.keras_seam.export import for_every_platform as for_every_platform
 from unisono.keras_seam.export import input_tensors as input_tensors

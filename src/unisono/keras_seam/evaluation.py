@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,10 +14,11 @@ from unisono.keras_seam.models import layers_of
 
 
 @contextlib.contextmanager
-def in_evaluation(model: Any) -> Iterator[None]:
-    """For the block, layers that draw in training, or normalize by the rows that they see, are called as in evaluation."""
+def in_evaluation(*models: Any) -> Iterator[None]:
+    """For the block, layers of these that draw in training, or normalize by the rows that they see, are called as in evaluation."""
+    layers = {id(layer): layer for model in models for layer in layers_of(model)}
     with contextlib.ExitStack() as stack:
-        for layer in layers_of(model):
+        for layer in layers.values():
             if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or draws(layer)):
                 stack.enter_context(wrapped_method(layer, "call", without_training))
         yield
@@ -34,3 +35,12 @@ def without_training(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*args, **kwargs | {"training": False})
 
     return called
+
+
+COARSE = ("bfloat16", "float16")
+
+
+def are_coarse(models: Iterable[Any]) -> bool:
+    """Return whether layers of these compute in half precision, or in less."""
+    policies = [layer.dtype_policy for model in models for layer in layers_of(model)]
+    return any(policy.compute_dtype in COARSE or policy.quantization_mode is not None for policy in policies)

@@ -64,11 +64,14 @@ def meetings(
             owned |= set(equation.outvars)
         elif others:
             for position, output in enumerate(equation.outvars):
-                values[output] = [
+                pairs = [
                     (value, has_its_rows and keeps_rows(equation, v)[position])
                     for v in dict.fromkeys(others)
                     for value, has_its_rows in values[v]
                 ]
+                values[output] = list(
+                    {(id(value), has_its_rows): (value, has_its_rows) for value, has_its_rows in pairs}.values()
+                )
     return found
 
 

@@ -121,7 +121,7 @@ class Segment:
             self._divisions = self._divisions_of(seen, batch, arguments, rows, constants)
         can_be_cut = bool(arguments.rows) and not arguments.carried
         self._code = OwnCode(
-            self._name, self._call, variables, placement.replicas, lambda: strategy.owned.models, can_be_cut, self._eager
+            self._name, self._call, variables, placement.replicas, lambda: strategy.owned.layers, can_be_cut, self._eager
         )
         self._code.is_said = self._divisions is not None and self._divisions.tells
         self._variables = variables.all

@@ -12,7 +12,7 @@ State = tuple[list[Any], ...]
 
 
 class Functions(Protocol):
-    """What a step of R replicas runs. All but `look`, `is_undecided` and `check` are traced."""
+    """What a step of R replicas runs. All but the looks and `check` are traced."""
 
     alone: bool
     """Whether there is one replica: its state is then the whole one, as in plain Keras, and nothing is merged."""
@@ -65,6 +65,11 @@ class Functions(Protocol):
             shards: The rows of each replica that has some.
             constants: As for `contribution`.
         """
+        ...
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Whether a look finds something to measure."""
         ...
 
     @property

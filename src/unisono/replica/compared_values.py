@@ -6,6 +6,7 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -47,7 +48,7 @@ def compare(program: core.Jaxpr, names: Mapping[Any, int], constants: Mapping[An
                 known[eqn.outvars[0]] = known[source]
             if (number := number_of(source, numbers)) is not None:
                 numbers[eqn.outvars[0]] = number
-        elif primitive == "is_finite" and eqn.invars[0] in known:
+        elif primitive == "is_finite" and not isinstance(eqn.invars[0], core.Literal) and eqn.invars[0] in known:
             found[known[eqn.invars[0]]].add(float("nan"))
         for inner, operands in programs_in(eqn):
             pairs = list(zip(inner.jaxpr.invars, operands, strict=True))
@@ -61,7 +62,7 @@ def note_comparison(
 ) -> None:
     """Add to `found` what one comparison says of the variables that are known."""
     left, right = eqn.invars
-    if left is right and left in known:  # x != x where x is NaN
+    if left is right and not isinstance(left, core.Literal) and left in known:  # x != x where x is NaN
         found[known[left]].add(float("nan"))
         return
     for one, other in ((left, right), (right, left)):
@@ -85,15 +86,20 @@ def programs_in(eqn: core.JaxprEqn) -> list[tuple[core.ClosedJaxpr, Sequence[Any
 def constants_of(program: core.ClosedJaxpr) -> dict[Any, float]:
     """Return the constants of a program that are one number."""
     pairs = zip(program.jaxpr.constvars, program.consts, strict=True)
-    return {variable: float(value) for variable, value in pairs if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"}
+    return {variable: float(value) for variable, value in pairs if np.ndim(value) == 0 and is_of_numbers(np.asarray(value))}
 
 
 def number_of(operand: Any, numbers: Mapping[Any, float]) -> float | None:
     """Return the number that an operand is, wherever in it one looks; None where it is none."""
     if isinstance(operand, core.Literal):
         value = np.asarray(operand.val)
-        return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else None
+        return float(value) if value.ndim == 0 and is_of_numbers(value) else None
     return numbers.get(operand)
+
+
+def is_of_numbers(array: np.ndarray) -> bool:
+    """Return whether an array holds real numbers, those of bfloat16 among them."""
+    return array.dtype.kind in "iu" or bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
 def factors(program: core.ClosedJaxpr) -> set[float]:

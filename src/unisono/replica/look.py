@@ -22,7 +22,6 @@ from unisono.replica.growth import APPLIED, ENOUGH, ENOUGH_FOR_GRADIENTS, EXACT,
 from unisono.replica.other_rows import other_rows, with_drawn_weights, with_other_seeds, with_other_weights
 from unisono.replica.steady_draws import with_steady_draws
 
-COARSE = ("bfloat16", "float16")
 MOST_PAIRS = 16
 """Pairs of replicas' rows that are measured in one look."""
 
@@ -36,6 +35,11 @@ class Tried(Protocol):
     contribution: Callable[..., Any]
     divisors: Callable[..., Any]
     gradients_of_numbers: Callable[..., dict[str, Any]]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the step is one of the model's own."""
+        ...
 
 
 class Shown(NamedTuple):
@@ -81,8 +85,7 @@ class Look:
         self._growth = functions.growth
         self._metrics = metrics
         self._model = functions.model
-        policies = [layer.dtype_policy for layer in keras_seam.layers_of(self._model)]
-        self._is_coarse = any(p.compute_dtype in COARSE or p.quantization_mode is not None for p in policies)
+        self._is_coarse = keras_seam.are_coarse([self._model])
         self._numbers: dict[str, Arrays] = {}
         self._fed = metric_evidence.Fed()
         self._programs: tuple[int, TracedAnew] | None = None
@@ -126,7 +129,7 @@ class Look:
             totals = totals * times
         pairs = self._pairs(state, batch, shards, times)
         shown = self._decided(pairs, totals)
-        if self._growth.undecided:  # as behind a kernel that begins with zeros
+        if self._growth.undecided and not self._times:  # as behind a kernel that begins with zeros
             moved = with_other_weights(state)
             pairs = [*pairs, *(pair._replace(state=moved) for pair in pairs[-2:])]
             shown = self._decided(pairs, totals)
@@ -134,6 +137,8 @@ class Look:
             self._compare(pairs[:: max(1, len(pairs) - 1)], totals)  # the first and the last
         self._look_at_metrics(shown, len(shards[0]) * times, reset)
         self._times += 1
+        self._numbers.clear()
+        self._fed.begin()
 
     def _pairs(self, state: State, batch: Any, shards: Sequence[range], times: int) -> list[Pair]:
         """The rows of neighbouring replicas, and made up ones; after the first look, those of two replicas, in turn. Where a step draws, the same
@@ -141,12 +146,14 @@ class Look:
         if self._is_random:
             first = jax.tree.map(lambda a: np.concatenate([a] * times), rows_of(batch, shards[0]))
             return [Pair(state, first, first)]
-        if self._times:
-            return real_pairs(state, batch, shards, first=self._times, most=1)
+        if self._times or self._functions.eager:  # a look at what is undecided is at all rows, since some of them may tell
+            return real_pairs(state, batch, shards, first=self._times, most=MOST_PAIRS if self.is_undecided else 1)
         most = 2 if APPLIED in self._growth.asked_for else MOST_PAIRS  # gradients are as large as the model
         real = real_pairs(state, batch, shards, most=most)
         both = real[0].both
-        made = [*other_rows(both, self._program.compared), *with_drawn_weights(both)]
+        made = other_rows(both, self._program.compared)
+        if not self._functions.is_own:  # whose batches are what it makes of them
+            made += with_drawn_weights(both)
         return [*real, *(Pair.of(state, rows) for rows in made)]
 
     def _draws(self, state: State, rows: Any, totals: Any) -> bool:
@@ -186,10 +193,20 @@ class Look:
         variables = self._model.metrics_variables
         for one, other, both in shown:
             others = metric_evidence.Other(other.updates, both.updates)
-            found = metric_evidence.weighted_by_share(self._metrics, variables, reset, one.updates, rows, others, self._said)
+            found = metric_evidence.weighted_by_share(
+                self._metrics,
+                variables,
+                reset,
+                one.updates,
+                rows,
+                others,
+                self._said,
+                self.weighted_by_share,
+                max(metric_evidence.CLOSE, self._tolerance),
+            )
             self.weighted_by_share = found | self.weighted_by_share
-            fed = {id(v) for update in one.updates for v in update.metric.variables}
-            self._undecided = fed - self.weighted_by_share.keys()
+            changed = metric_evidence.assigned_by(one.updates, variables, reset)
+            self._undecided = changed - self.weighted_by_share.keys()
             if not self._undecided:
                 return
 
@@ -247,7 +264,8 @@ class TracedAnew:
             before = len(jax.tree.leaves(state))
             places = range(before, before + len(jax.tree.leaves(rows)))
             self.compared = {place - before: values for place, values in compared_values(traced, places).items()}
-            self.factors = factors(traced) & (self.factors if self._compiled else factors(traced))
+            here = factors(traced)
+            self.factors = here & self.factors if self._compiled else here
             run = jax.jit(jaxpr_as_fun(with_steady_draws(traced)))
             self._compiled[kind] = run, jax.tree.structure(out)
         run, structure = self._compiled[kind]

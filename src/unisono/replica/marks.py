@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 MOST = 8
@@ -36,8 +37,8 @@ def with_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.nd
 
 def fits(mark: float, dtype: np.dtype) -> bool:
     """Return whether an array of this dtype can hold the number."""
-    if dtype.kind == "f":
-        return True
-    if dtype.kind == "b" or not float(mark).is_integer():
-        return dtype.kind == "b" and mark in (0, 1)
-    return bool(np.iinfo(dtype).min <= mark <= np.iinfo(dtype).max)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return not np.isfinite(mark) or abs(mark) <= float(jnp.finfo(dtype).max)
+    if dtype.kind == "b":
+        return mark in (0, 1)
+    return dtype.kind in "iu" and float(mark).is_integer() and np.iinfo(dtype).min <= mark <= np.iinfo(dtype).max

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,9 @@ CLOSE = 1e-3
 """Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
 
 PARTS = 4
+
+MOST = 2**62
+"""A whole number that can be drawn."""
 
 ROWS = 16
 """Fewer rows are taken several times: a part of one row may be like the whole."""
@@ -121,6 +124,8 @@ def weighted_by_share(
     rows: int,
     other: Other | None,
     said: set[int],
+    known: Container[int] = (),
+    tolerance: float = CLOSE,
 ) -> dict[int, bool]:
     """Return, for the ids of variables that could be decided, whether they are means of batches.
 
@@ -134,17 +139,21 @@ def weighted_by_share(
         rows: How many these are.
         other: What it feeds them with on other rows. It decides where a metric is fed with one number for all rows.
         said: The ids of metrics of which was said that they are neither; those of which it is said now are added.
+        known: The ids of variables that were decided before. They are not looked at again, but where they are fed with one number for all rows.
+        tolerance: How far numbers for all rows may be from sums and means, as a share of their size.
 
     Raises:
         ValueError: For a metric that is neither a sum nor a mean.
     """
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
-    decided = {} if other is None else grown(by_number, metrics, variables, reset, updates, other, said)
-    telling = [update for update in updates if id(update.metric) not in by_number]
+    decided = {} if other is None else grown(by_number, metrics, variables, reset, updates, other, said, tolerance)
+    telling = [update for update in updates if id(update.metric) not in by_number and not are_all(update.metric, known)]
     trials = trials_of(telling, rows, variables, reset)
     position = {id(v): index for index, v in enumerate(variables)}
     for metric in unpromised(metrics):
         for variable in metric.variables:
+            if id(variable) in known:
+                continue
             index = position[id(variable)]
             seen = [trial for trial in trials if trial.moved(index)]
             wrong = next((trial for trial in seen if not trial.is_merged(index)), None)
@@ -167,6 +176,7 @@ def grown(
     updates: Sequence[Update],
     other: Other,
     said: set[int],
+    tolerance: float,
 ) -> dict[int, bool]:
     """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
 
@@ -186,13 +196,28 @@ def grown(
             grows = ratio(parts / 2, whole)
             if grows is None:
                 continue
-            trial = Trial([0.5, 0.5], [[one[index]], [more[index]]], [in_turn[index]], [whole])
-            if not is_mean_of_keras(metric) and not close(in_turn[index], parts):
+            size = float(np.sum(np.abs(one[index])) + np.sum(np.abs(more[index])))  # of what may cancel
+            if not is_mean_of_keras(metric) and np.max(np.abs(in_turn[index] - parts)) > tolerance * size:
+                trial = Trial([0.5, 0.5], [[one[index]], [more[index]]], [in_turn[index]], [whole])
                 raise ValueError(refusal(metric, variable, trial, 0))
             decided[id(variable)] = abs(grows - 1) < abs(grows - 2)
-            if not trial.is_merged(0):
+            if all(np.max(np.abs(whole - of)) > tolerance * size for of in (parts, parts / 2)):
                 warn_of_number(metric, said)
     return decided
+
+
+def are_all(metric: Any, known: Container[int]) -> bool:
+    """Return whether all variables of a metric are among these, by their ids."""
+    return all(id(variable) in known for variable in metric.variables)
+
+
+def assigned_by(updates: Sequence[Update], variables: Sequence[Any], state: Sequence[Any]) -> set[int]:
+    """Return the ids of the variables that these updates assign; others, as a threshold, never change."""
+    mapping = list(zip(variables, state, strict=True))
+    with keras_seam.fresh_masks(), keras_seam.RecordingScope(state_mapping=mapping) as scope:
+        for update in updates:
+            update.again(update.arrays)
+        return set(scope.assigned)
 
 
 def is_mean_of_keras(metric: Any) -> bool:
@@ -303,7 +328,7 @@ def like(array: Any, rng: np.random.Generator, of_equal: str) -> Any:
     if low == high and a.dtype.kind not in "iub":
         is_whole = of_equal == "bits"
     if is_whole:
-        drawn = rng.integers(int(low), int(max(high, 1)) + 1, a.shape)
+        drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, 1), MOST)) + 1, a.shape)
     elif low >= 0:
         drawn = rng.uniform(0, max(high, 1), a.shape)
         drawn = drawn / drawn.sum(-1, keepdims=True) if a.ndim > 1 and np.allclose(values.sum(-1), 1, atol=1e-3) else drawn

@@ -17,6 +17,9 @@ from unisono.replica import randomness
 from unisono.replica.base import State
 from unisono.replica.marks import marked
 
+MOST = 2**62
+"""A whole number that can be drawn."""
+
 
 def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
     """Return batches of as many rows as `batch`, to measure on beside it.
@@ -34,24 +37,25 @@ def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
 def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     """Return values that could stand in the place of these: whole numbers among theirs for such, probabilities for such, else any."""
     values = np.asarray(array)
-    if values.dtype.kind not in "iubf" or not values.size:
-        return values
+    is_float = bool(jnp.issubdtype(values.dtype, jnp.floating))
     if values.dtype.kind == "b":
         return rng.random(values.shape) < 0.5
-    exact = values.astype("float64")
-    low, high = np.nanmin(exact), np.nanmax(exact)
-    if not (np.isfinite(low) and np.isfinite(high)):
+    exact = values.astype("float64") if is_float or values.dtype.kind in "iu" else np.zeros(0)
+    finite = exact[np.isfinite(exact)]
+    if not finite.size:
         return values
-    is_whole = values.dtype.kind in "iu" or (0 <= low < high and np.all(exact == np.round(exact)))
+    low, high = float(finite.min()), float(finite.max())
+    is_whole = not is_float or (0 <= low < high and bool(np.all(finite == np.round(finite))))
     if is_whole:
-        drawn = rng.integers(int(low), int(max(high, low + 1)) + 1, values.shape)
+        drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, low + 1), MOST)) + 1, values.shape)
     elif 0 <= low < high <= 1:
         drawn = rng.uniform(low, high, values.shape)
         if values.ndim > 1 and np.allclose(exact.sum(-1), 1, atol=1e-3):
             drawn /= drawn.sum(-1, keepdims=True)
     else:
-        drawn = exact + 2 * (exact.std() or 1) * rng.standard_normal(values.shape)
-    return drawn.astype(values.dtype)
+        drawn = np.where(np.isfinite(exact), exact, 0) + 2 * (finite.std() or 1) * rng.standard_normal(values.shape)
+    with np.errstate(over="ignore"):
+        return drawn.astype(values.dtype)
 
 
 def with_drawn_weights(batch: Any) -> list[Any]:

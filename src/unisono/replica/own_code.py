@@ -18,6 +18,7 @@ from unisono.replica.applied_gradients import fault_of, warn_of_gradients
 from unisono.replica.base import State
 from unisono.replica.code import ReplicaCode, ReplicaScope, running
 from unisono.replica.contribution import Contribution
+from unisono.replica.growth import APART, EXACT, HALF
 from unisono.replica.look import Pair, TracedAnew, real_pairs
 from unisono.replica.other_rows import other_rows
 from unisono.replica.program import scaling_variables
@@ -72,7 +73,7 @@ class OwnCode:
         call: Call,
         variables: Variables,
         replicas: int,
-        models: Callable[[], Sequence[Any]] = tuple,
+        layers: Callable[[], Sequence[Any]] = tuple,
         can_be_cut: bool = True,
         eager: bool = False,
     ) -> None:
@@ -82,12 +83,13 @@ class OwnCode:
             call: Calls it.
             variables: What it uses.
             replicas: R.
-            models: Those whose layers it may call.
+            layers: Those that it may call.
             can_be_cut: Whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at.
             eager: Whether the code is called with arrays, also to look at it.
         """
         self._name = name
-        self._models = models
+        self._layers = layers
+        self._eager = eager
         self._call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
@@ -100,10 +102,10 @@ class OwnCode:
         self._weighted_by_share: dict[int, bool] = {}
         self._by_rows = ByRows(eager)
         self._feeding = TracedAnew(self._feeds, eager)
-        self._fed: dict[int, list[Any]] = {}
-        """For each number of rows, the metrics that the code feeds, in turn."""
+        self._fed: dict[Any, list[Any]] = {}
+        """For rows of each shape, the metrics that the code feeds, in turn."""
         self._changes_gradients = False
-        self._are_applied_gradients_known = False
+        self._looks = 0
         self.is_said = False
         """Whether the user knows that what the code applies is not what one batch gives."""
         self._undecided: set[int] = set()
@@ -206,39 +208,57 @@ class OwnCode:
 
     def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
         """Find out how metrics of the user's own are merged, and whether gradients of its own add up."""
-        own = metrics.unpromised(self.variables.metrics)
-        if self.alone or not self._can_be_cut or not (own or (self._changes_gradients and not self._are_applied_gradients_known)):
+        own, with_gradients = metrics.unpromised(self.variables.metrics), self._asks_for_gradients
+        if self.alone or not self._can_be_cut or not (own or with_gradients):
             return False
         before = self._weighted_by_share
-        with contextlib.ExitStack() as stack:
-            for model in self._models():
-                stack.enter_context(keras_seam.in_evaluation(model))
-            real = real_pairs(state, batch, shards, most=MOST_PAIRS)
-            self._fed_on(state, real[0].one, 1, constants)  # from here on it is known what its program compares
-            pairs = [*real, *(Pair.of(state, rows) for rows in other_rows(real[0].both, self._feeding.compared))]
+        with keras_seam.in_evaluation(*self._layers()):
+            pairs = real_pairs(state, batch, shards, most=MOST_PAIRS)
+            if not (self._looks or self._eager):
+                self._fed_on(state, pairs[0].one, 1, constants)  # from here on it is known what its program compares
+                pairs += [Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._feeding.compared)]
             if own:
                 self._look_at_metrics(own, pairs, constants)
-            if self._changes_gradients and not (self.is_said or self._are_applied_gradients_known):
-                self._are_applied_gradients_known = True
-                applied = list(self._applied(pairs[:MOST_OF_GRADIENTS], constants))
-                fault = fault_of(applied, self._replicas, self._feeding.factors)
-                self.is_said = fault is not None
-                if fault is not None:
-                    warn_of_gradients(self._name, fault, self._replicas)
+            if with_gradients:
+                self._look_at_gradients(pairs[:MOST_OF_GRADIENTS], constants)
+        self._looks += 1
         return self._weighted_by_share != before
 
+    @property
+    def _asks_for_gradients(self) -> bool:
+        """Whether gradients are to be measured: once, and not where draws cannot be held still."""
+        return self._changes_gradients and not (self.is_said or self._looks or self._eager)
+
     def _look_at_metrics(self, own: Sequence[Any], pairs: Sequence[Pair], constants: Any) -> None:
-        """Until each metric that is fed has told what it is."""
+        """Measure until each metric that is fed has told what it is."""
         tracked = self.variables.tracked
         reset = metrics.reset_values(self.variables.metrics, tracked)
         for pair in pairs:
             updates = self._fed_on(pair.state, pair.one, 1, constants).updates
             other, rows = self._fed_beside(pair, constants), len(jax.tree.leaves(pair.one)[0])
-            found = metric_evidence.weighted_by_share(own, tracked, reset, updates, rows, other, self._said)
-            self._weighted_by_share = found | self._weighted_by_share | means_of_numbers(updates, rows)
-            self._undecided = {id(v) for update in updates for v in update.metric.variables} - self._weighted_by_share.keys()
+            known, tolerance = self._weighted_by_share, max(metric_evidence.CLOSE, self._tolerance)
+            found = metric_evidence.weighted_by_share(own, tracked, reset, updates, rows, other, self._said, known, tolerance)
+            self._weighted_by_share = found | known | means_of_numbers(updates, rows)
+            changed = metric_evidence.assigned_by(updates, tracked, reset)
+            self._undecided = set() if other is None else changed - self._weighted_by_share.keys()
             if not self._undecided:
                 return
+
+    def _look_at_gradients(self, pairs: Sequence[Pair], constants: Any) -> None:
+        """Say once that those which the code has made or changed do not add up."""
+        applied = list(self._applied(pairs, constants))
+        fault = fault_of(applied, self._replicas, self._feeding.factors, APART * self._tolerance)
+        if fault is not None:
+            self.is_said = True
+            warn_of_gradients(self._name, fault, self._replicas)
+
+    @property
+    def _tolerance(self) -> float:
+        return HALF if keras_seam.are_coarse(self._layers()) else EXACT
+
+    @property
+    def is_looked_at(self) -> bool:
+        return self._looks > 0
 
     @property
     def is_undecided(self) -> bool:
@@ -246,6 +266,8 @@ class OwnCode:
 
     def _fed_beside(self, pair: Pair, constants: Any) -> metric_evidence.Other | None:
         """What the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
+        if self._eager:  # where code may draw what cannot be held still
+            return None
         other = self._fed_on(pair.state, pair.other, 1, constants).updates
         try:
             return metric_evidence.Other(other, self._fed_on(pair.state, pair.both, 2, constants).updates)
@@ -257,15 +279,16 @@ class OwnCode:
         with contextlib.suppress(Exception):
             for pair in pairs:
                 rows = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
-                one, other, both = (self._fed_on(pair.state, part, times, constants).gradients for part, times in rows)
+                found = (self._fed_on(pair.state, part, times, constants).gradients for part, times in rows)
+                one, other, both = ([np.asarray(gradient) for gradient in gradients] for gradients in found)
                 yield one, other, both
 
     def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> Fed:
         """What the code does with these rows, which are `times` times those of a replica."""
         rows = jax.tree.map(jnp.asarray, rows)
         found, gradients = self._feeding(state, rows, jnp.float32(times), constants)
-        updates = [metric_evidence.Update(of[0], a, of[1]) for a, of in zip(found, self._fed[rows_of(rows)], strict=True)]
-        return Fed(updates, [np.asarray(gradient) for gradient in gradients])
+        updates = [metric_evidence.Update(of[0], a, of[1]) for a, of in zip(found, self._fed[shapes_of(rows)], strict=True)]
+        return Fed(updates, gradients)
 
     def _feeds(self, state: State, rows: Any, share: Any, constants: Any) -> tuple[list[Any], list[Any]]:
         of, own = self.variables, metrics.unpromised(self.variables.metrics)
@@ -283,12 +306,13 @@ class OwnCode:
         ):
             self._call(rows, constants)
         found = [noted for noted in code.noted if noted.kind == "update"]
-        self._fed[rows_of(rows)] = [noted.of for noted in found]
+        self._fed[shapes_of(rows)] = [noted.of for noted in found]
         floats = [
             gradient.astype(jnp.float32)
             for update in code.updates
-            for gradient in update.gradients.values()
-            if self._changes_gradients and jnp.issubdtype(gradient.dtype, jnp.floating)
+            for variable in keras_seam.weights_of(update.optimizer)
+            if self._asks_for_gradients and not overwritten.overwrites(variable)
+            if (gradient := update.gradients.get(id(variable))) is not None and jnp.issubdtype(gradient.dtype, jnp.floating)
         ]
         return [noted.arrays for noted in found], floats
 
@@ -300,7 +324,7 @@ class Fed(NamedTuple):
     """What code does with some rows: what it feeds metrics with, and the gradients that it applies."""
 
     updates: list[metric_evidence.Update]
-    gradients: list[np.ndarray]
+    gradients: list[Any]
 
 
 def means_of_numbers(updates: Sequence[metric_evidence.Update], rows: int) -> dict[int, bool]:
@@ -356,6 +380,10 @@ def summable(output: Any) -> Any:
     """Half precision is summed in float32."""
     half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
     return output.astype(jnp.float32) if half else output
+
+
+def shapes_of(rows: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(rows))
 
 
 def rows_of(batch: Any) -> int:

@@ -47,11 +47,12 @@ class ReplicaFunctions:
     def contribution(
         self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any = ()
     ) -> tuple[Contribution, Any]:
-        by = self._own_contribution if self._is_own else self._contribution
+        by = self._own_contribution if self.is_own else self._contribution
         return by(state, batch, replica, share, divisors), ()
 
     @property
-    def _is_own(self) -> bool:
+    def is_own(self) -> bool:
+        """Whether the step is one of the model's own."""
         return own_step.is_own(self.model, self.mode)
 
     def _contribution(self, state: State, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
@@ -78,7 +79,7 @@ class ReplicaFunctions:
     def gradients_of_numbers(self, state: State, batch: Any, share: Any, divisors: Any) -> dict[str, Any]:
         """Return the gradient of each loss that is one number for all rows, as one vector; of none that a step of the model's own makes."""
         weights, others, *_, tracked = state
-        if self._is_own or self.mode != "train":
+        if self.is_own or self.mode != "train":
             return {}
 
         def numbers_of(weights: Any) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class ReplicaFunctions:
     @keras_seam.fresh_masks()
     def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
         """A step of the model's own needs nobody else."""
-        if not (self.alone and self._is_own):
+        if not (self.alone and self.is_own):
             return None
         logs, new = own_step.call_step(self.model, self.mode, state, batch)
         return new, self._beside_metrics(logs, new[-1], jnp.float32(1))
@@ -123,7 +124,7 @@ class ReplicaFunctions:
     @property
     def _fed_by_the_step(self) -> list[Any]:
         """The metrics that the step feeds; a step of the model's own feeds the loss' trackers too."""
-        trackers = [keras_seam.loss_tracker(self.model), *keras_seam.term_trackers(self.model)] if self._is_own else []
+        trackers = [keras_seam.loss_tracker(self.model), *keras_seam.term_trackers(self.model)] if self.is_own else []
         shown = {id(v) for v in self.model.metrics_variables}
         return [*keras_seam.leaf_metrics(self.model), *(t for t in trackers if shown.issuperset(map(id, t.variables)))]
 
@@ -142,7 +143,7 @@ class ReplicaFunctions:
     @keras_seam.fresh_masks()
     def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
         """(outputs, what the forward pass assigned)."""
-        if self._is_own:
+        if self.is_own:
             start = self._for_replica(others, replica)
             outputs, after = own_step.predicted(self.model, (weights, start), batch)
             self._note_changed(start, after)
@@ -158,7 +159,7 @@ class ReplicaFunctions:
     def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any = ()) -> list[Any]:
         weights, others, *slots, tracked = state
         terms, training = self._terms(share, None), self.mode == "train"
-        if self._is_own:
+        if self.is_own:
             if self.alone:  # it divides by itself
                 return []
             with keras_seam.other_losses(self.model, terms.stand_ins):
@@ -185,7 +186,7 @@ class ReplicaFunctions:
         variables = self.model.non_trainable_variables
         others, disagree = assigned.merged(variables, self.assigned, self.alone, others, total.assigned, rows, present)
         values = finish.added(tracked, total.metrics, self.alone)
-        tracked = values if self._is_own else finish.tracked(self.model, values, total, rows)
+        tracked = values if self.is_own else finish.tracked(self.model, values, total, rows)
         return (weights, others, *slots, tracked), disagree
 
     @keras_seam.fresh_masks()
@@ -195,7 +196,7 @@ class ReplicaFunctions:
     def read(self) -> list[bool]:
         """A step of the model's own may read all of the state."""
         groups = keras_seam.STATE_NAMES if self.mode == "train" else keras_seam.WITHOUT_OPTIMIZER
-        return [self._is_own or name in ("trainable_variables", "non_trainable_variables") for name in groups]
+        return [self.is_own or name in ("trainable_variables", "non_trainable_variables") for name in groups]
 
     def scales(self) -> list[tuple[int, int]]:
         if self.mode != "train":
@@ -212,10 +213,16 @@ class ReplicaFunctions:
             self._look = Look(self, own)
         before = self.growth.decisions, self.weighted_by_share
         assigned = self.assigned  # by a step in training, not by the steps that are looked at
-        self._look.at(state, batch, shards, self._reset())
-        self.assigned = assigned
+        try:
+            self._look.at(state, batch, shards, self._reset())
+        finally:
+            self.assigned = assigned
         self.weighted_by_share = self._look.weighted_by_share
         return (self.growth.decisions, self.weighted_by_share) != before
+
+    @property
+    def is_looked_at(self) -> bool:
+        return self._look is not None
 
     @property
     def is_undecided(self) -> bool:

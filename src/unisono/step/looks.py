@@ -29,6 +29,12 @@ class Looks:
             self._next = 2 * self._trained + 1
         return is_due
 
+    def count(self, batches: int, is_looked_at: bool, is_undecided: bool) -> int:
+        """Return how many of these batches come before the next look: the same ones on every placement, and in every process."""
+        if is_undecided:
+            return 1
+        return min(batches, max(1, self._next - self._trained)) if is_looked_at else batches
+
     def note_trained(self, batches: int) -> None:
         """Count these batches."""
         self._trained += batches

@@ -98,8 +98,7 @@ class Step:
         while batches:
             if self._looks.is_due(self._functions.is_undecided):
                 self._look_at(batches[0], state)
-            # One by one as long as something is undecided: on another placement each of them is looked at.
-            count = 1 if self._functions.is_undecided else len(batches)
+            count = self._looks.count(len(batches), self._functions.is_looked_at, self._functions.is_undecided)
             now, batches = batches[:count], batches[count:]
             self._looks.note_trained(count)
             self._held.receive(state, functools.partial(self._empty_sums, state, now[0]))
@@ -114,7 +113,8 @@ class Step:
 
     def _make_programs(self) -> None:
         functions, replicas = self._functions, self._placement.replicas
-        self._contribution = jax.jit(functions.contribution)  # traced once, read twice
+        # Traced once, read twice; a function of its own each time, since JAX keeps traces of equal ones.
+        self._contribution = jax.jit(functools.partial(functions.contribution))
         self._blocks = {c: Block(self._name, functions, self._contribution, c, replicas) for c in (False, True)}
         self._programs = {
             counted: Program(rewritten(block, self._placement.lead.platform), donate=(0,))

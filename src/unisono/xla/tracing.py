@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax._src import core  # checked with jax 0.10.2
-
-Function = Callable[..., Any]
 
 
 def state() -> Any:
@@ -19,8 +16,3 @@ def state() -> Any:
 def is_disabled() -> bool:
     """Return whether the user wants nothing to be compiled: inside of `jax.disable_jit`, or by JAX_DISABLE_JIT."""
     return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def jitted_unless(eager: bool) -> Callable[[Function], Function]:
-    """Return `jax.jit`, or what leaves a function as it is."""
-    return (lambda function: function) if eager else jax.jit
