@@ -127,10 +127,10 @@ class WithThreshold(keras.metrics.Metric):
         self.count = self.add_variable((), "zeros", name="count")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(ops.sum(ops.cast(y_pred > ops.cast(self.threshold, "float32"), "float32")))
+        self.count.assign_add(ops.sum(ops.cast(y_pred > self.threshold.value, "float32")))
 
     def result(self):
-        return self.count
+        return ops.convert_to_tensor(self.count)
 
 
 def test_what_no_update_assigns_is_not_waited_for():
