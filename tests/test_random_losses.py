@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 import unisono as un
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from trainings import distance, fitting, on, rows, run
 
 ROWS = 32
@@ -275,6 +275,11 @@ def test_values_of_rows_in_a_loop(between):
 def test_a_first_batch_that_tells_nothing(program):
     """Zeros are a sum and a mean, a mean over marked rows is one over all where none is marked, equal rows are their root mean square."""
     check(program)
+
+
+@pytest.mark.parametrize("number", ["weighted mean", *slow("largest", "sum")])
+def test_zeros_tell_a_loop_nothing(number):
+    check_loop(Program("likeness", "half", number, "by_function", "zero at first"))
 
 
 @pytest.mark.slow

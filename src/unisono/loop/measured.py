@@ -6,6 +6,7 @@ R replicas. What a part is divided by in both programs is no number of rows: so 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from unisono.loop.evidence import CLOSE, Argument, Path, Sources, Term
 from unisono.loop.traces import is_random
 from unisono.replica.discovery import Trace
 from unisono.replica.growth import ENOUGH, ROUGH, ratio
+from unisono.replica.other_rows import drawn_like
 
 MEAN, SUM = 1.0, 2.0
 """How many times as large they are for twice as many rows."""
@@ -36,7 +38,8 @@ class Part(NamedTuple):
     of_rows: bool
 
 
-class ReplicaRows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ReplicaRows:
     """What a part is measured on."""
 
     arrays: Sequence[np.ndarray]
@@ -75,14 +78,21 @@ def terms_of(trace: Trace) -> tuple[Sources, list[Term]]:
 def measured(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
     random = is_random(trace.program)
     times = -(-ENOUGH // rows.size) if random else 1
-    once = terms_and_values(trace if times == 1 else trace_of(rows.size * times), rows, times)
-    twice = terms_and_values(trace_of(rows.size * times * 2), rows, times * 2)
-    parts = []
-    for (term, value), (again, more) in zip(once, twice, strict=True):
-        growth = ratio(divided(value, term), divided(more, again)) if term.of_rows else 1.0
-        path = in_both(term.path, again.path)
-        parts.append(by_form(term, rows.size * times) if growth is None else Part(rounded(growth, random), path, term.of_rows))
-    return parts
+    on_rows = trace if times == 1 else trace_of(rows.size * times)
+    on_both = trace_of(rows.size * times * 2)
+    parts: list[Part] = []
+    made_up = dataclasses.replace(rows, arrays=[drawn_like(np.random.default_rng(0), array) for array in rows.arrays])
+    for given in (rows, made_up):  # zeros tell nothing, and a first batch may be of zeros
+        once, twice = terms_and_values(on_rows, given, times), terms_and_values(on_both, given, times * 2)
+        parts = []
+        for (term, value), (again, more) in zip(once, twice, strict=True):
+            growth = ratio(divided(value, term), divided(more, again)) if term.of_rows else 1.0
+            grown = None if growth is None else rounded(growth, random)
+            parts.append(Part(grown, in_both(term.path, again.path), term.of_rows))
+        if all(part.growth is not None for part in parts):
+            return parts
+    terms = (term for term, _ in once)
+    return [by_form(term, rows.size * times) if part.growth is None else part for term, part in zip(terms, parts, strict=True)]
 
 
 def terms_and_values(trace: Trace, rows: ReplicaRows, times: int) -> list[tuple[Term, Any]]:
