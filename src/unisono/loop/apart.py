@@ -53,7 +53,7 @@ def is_coupled(trace: Trace, on_both: Trace, size: int, constants: list[Any], wi
 
 
 def drawn_inputs(trace: Trace, on_both: Trace, size: int) -> Iterator[dict[Any, np.ndarray]]:
-    """Values for all rows, by the variables of the program on all of them; and the same with what marks rows that do not count."""
+    """Return values for all rows, by the variables of the program on all of them; and the same with what marks rows that do not count."""
     rng = np.random.default_rng(0)
     whole = {of_both: drawn(rng, of_both.aval, rows=2 * size) for of_both in inputs(on_both)}
     yield whole
@@ -66,7 +66,7 @@ def drawn_inputs(trace: Trace, on_both: Trace, size: int) -> Iterator[dict[Any, 
 def is_coupled_on(
     values: Mapping[Any, np.ndarray], trace: Trace, on_both: Trace, size: int, constants: list[Any], with_losses: bool
 ) -> bool:
-    """Whether it is so on these rows."""
+    """Return whether it is so on these rows."""
     parts: list[dict[Any, Any]] = [{}, {}]
     whole: dict[Any, Any] = dict(values)
     for of_part, of_both in zip(inputs(trace), inputs(on_both), strict=True):
@@ -86,7 +86,7 @@ def is_coupled_on(
 
 
 def are_values_apart(one: np.ndarray, other: np.ndarray, both: np.ndarray, close: float, are_weighted: bool) -> bool:
-    """Whether values for each row are others where there are more rows. What is moved between rows alone, as a mean over them that is added to
+    """Return whether values for each row are others where there are more rows. What is moved between rows alone, as a mean over them that is added to
     each, does not change their sum."""
     if not is_apart([np.concatenate([one, other])], both, close):
         return False

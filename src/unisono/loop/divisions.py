@@ -55,7 +55,7 @@ class Divisions:
 
     @property
     def tells(self) -> bool:
-        """Whether a part of the losses is known not to add up over replicas, which `check` says."""
+        """Return whether a part of the losses is known not to add up over replicas, which `check` says."""
         return any(part.growth is not None and not adds_up(part, self._replicas) for part in self._parts)
 
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:

@@ -110,7 +110,7 @@ class Growth:
 
     @contextlib.contextmanager
     def measuring(self, numbers: dict[str, Arrays]) -> Iterator[None]:
-        """What is traced in this block puts its numbers into this dict when it runs."""
+        """Let what is traced in this block put its numbers into this dict when it runs."""
         self._measured = numbers
         try:
             yield
@@ -144,7 +144,7 @@ class Growth:
 
     @property
     def undecided(self) -> set[str]:
-        """The numbers that told nothing so far: zero is a sum and a mean."""
+        """Return the numbers that told nothing so far: zero is a sum and a mean."""
         return self.asked_for - self._kinds.keys()
 
     @property

@@ -141,7 +141,7 @@ class Look:
         self._fed.begin()
 
     def _pairs(self, state: State, batch: Any, shards: Sequence[range], times: int) -> list[Pair]:
-        """The rows of neighbouring replicas, and made up ones; after the first look, those of two replicas, in turn. Where a step draws, the same
+        """Return the rows of neighbouring replicas, and made up ones; after the first look, those of two replicas. Where a step draws, the same
         rows twice: what it makes of rows together is then not made of what it makes of each."""
         if self._is_random:
             first = jax.tree.map(lambda a: np.concatenate([a] * times), rows_of(batch, shards[0]))
@@ -157,7 +157,7 @@ class Look:
         return [*real, *(Pair.of(state, rows) for rows in made)]
 
     def _draws(self, state: State, rows: Any, totals: Any) -> bool:
-        """Whether other seeds make other numbers."""
+        """Return whether other seeds make other numbers."""
         variables = self._model.non_trainable_variables
         if not any(randomness.is_seed(v) for v in variables):
             return False
@@ -165,7 +165,7 @@ class Look:
         return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(all_of(one), all_of(other), strict=True))
 
     def _decided(self, pairs: Sequence[Pair], totals: Any) -> list[tuple[Shown, Shown, Shown]]:
-        """What a step shows on each pair. What is made of numbers that turn out to be sums is measured again."""
+        """Return what a step shows on each pair. What is made of numbers that turn out to be sums is measured again."""
         while True:
             evidence: dict[str, list[Measured]] = {}
             shown = []
@@ -189,7 +189,7 @@ class Look:
         self._growth.compare(slopes, self._tolerance)
 
     def _look_at_metrics(self, shown: Sequence[tuple[Shown, Shown, Shown]], rows: int, reset: list[Any]) -> None:
-        """Until each metric that is fed has told what it is."""
+        """Measure until each metric that is fed has told what it is."""
         variables = self._model.metrics_variables
         for one, other, both in shown:
             others = metric_evidence.Other(other.updates, both.updates)
@@ -215,7 +215,7 @@ class Look:
         return ROUGH if self._is_random else HALF if self._is_coarse else EXACT
 
     def _as_array(self, state: State, rows: Any) -> Any:
-        """The divisors of these rows."""
+        """Return the divisors of these rows."""
         divisors = self._functions.divisors(state, rows, jnp.int32(0), jnp.float32(1))
         return jnp.array([0 if d is None else d for d in divisors], jnp.float32)
 
@@ -232,7 +232,7 @@ class Look:
             self._functions.contribution(state, rows, jnp.int32(0), share, totals)
 
     def _shown(self, state: State, rows: Any, times: int, totals: Any) -> Shown:
-        """What a step shows on these rows, which are `times` times those of a replica."""
+        """Return what a step shows on these rows, which are `times` times those of a replica."""
         self._numbers.clear()
         self._fed.begin()
         self._program(state, rows, jnp.float32(times), totals)
@@ -277,7 +277,7 @@ def rows_of(batch: Any, rows: range) -> Any:
 
 
 def all_of(shown: Shown) -> Iterator[np.ndarray]:
-    """All that a step showed."""
+    """Return all that a step showed."""
     numbers = [shown.numbers[what] for what in sorted(shown.numbers)]
     for array in jax.tree.leaves([*numbers, *(update.arrays for update in shown.updates)]):
         yield np.asarray(array, "float64")

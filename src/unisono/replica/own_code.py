@@ -226,7 +226,7 @@ class OwnCode:
 
     @property
     def _asks_for_gradients(self) -> bool:
-        """Whether gradients are to be measured: once, and not where draws cannot be held still."""
+        """Return whether gradients are to be measured: once, and not where draws cannot be held still."""
         return self._changes_gradients and not (self.is_said or self._looks or self._eager)
 
     def _look_at_metrics(self, own: Sequence[Any], pairs: Sequence[Pair], constants: Any) -> None:
@@ -265,7 +265,7 @@ class OwnCode:
         return bool(self._undecided)
 
     def _fed_beside(self, pair: Pair, constants: Any) -> metric_evidence.Other | None:
-        """What the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
+        """Return what the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
         if self._eager:  # where code may draw what cannot be held still
             return None
         other = self._fed_on(pair.state, pair.other, 1, constants).updates
@@ -275,7 +275,7 @@ class OwnCode:
             return None
 
     def _applied(self, pairs: Sequence[Pair], constants: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """The gradients that the code applies on each pair; none where it runs on no more rows than a replica has."""
+        """Return the gradients that the code applies on each pair; none where it runs on no more rows than a replica has."""
         with contextlib.suppress(Exception):
             for pair in pairs:
                 rows = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
@@ -284,7 +284,7 @@ class OwnCode:
                 yield one, other, both
 
     def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> Fed:
-        """What the code does with these rows, which are `times` times those of a replica."""
+        """Return what the code does with these rows, which are `times` times those of a replica."""
         rows = jax.tree.map(jnp.asarray, rows)
         found, gradients = self._feeding(state, rows, jnp.float32(times), constants)
         updates = [metric_evidence.Update(of[0], a, of[1]) for a, of in zip(found, self._fed[shapes_of(rows)], strict=True)]
