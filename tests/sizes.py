@@ -54,4 +54,4 @@ def thorough(*parameters: Any) -> list[Any]:
 
 def marked(parameter: Any, *marks: pytest.MarkDecorator) -> Any:
     """Return the parameter with these marks; a tuple is one for each argument."""
-    return pytest.param(*(parameter if isinstance(parameter, tuple) else (parameter,)), marks=marks)
+    return pytest.param(*(parameter if type(parameter) is tuple else (parameter,)), marks=marks)

@@ -116,6 +116,7 @@ def test_replica_code_crops_as_keras_does():
         np.testing.assert_array_equal(strategy.local_results(cropped)[0], twin(np.asarray(images), training=True))
 
 
+@pytest.mark.slow
 def test_drawn_augmentations_can_be_traced_and_differentiated():
     """They take a minute to compile."""
     model = keras.Sequential([keras.Input(IMAGES.shape[1:]), layers.RandAugment((0, 1))])

@@ -114,8 +114,6 @@ def first_line(error: Exception) -> str:
         CASES,
         "features of another size",
         "numbers of rows that differ",
-        "an unknown loss",
-        "weights beside a dataset",
         "no compile before fit",
         "labels for one output",
         "a layer for images",

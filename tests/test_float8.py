@@ -67,6 +67,7 @@ def in_a_loop(strategy):
     return model
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_users_own():
     one, three = in_a_loop(on(1, 4)), in_a_loop(on(3, 4))
     assert un.fingerprint(one) == un.fingerprint(three)
@@ -82,6 +83,7 @@ def test_the_first_values_are_exact():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_other_layers_of_float8():
     def einsum():

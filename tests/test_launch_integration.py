@@ -118,11 +118,13 @@ time.sleep(600)
     ("source", "code", "message"),
     [
         ("sys.exit(3 * me)", 3, "process 1 failed with exit code 3"),
-        ("sys.exit(75 * me)", 75, None),
         ("if me == 1: os.kill(os.getpid(), signal.SIGKILL)", 137, "process 1 was killed by SIGKILL"),
-        ("if me == 1: os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt"),
-        *slow(("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None)),
-        ("if me == 1: sys.exit('gone')", 1, "process 1 failed with exit code 1"),
+        *slow(
+            ("sys.exit(75 * me)", 75, None),
+            ("if me == 1: sys.exit(75)\ntime.sleep(9)", 75, None),
+            ("if me == 1: os.kill(os.getpid(), signal.SIGINT)", 130, "KeyboardInterrupt"),
+            ("if me == 1: sys.exit('gone')", 1, "process 1 failed with exit code 1"),
+        ),
         ("if me == 0: time.sleep(0.3); sys.exit(3)\nsys.exit(76)", 3, "process 0 failed with exit code 3"),
         ("if me == 0: os.kill(os.getpid(), signal.SIGSTOP)\nsys.exit(76)", 137, "process 0 did not end by itself, and was ended"),
         ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nif me == 0: sys.exit(4)\ntime.sleep(60)", 4, "process 0 failed with exit code 4"),
@@ -135,6 +137,7 @@ def test_exit_codes(source, code, message, tmp_path):
     assert [line.removeprefix("unisono launch: ").rstrip(".") for line in err[-1:]] == ([] if message is None else [message])
 
 
+@pytest.mark.slow
 def test_one_that_is_alone_and_stopped_is_ended_and_started_again(tmp_path):
     source = "if os.environ['UNISONO_RESTARTS'] == '0': os.kill(os.getpid(), signal.SIGSTOP)\nprint('done')"
     code, out, err = launch(tmp_path, "--processes", "1", "--bound", "1", "--restarts", "1", written(tmp_path, source))
@@ -179,7 +182,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", *slow("SIGTERM", "SIGHUP")])
 def test_signals_are_passed_on_and_nothing_is_left(name, tmp_path):
     with launched(tmp_path, "--processes", "2", "--restarts", "3", written(tmp_path, "# BackupAndRestore" + WAITING)) as process:
         pids = numbers(process, 2)
@@ -199,6 +202,7 @@ def test_no_worker_outlives_the_launcher_that_is_killed(tmp_path):
         assert gone(pids)
 
 
+@pytest.mark.slow
 def test_who_asks_three_times_does_not_wait_for_a_worker_that_hears_nothing(tmp_path):
     source = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
     with launched(tmp_path, "--processes", "2", written(tmp_path, source)) as process:
@@ -272,6 +276,7 @@ if me == 0:
     assert launch(tmp_path, "--processes", "2", written(tmp_path, source)) == (0, ["[0] 127.0.0.1"], [])
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_the_bar_move(tmp_path):
     source = "for i in range(3):\n    print(f'\\rstep {me}.{i}', end='', flush=True)\n    time.sleep(0.3)\nprint()"
     here, there = os.openpty()

@@ -14,6 +14,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from sizes import mostly_slow
 from trainings import labels, rows
 
 X, Y = rows(64, 5), labels(64, 3)
@@ -170,7 +171,12 @@ FOR_ALL: dict[str, Losses] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # of means, which are another subject
-@pytest.mark.parametrize("case", FOR_ALL)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        FOR_ALL, "weights of classes", "a table that rows look up", "rows that each replica draws", "one row for all", "a penalty"
+    ),
+)
 def test_variables_that_are_for_all_pass(case: str):
     run(FOR_ALL[case])
 

@@ -20,6 +20,7 @@ import pytest
 from keras import layers
 
 from processes import environment
+from sizes import mostly_slow
 from trainings import on, rows, run
 from unisono.callbacks.tensorboard import TensorBoard
 
@@ -175,7 +176,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("tab", SHOWN)
+@pytest.mark.parametrize("tab", mostly_slow(SHOWN, "scalars", "histograms"))
 def test_the_page_shows(address, browser, tab):
     text = browser.text(f"{address}/#{tab}", SHOWN[tab])
     assert [name for name in SHOWN[tab] if name not in text] == []
