@@ -64,7 +64,9 @@ def classifier(**options):
 @pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_training_is_that_of_compiled_steps(option, replicas):
     """Regularizers, moving statistics, random masks, sums by hand, weights of classes, metrics of the user's own, ragged rows."""
-    fit = fitting(X, Y, batch_size=BATCH, class_weight={0: 0.5, 1: 2.0, 2: 0.0}, epochs=cases(1, 2), validation_data=(X[:9], Y[:9]))
+    fit = fitting(
+        X, Y, batch_size=BATCH, class_weight={0: 0.5, 1: 2.0, 2: 0.0}, epochs=cases(1, 2), validation_data=(X[:9], Y[:9])
+    )
     eager = run(classifier(**{option: option == "run_eagerly"}), fit, on(1, replicas))
     compiled = run(classifier(), fit, on(1, replicas))
     assert distance(eager.model, compiled.model) < TOLERANCE
