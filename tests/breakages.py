@@ -16,7 +16,8 @@ import pytest
 
 from unisono import tree
 from unisono.checkpoint.state import KerasState
-from unisono.data import adapter, order
+from unisono.data import adapter
+from unisono.data import order as order_of_rows
 from unisono.data.division import Rows, is_whole
 from unisono.exchange import collectives, transfers
 from unisono.exporting import variables
@@ -50,7 +51,7 @@ def key_rule(patch: pytest.MonkeyPatch) -> None:
 
 def row_order(patch: pytest.MonkeyPatch) -> None:
     """Every pass has the order of the first."""
-    patch.setattr(order.Order, "of_pass", lambda self, count: self.random(0).permutation(count))
+    patch.setattr(order_of_rows.Order, "of_pass", lambda self, count: self.random(0).permutation(count))
 
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
