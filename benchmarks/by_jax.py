@@ -265,8 +265,8 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
 
     options = None
     if is_rewritten:
-        from unisono.xla.determinism import compiler_options
-        from unisono.xla.rewrite import rewritten
+        from unisono._src.xla.determinism import compiler_options
+        from unisono._src.xla.rewrite import rewritten
 
         steps = rewritten(steps, jax.default_backend())
         options = compiler_options(jax.default_backend())

@@ -44,8 +44,8 @@ def measure(rounds: int, names: list[str]) -> None:
 
     import keras
 
-    from unisono.exchange.collectives import AXIS, Meeting
-    from unisono.exchange.processes import AcrossProcesses
+    from unisono._src.exchange.across_processes import AcrossProcesses
+    from unisono._src.exchange.collectives import AXIS, Meeting
 
     class PlainMeeting(Meeting):
         """As anybody would write it."""
@@ -87,7 +87,7 @@ def main() -> None:
     if given.measure:
         measure(given.rounds, given.workloads)
         return
-    launch = [sys.executable, "-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--devices-per-process", "1"]
+    launch = [sys.executable, "-m", "unisono", "launch", "--processes", "2", "--cpu", "--devices-per-process", "1"]
     command = [*launch, __file__, "--measure", str(given.rounds), "--workloads", *given.workloads]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

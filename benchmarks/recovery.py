@@ -72,7 +72,7 @@ def measured(kind: str, process: int, processes: int, bound: float) -> dict[str,
         directory = Path(name)
         command = [
             "-m",
-            "unisono.cli",
+            "unisono",
             "launch",
             "--cpu",
             "--processes",

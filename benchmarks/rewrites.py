@@ -1,4 +1,4 @@
-"""What the rewrites of `unisono.xla.rewrite` bring on CPU, for each kind of convolution and pooling.
+"""What the rewrites of `unisono._src.xla.rewrite` bring on CPU, for each kind of convolution and pooling.
 
 python benchmarks/rewrites.py [PART OF A NAME ...]
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono.xla.rewrite import rewritten
+from unisono._src.xla.rewrite import rewritten
 
 SHARDS = 8
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}

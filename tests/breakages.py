@@ -14,39 +14,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from unisono import tree
-from unisono.checkpoint.state import KerasState
-from unisono.data import adapter
-from unisono.data import order as order_of_rows
-from unisono.data.division import Rows, is_whole
-from unisono.exchange import collectives, transfers
-from unisono.exporting import variables
-from unisono.keras_seam import state
-from unisono.replica import assigned, finish, losses, randomness
-from unisono.step import sums
-from unisono.step.step import Step
-from unisono.xla.rewrite import pooling
+from unisono._src import reduction_tree
+from unisono._src.checkpoint.object_state import KerasState
+from unisono._src.data import keras_adapter
+from unisono._src.data import row_order as order_of_rows
+from unisono._src.data.global_batch import Rows, is_whole
+from unisono._src.exchange import collectives, transfers
+from unisono._src.export import model_variables
+from unisono._src.keras_private import trainer_state
+from unisono._src.replica import losses, optimizer_update, random_keys, state_merging
+from unisono._src.step import running_sums
+from unisono._src.step.step import Step
+from unisono._src.xla.rewrite import pooling
 
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
     """Sums from right to left."""
-    patch.setattr(tree, "halves", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop)))
+    patch.setattr(reduction_tree, "halves", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop)))
 
 
 def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
     """Sums one after another within a device."""
 
     def pushed(held, before, value):
-        there = sums.get(held)
-        return sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
+        there = running_sums.get(held)
+        return running_sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
 
-    patch.setattr(sums, "pushed", pushed)
-    patch.setattr(sums, "folded", lambda held, count: held)
+    patch.setattr(running_sums, "pushed", pushed)
+    patch.setattr(running_sums, "folded", lambda held, count: held)
 
 
 def key_rule(patch: pytest.MonkeyPatch) -> None:
     """Random numbers from the state alone: every replica draws the same."""
-    patch.setattr(randomness, "for_replica", lambda state, replica: state)
+    patch.setattr(random_keys, "for_replica", lambda state, replica: state)
 
 
 def row_order(patch: pytest.MonkeyPatch) -> None:
@@ -62,19 +62,19 @@ def weighting(patch: pytest.MonkeyPatch) -> None:
 
 def statistics(patch: pytest.MonkeyPatch) -> None:
     """Moving statistics weighted as if every batch were whole."""
-    merged = assigned.merged
-    patch.setattr(assigned, "merged", lambda *args: merged(*args[:5], 12.0, args[6]))
+    merged = state_merging.merged
+    patch.setattr(state_merging, "merged", lambda *args: merged(*args[:5], 12.0, args[6]))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     """Rows dealt out like cards, one after another."""
-    held = adapter.held
+    held = keras_adapter.held
 
     def dealt(batch, *args, **options):
         like_cards = lambda rows: Rows(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
         return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_whole)
 
-    patch.setattr(adapter, "held", dealt)
+    patch.setattr(keras_adapter, "held", dealt)
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -90,7 +90,7 @@ def sums_by_device(patch: pytest.MonkeyPatch) -> None:
         values = [jax.device_put(value, lead) for of_device in nodes for value in of_device.values() if value is not None]
         return [functools.reduce(functools.partial(add, lead), values)]
 
-    patch.setattr(tree, "cover", lambda block, span: [block])
+    patch.setattr(reduction_tree, "cover", lambda block, span: [block])
     patch.setattr(transfers.Transfers, "total", total)
 
 
@@ -102,20 +102,20 @@ def masked_divisor(patch: pytest.MonkeyPatch) -> None:
 
 def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
     """What replicas add to metrics is added twice."""
-    added = finish.added
+    added = optimizer_update.added
     twice = lambda change, alone: change if alone else [one + one for one in change]
-    patch.setattr(finish, "added", lambda before, change, alone: added(before, twice(change, alone), alone))
+    patch.setattr(optimizer_update, "added", lambda before, change, alone: added(before, twice(change, alone), alone))
 
 
 def position_after_resume(patch: pytest.MonkeyPatch) -> None:
     """A resume in the middle of a pass leaves one batch out."""
-    indexed = adapter.indexed
+    indexed = keras_adapter.indexed
 
     def late(place, begin, skip, size):
         is_later = lambda pass_, number: number > 0 and (pass_, number) == place.position
         return indexed(place, lambda pass_, number: begin(pass_, number + is_later(pass_, number)), skip, size)
 
-    patch.setattr(adapter, "indexed", late)
+    patch.setattr(keras_adapter, "indexed", late)
 
 
 def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def checkpoint_without_seeds(patch: pytest.MonkeyPatch) -> None:
     put = KerasState.put
 
     def forgetful(self, *args, **options):
-        mine = [(variable, np.array(variable.value)) for variable in self.variables.values() if randomness.is_seed(variable)]
+        mine = [(variable, np.array(variable.value)) for variable in self.variables.values() if random_keys.is_seed(variable)]
         put(self, *args, **options)
         for variable, value in mine:
             variable.assign(value)
@@ -171,7 +171,7 @@ def order_of_a_collective(patch: pytest.MonkeyPatch) -> None:
 
 def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
     """What looks at a model while it is trained sees it as the look before did."""
-    current_values, seen = state.current_values, {}
+    current_values, seen = trainer_state.current_values, {}
 
     def stale(model, names):
         now = current_values(model, names)
@@ -181,18 +181,18 @@ def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
         seen[id(model), names] = jax.tree.map(np.array, now)
         return before
 
-    patch.setattr(state, "current_values", stale)
+    patch.setattr(trainer_state, "current_values", stale)
 
 
 def export_without_moving_means(patch: pytest.MonkeyPatch) -> None:
     """Moving means are zeros in a file."""
-    values = variables.values
+    values = model_variables.values
 
     def dropped(model, those):
         found = values(model, those)
         return [value * 0 if variable.name == "moving_mean" else value for variable, value in zip(those, found, strict=True)]
 
-    patch.setattr(variables, "values", dropped)
+    patch.setattr(model_variables, "values", dropped)
 
 
 OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

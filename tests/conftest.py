@@ -30,7 +30,7 @@ import pytest
 
 import breakages
 from left_behind import Found, Namespaces, after_a_while
-from unisono.xla import determinism, programs
+from unisono._src.xla import determinism, programs
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unisono.xla.rewrite import rewritten
+from unisono._src.xla.rewrite import rewritten
 
 rng = np.random.default_rng(0)
 

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unisono.xla import lapack
-from unisono.xla.programs import Program
-from unisono.xla.rewrite import rewritten
+from unisono._src.xla import lapack
+from unisono._src.xla.programs import Program
+from unisono._src.xla.rewrite import rewritten
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MOST = 10**7

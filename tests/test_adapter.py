@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono.data.adapter import one_ahead
+from unisono._src.data.keras_adapter import one_ahead
 
 
 def test_a_batch_is_asked_for_before_the_one_before_it_is_handed_out():

@@ -16,15 +16,16 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 
 import unisono as un
 from trainings import on
-from unisono import refusals
-from unisono.checkpoint import orbax_seam
-from unisono.checkpoint.reading import DamagedError, load_as_first
-from unisono.checkpoint.signals import Stop, listening
-from unisono.checkpoint.store import Store
-from unisono.cluster import agreement, jax_seam
-from unisono.cluster.agreement import Agreement, AgreementError
-from unisono.data.order import draw_seed
-from unisono.exchange.processes import check_rows
+from unisono._src.checkpoint import orbax_private
+from unisono._src.checkpoint.reading import DamagedError, load_as_first
+from unisono._src.checkpoint.stop_signals import Stop, listening
+from unisono._src.checkpoint.store import Store
+from unisono._src.checks import refusals
+from unisono._src.data.row_order import draw_seed
+from unisono._src.exchange.across_processes import check_rows
+from unisono._src.jax_private import distributed
+from unisono._src.processes import agreement
+from unisono._src.processes.agreement import Agreement, AgreementError
 
 
 class Client:
@@ -51,7 +52,7 @@ def together(monkeypatch):
 
     def run(*works):
         client = Client()
-        monkeypatch.setattr(jax_seam, "client", lambda: client)
+        monkeypatch.setattr(distributed, "client", lambda: client)
 
         def guarded(number):
             try:
@@ -148,7 +149,7 @@ def test_who_waits_hears_signals_and_does_not_give_up(monkeypatch):
             return json.dumps(["R", 8, None])
 
     slow = Slow()
-    monkeypatch.setattr(jax_seam, "client", lambda: slow)
+    monkeypatch.setattr(distributed, "client", lambda: slow)
     assert Agreement(1, 2).of_first("R", lambda: 7) == 8
     assert slow.asked == 3
 
@@ -254,6 +255,6 @@ def test_data_that_are_the_same():
 
 def test_orbax_is_the_one_that_the_seam_was_checked_with():
     """It replaces a function of this name, which still stands in the way of a save by one process."""
-    assert f"orbax-checkpoint {orbax_version.__version__}" in orbax_seam.__doc__
-    assert execution._check_directory_consistency is orbax_seam.check_directory
+    assert f"orbax-checkpoint {orbax_version.__version__}" in orbax_private.__doc__
+    assert execution._check_directory_consistency is orbax_private.check_directory
     assert "_check_directory_consistency(path)" in inspect.getsource(execution.save_checkpointables_impl)

@@ -23,14 +23,14 @@ from sizes import STEPS, cases, slow
 from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
-from unisono import keras_seam
-from unisono.callbacks.states import set_states, states_of
-from unisono.checkpoint import signals
-from unisono.checkpoint.reading import load
-from unisono.checkpoint.store import Store
-from unisono.checkpoint.writer import wait_for_all
-from unisono.data import in_order
-from unisono.data.order import Order
+from unisono._src import keras_private
+from unisono._src.callbacks.callback_states import set_states, states_of
+from unisono._src.checkpoint import stop_signals
+from unisono._src.checkpoint.reading import load
+from unisono._src.checkpoint.store import Store
+from unisono._src.checkpoint.writer import wait_for_all
+from unisono._src.data import indexed_reading
+from unisono._src.data.row_order import Order
 
 BATCH = cases(4, 8)
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -304,7 +304,7 @@ def test_states_of_keras_callbacks_are_whole():
     import textwrap
 
     free = {"monitor_op", "min_delta", "model", "stop_training", "learning_rate"}
-    for kind, names in keras_seam.CHANGING.items():
+    for kind, names in keras_private.CHANGING.items():
         changed = set()
         for of in kind.__mro__[: kind.__mro__.index(keras.callbacks.Callback)]:
             for function in vars(of).values():
@@ -375,7 +375,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, whole, name, hook, at, c
     backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False, signals=("SIGTERM", "SIGINT", "SIGUSR1"))
     with pytest.raises(SystemExit) as left:
         fit(model_on(on(1, 4)), callbacks=[Signalling(name, hook, at), backup()])
-    assert left.value.code == signals.INTERRUPTED == 75
+    assert left.value.code == stop_signals.INTERRUPTED == 75
     assert f"{name}: saving after this step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
     assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
@@ -416,13 +416,13 @@ def test_a_signal_when_the_checkpoints_are_being_deleted(tmp_path, monkeypatch):
 
 
 def test_a_signal_that_nobody_answers_is_raised_again():
-    with pytest.raises(KeyboardInterrupt), signals.listening(["SIGINT"]):
+    with pytest.raises(KeyboardInterrupt), stop_signals.listening(["SIGINT"]):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_an_error_is_not_lost_over_a_signal():
     def broken_off():
-        with signals.listening(["SIGINT"]):
+        with stop_signals.listening(["SIGINT"]):
             signal.raise_signal(signal.SIGINT)
             raise BrokenOffError
 
@@ -454,8 +454,8 @@ def test_signals_in_another_thread_are_warned_about():
 
     def training():
         with pytest.warns(UserWarning, match=r"SIGTERM, SIGINT will not be heard: .*in the thread 'worker'.*write signals=\(\)"):
-            signals.listening(signals.SIGNALS).__enter__()
-        with signals.listening(()):
+            stop_signals.listening(stop_signals.SIGNALS).__enter__()
+        with stop_signals.listening(()):
             return True
 
     assert in_thread("worker", training)
@@ -473,7 +473,10 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def test_signals_have_names():
-    with pytest.raises(ValueError, match="received 'SIGNOPE', which this system does not know"), signals.listening(["SIGNOPE"]):
+    with (
+        pytest.raises(ValueError, match="received 'SIGNOPE', which this system does not know"),
+        stop_signals.listening(["SIGNOPE"]),
+    ):
         pass
 
 
@@ -578,12 +581,12 @@ def test_a_map_dataset_of_grain_begins_at_any_batch():
     read = []
     rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
     dataset = rows.batch(10).map_with_index(lambda index, batch: (read.append(index), batch)[1])
-    source, order = keras_seam.adapter_of(dataset, None, None), Order(0)
-    wanted = list(in_order.batches(source, order))
-    assert in_order.has_index(source)
+    source, order = keras_private.adapter_of(dataset, None, None), Order(0)
+    wanted = list(indexed_reading.batches(source, order))
+    assert indexed_reading.has_index(source)
     for start in (0, 5, 11, 12):
         read.clear()
-        found = list(in_order.batches(source, order, start))
+        found = list(indexed_reading.batches(source, order, start))
         assert np.array_equal(found, wanted[start:])
         assert sorted(read) == list(range(start, 12))
 

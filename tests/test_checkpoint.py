@@ -20,8 +20,8 @@ from sizes import cases, slow
 from sources import Batches
 from threads import in_thread
 from trainings import on, rows
-from unisono import keras_seam
-from unisono.checkpoint.reading import DamagedError
+from unisono._src import keras_private
+from unisono._src.checkpoint.reading import DamagedError
 
 ROWS, BATCH = cases((13, 4), (43, 12))
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -192,7 +192,7 @@ def test_data_of_another_size_are_stopped(tmp_path, made, said):
 
 
 def test_reading_forward_is_said(tmp_path, monkeypatch, capsys):
-    from unisono.data import resume
+    from unisono._src.data import resume
 
     monkeypatch.setattr(resume, "SAY_AFTER", 0.0)
     path = Training(on(1, 4), "a stream").run(tmp_path, save_at=6)
@@ -391,7 +391,7 @@ def test_attributes_that_are_called_like_our_groups(tmp_path):
     """Two variables never have one name."""
     first, second = WithSeeds(), WithSeeds()
     first.build((None, 6))
-    assert [name for name, _ in keras_seam.variables_by_structure(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
+    assert [name for name, _ in keras_private.variables_by_structure(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
     un.Checkpoint(layer=second).restore(saved(tmp_path, layer=first))
     assert un.fingerprint(second) == un.fingerprint(first)
 
@@ -494,7 +494,7 @@ def test_another_optimizer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("jax", "jax.__version__"), ("numpy", "numpy.__version__"), ("unisono", "unisono.version.VERSION")]
+    ("name", "where"), [("jax", "jax.__version__"), ("numpy", "numpy.__version__"), ("unisono", "unisono._src.versions.VERSION")]
 )
 def test_other_versions_are_warned_about(tmp_path, monkeypatch, name, where):
     path = saved(tmp_path, model=sequential(3))

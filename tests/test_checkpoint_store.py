@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from processes import python
 from sizes import cases, slow
-from unisono.checkpoint.arrays import copied
-from unisono.checkpoint.folders import METADATA
-from unisono.checkpoint.latest import latest_checkpoint
-from unisono.checkpoint.leaves import DTYPES, MARK, joined, separated
-from unisono.checkpoint.orbax_seam import policies
-from unisono.checkpoint.reading import DamagedError, load
-from unisono.checkpoint.store import Store
-from unisono.checkpoint.writer import Writer
+from unisono._src.checkpoint.encoding import DTYPES, MARK, joined, separated
+from unisono._src.checkpoint.folders import METADATA
+from unisono._src.checkpoint.host_copies import copied
+from unisono._src.checkpoint.latest import latest_checkpoint
+from unisono._src.checkpoint.orbax_private import policies
+from unisono._src.checkpoint.reading import DamagedError, load
+from unisono._src.checkpoint.store import Store
+from unisono._src.checkpoint.writer import Writer
 
 ARRAYS = {
     "model/layers/dense/0": np.random.default_rng(0).random((300, 40)).astype("float32"),
@@ -409,7 +409,7 @@ def test_orbax_that_cannot_be_imported_is_no_damage(tmp_path, monkeypatch):
     store = Store(tmp_path)
     path = store.save(1, lambda: {"a": np.ones(3)}, lambda _: {})
     store.wait()
-    monkeypatch.delattr("unisono.checkpoint.orbax_seam")
-    monkeypatch.setitem(sys.modules, "unisono.checkpoint.orbax_seam", None)
+    monkeypatch.delattr("unisono._src.checkpoint.orbax_private")
+    monkeypatch.setitem(sys.modules, "unisono._src.checkpoint.orbax_private", None)
     with pytest.raises(ImportError, match="orbax_seam"):
         load(path)

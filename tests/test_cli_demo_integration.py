@@ -10,8 +10,8 @@ import pytest
 import unisono as un
 from processes import python
 from sizes import slow, thorough
-from unisono import cli
-from unisono.cli import datasets, demo
+from unisono._src import cli
+from unisono._src.cli import datasets, demo
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -32,7 +32,7 @@ assert "unisono" not in sys.modules
 def test_demo_keeps_its_promises(tmp_path, options, accuracy):
     """One test, so that tests run in parallel do not run the demo once for each worker."""
     folder = tmp_path / "a" / "folder"
-    finished = python("-m", "unisono.cli", "demo", *options, "--out", str(folder), timeout=500)
+    finished = python("-m", "unisono", "demo", *options, "--out", str(folder), timeout=500)
     assert finished.returncode == 0, finished.stderr
     text = finished.stdout
     check_placements(text)
@@ -90,7 +90,7 @@ def check_names_what_to_write(text, folder):
 @pytest.mark.thorough
 def test_demo_without_a_network_says_what_it_tried_and_what_to_write(tmp_path):
     closed = {"KERAS_HOME": str(tmp_path / "keras"), "https_proxy": "http://127.0.0.1:1"}
-    finished = python("-m", "unisono.cli", "demo", "--dataset", "fashion_mnist", "--out", str(tmp_path), **closed)
+    finished = python("-m", "unisono", "demo", "--dataset", "fashion_mnist", "--out", str(tmp_path), **closed)
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
     check_names_what_to_write(finished.stderr, tmp_path)

@@ -8,12 +8,12 @@ import re
 import jax
 import pytest
 
-from unisono.cluster import connect as connecting
-from unisono.cluster.connect import agreed, bound_of, connect, description, heartbeat_timeout
-from unisono.cluster.environments.arguments import Arguments
-from unisono.cluster.environments.base import Cluster, ClusterError
-from unisono.cluster.environments.launched import Launched
-from unisono.cluster.environments.tf_config import FORM, TFConfig
+from unisono._src.cluster import connect as connecting
+from unisono._src.cluster.connect import agreed, bound_of, connect, description, heartbeat_timeout
+from unisono._src.cluster.environments.by_arguments import Arguments
+from unisono._src.cluster.environments.by_launcher import Launched
+from unisono._src.cluster.environments.by_tf_config import FORM, TFConfig
+from unisono._src.cluster.environments.environment import Cluster, ClusterError
 
 LAUNCHED = {"UNISONO_COORDINATOR": "127.0.0.1:1234", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": "2"}
 
@@ -160,7 +160,7 @@ def test_jax_must_not_have_started():
 
 def test_what_is_initialized_already_is_taken(monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(connecting.jax_seam, "place", lambda: (4, 3))
+    monkeypatch.setattr(connecting.distributed, "place", lambda: (4, 3))
     assert where(connect()) == (None, 4, 3)
     assert where(connect("h:1", 4, 3)) == (None, 4, 3)
     with pytest.raises(

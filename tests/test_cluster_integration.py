@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 LIMIT = 180.0
 SCRIPT = """
 import os, sys
-from unisono.cluster.connect import connect
+from unisono._src.cluster.connect import connect
 cluster = connect(*map(eval, sys.argv[1:]), timeout=int(os.environ.get("TIMEOUT", 20)))
 again = connect()
 import jax
@@ -122,7 +122,9 @@ def test_who_waits_in_vain_says_so(process):
     if process == 0:
         assert lines == [f"unisono: {waited} Not all have come."]
     else:
-        assert lines[-1].startswith(f"unisono.cluster.environments.base.ClusterError: {waited} Nobody listens there: ")
+        assert lines[-1].startswith(
+            f"unisono._src.cluster.environments.environment.ClusterError: {waited} Nobody listens there: "
+        )
 
 
 def test_a_port_that_is_taken():
@@ -131,6 +133,6 @@ def test_a_port_that_is_taken():
         other.listen()
         port = other.getsockname()[1]
         assert failed(f"'127.0.0.1:{port}'", "2", "0").splitlines()[-1] == (
-            f"unisono.cluster.environments.base.ClusterError: process 0 of 2 cannot listen at 127.0.0.1:{port} (the program said so): "
+            f"unisono._src.cluster.environments.environment.ClusterError: process 0 of 2 cannot listen at 127.0.0.1:{port} (the program said so): "
             f"[Errno 98] Address already in use. Name another port, the same in all processes."
         )

@@ -7,7 +7,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono.xla import determinism
+from unisono._src.xla import determinism
 
 BOTH = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 

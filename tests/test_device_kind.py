@@ -10,9 +10,9 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono.checkpoint import facts
-from unisono.strategy.workers import warn_of_kinds
-from unisono.xla import device_kind, processor
+from unisono._src.checkpoint import run_description
+from unisono._src.strategy.multi_worker import warn_of_kinds
+from unisono._src.xla import device_kind, processor
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -104,8 +104,8 @@ def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_knows_the_name_of_its_device_alone_is_restored():
     """As they were written before."""
-    assert facts.kind_in({"device": "cpu"}) == {"device": "cpu"}
-    assert device_kind.differences(facts.kind_in({"device": "cpu"}), other()) == []
+    assert run_description.kind_in({"device": "cpu"}) == {"device": "cpu"}
+    assert device_kind.differences(run_description.kind_in({"device": "cpu"}), other()) == []
 
 
 def test_processes_on_devices_of_different_kinds_are_told():

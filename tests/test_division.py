@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.data.division import ALIGNED, Rows, chosen, global_batch, held, room, sent
+from unisono._src.data.global_batch import ALIGNED, Rows, chosen, global_batch, held, room, sent
 
 
 @settings(max_examples=40)

@@ -15,7 +15,7 @@ from loops import MODELS, crossentropy
 from own_metrics import Keeps
 from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_close_logs, distance, fitting, labels, on, rows, run
-from unisono.errors import StepError
+from unisono._src.checks.jax_errors import StepError
 
 ROWS = cases(2 * BATCH + 1, ROWS)
 X, Y = rows(ROWS, 6), labels(ROWS, 3)

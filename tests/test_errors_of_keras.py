@@ -14,7 +14,7 @@ from keras import layers
 
 import unisono as un
 from sizes import mostly_slow
-from unisono.errors import StepError
+from unisono._src.checks.jax_errors import StepError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 WIDE = np.ones((8, 4), "float32")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from unisono.loop.evidence import Mean, Sources
+from unisono._src.checks.user_code.provenance import Mean, Sources
 
 ROWS = jax.ShapeDtypeStruct((6, 2), np.float32)
 

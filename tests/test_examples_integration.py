@@ -135,7 +135,7 @@ def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     script = str(EXAMPLES / "multi_worker_fit.py")
     programs = kept_in(tmp_path / "programs")
     alone = python(script, "--backup", str(tmp_path / "alone"))
-    launch = ["-m", "unisono.cli", "launch", "--cpu", "--processes", "2", "--restarts", "1"]
+    launch = ["-m", "unisono", "launch", "--cpu", "--processes", "2", "--restarts", "1"]
     killed = python(*launch, script, "--backup", str(tmp_path / "launched"), "--kill-at", "15", **programs)
     bits = []
     for finished in (alone, killed):
@@ -158,7 +158,7 @@ def test_a_loop_goes_on_in_several_processes(tmp_path):
     assert accuracies == sorted(accuracies)
     assert accuracies[-1] > 75
     shutil.rmtree(f"{directory}/ckpt_5")
-    goes_on = python("-m", "unisono.cli", "launch", "--cpu", "--processes", "2", script, "--checkpoints", directory)
+    goes_on = python("-m", "unisono", "launch", "--cpu", "--processes", "2", script, "--checkpoints", directory)
     assert goes_on.returncode == 0, goes_on.stderr[-3000:]
     (fingerprint,) = re.findall(r"fingerprint ([0-9a-f]{32})", alone.stdout)
     assert re.findall(r"fingerprint ([0-9a-f]{32})", goes_on.stdout) == [fingerprint] * 2

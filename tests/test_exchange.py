@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import unisono as un
 from families import BATCH, several_outputs
 from sizes import cases, slow
-from unisono import tree
-from unisono.exchange import Collectives, Transfers, collectives
-from unisono.placement import Placement
-from unisono.replica.contribution import add
-from unisono.xla.programs import Program
+from unisono._src import reduction_tree
+from unisono._src.exchange import Collectives, Transfers, collectives
+from unisono._src.placement import Placement
+from unisono._src.replica.contribution import add
+from unisono._src.xla.programs import Program
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
@@ -34,7 +34,9 @@ def adder() -> Program:
 
 def on_one_device(values, replicas):
     """The truth: numpy's additions in the order of the tree."""
-    return tree.total(range(replicas), lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b))
+    return reduction_tree.total(
+        range(replicas), lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b)
+    )
 
 
 def contribution(rng):
@@ -60,8 +62,8 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
         on_device = functools.partial(adder(), device, None)
         nodes.append(
             {
-                span: tree.total(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
-                for span in tree.cover(block, range(replicas))
+                span: reduction_tree.total(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
+                for span in reduction_tree.cover(block, range(replicas))
             }
         )
     exchange = kind(placement)

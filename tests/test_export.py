@@ -20,12 +20,12 @@ import layer_groups
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
-from unisono.checkpoint.reading import DamagedError, load
-from unisono.exporting import export, extras, load_exported, places, structure
-from unisono.exporting.loaded import LoadedModel
-from unisono.exporting.program import ExportError
-from unisono.keras_seam import export as seam
-from unisono.replica import randomness
+from unisono._src.checkpoint.reading import DamagedError, load
+from unisono._src.export import export, extras, load_exported, structure, write_place
+from unisono._src.export.forward_program import ExportError
+from unisono._src.export.loaded_model import LoadedModel
+from unisono._src.keras_private import export_inputs as seam
+from unisono._src.replica import random_keys
 
 X, IMAGES, TOKENS, Y = rows(12, 6), rows(12, 6, 6, 1), labels(12, 20, 5), labels(12, 3)
 TOKENS[::2, 3:] = 0
@@ -264,8 +264,8 @@ def test_training_goes_on_as_that_of_the_original(cases):
     before, after = un.fingerprint(case.model.trainable_variables), un.fingerprint(loaded.trainable_variables)
     assert before != after
     assert distance(loaded, original) < 1e-6
-    assert un.fingerprint([v for v in loaded.variables if randomness.is_seed(v)]) == un.fingerprint(
-        [v for v in original.variables if randomness.is_seed(v)]
+    assert un.fingerprint([v for v in loaded.variables if random_keys.is_seed(v)]) == un.fingerprint(
+        [v for v in original.variables if random_keys.is_seed(v)]
     )
 
 
@@ -468,7 +468,7 @@ def test_what_came_there_meanwhile_is_not_replaced(tmp_path):
         (tmp_path / "m").write_text("mine")
 
     with pytest.raises(FileExistsError, match="m exists"):
-        places.written(tmp_path / "m", False, write)
+        write_place.written(tmp_path / "m", False, write)
     assert (tmp_path / "m").read_text() == "mine"
 
 

@@ -14,7 +14,7 @@ from keras import layers, ops
 import unisono as un
 from processes import python
 from trainings import fitting, labels, on, rows
-from unisono.exporting import export, load_exported
+from unisono._src.export import export, load_exported
 
 pytestmark = pytest.mark.compat
 

@@ -45,7 +45,7 @@ def launched(
     """Processes that are started again load what the first have compiled, as on a machine that keeps programs."""
     spec = {"directory": str(directory / "backup"), "devices": "all", "how": how, "faults": faults}
     done = python(
-        "-m", "unisono.cli", "launch", "--processes", str(processes), "--cpu", "--bound", str(BOUND), *options, SCRIPT, json.dumps(spec),
+        "-m", "unisono", "launch", "--processes", str(processes), "--cpu", "--bound", str(BOUND), *options, SCRIPT, json.dumps(spec),
         **kept_in(directory.parent / "programs"),
     )  # fmt: skip
     assert not [line for line in command_lines() if str(directory) in line], "processes are left"

@@ -9,12 +9,12 @@ import pytest
 
 import kept_programs
 from processes import python
-from unisono.xla import kept
+from unisono._src.xla import disk_cache
 
 SCRIPT = """
 import sys
 import unisono as un
-from unisono.xla import programs
+from unisono._src.xla import programs
 
 made, compiled = [], programs.compiled
 programs.compiled = lambda lowered, device: made.append(lowered) or compiled(lowered, device)
@@ -98,4 +98,4 @@ def test_a_folder_that_cannot_be_written_to_keeps_nobody_from_training(tmp_path,
 
 
 def test_the_file_says_which_jax_it_was_checked_with():
-    assert f"checked with jax {jax.__version__}" in pathlib.Path(kept.__file__).read_text()
+    assert f"checked with jax {jax.__version__}" in pathlib.Path(disk_cache.__file__).read_text()

@@ -7,12 +7,12 @@ import signal
 
 import pytest
 
-from unisono import cli
-from unisono.cluster.launch.launch import left
-from unisono.cluster.launch.outcome import End, Outcome
-from unisono.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, Stream, last_traceback
-from unisono.cluster.launch.program import Program, split
-from unisono.cluster.launch.variables import Devices, environment_of, gpus_of
+from unisono._src import cli
+from unisono._src.cluster.launch.launch import left
+from unisono._src.cluster.launch.outcome import End, Outcome
+from unisono._src.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, Stream, last_traceback
+from unisono._src.cluster.launch.target import Program, split
+from unisono._src.cluster.launch.worker_environment import Devices, environment_of, gpus_of
 
 
 class Terminal(io.StringIO):

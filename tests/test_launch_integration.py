@@ -18,7 +18,7 @@ from sizes import slow
 pytestmark = pytest.mark.processes
 
 LIMIT = 120.0
-LAUNCH = (sys.executable, "-m", "unisono.cli", "launch")
+LAUNCH = (sys.executable, "-m", "unisono", "launch")
 
 
 def written(folder: pathlib.Path, source: str) -> str:

@@ -11,7 +11,7 @@ import unisono as un
 from loops import CLASSES, Loop, data
 from sizes import slow
 from trainings import on
-from unisono.loop import surroundings
+from unisono._src.checks.user_code import staleness
 
 X, Y = data("dense", 24)
 
@@ -101,18 +101,18 @@ def test_what_is_put_into_a_list_or_a_dict(whole):
 
 
 def test_numbers_that_compute_differently_are_not_the_same():
-    assert not surroundings.is_same(-0.0, 0.0)
-    assert not surroundings.is_same(True, 1)
-    assert surroundings.is_same(float("nan"), float("nan"))
+    assert not staleness.is_same(-0.0, 0.0)
+    assert not staleness.is_same(True, 1)
+    assert staleness.is_same(float("nan"), float("nan"))
 
 
 def test_little_is_looked_through_at_every_step():
-    assert isinstance(surroundings.kept({"a": [1, 2], "b": 3}, frozenset()), surroundings.Kept)
+    assert isinstance(staleness.kept({"a": [1, 2], "b": 3}, frozenset()), staleness.Kept)
     many = [[0] * 20 for _ in range(20)]
-    assert surroundings.kept(many, frozenset()) is many
+    assert staleness.kept(many, frozenset()) is many
     around = [1]
     around.append(around)
-    assert surroundings.is_same(around, surroundings.kept(around, frozenset()))
+    assert staleness.is_same(around, staleness.kept(around, frozenset()))
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import unisono as un
 from loops import Loop
 from sizes import slow
 from trainings import on
-from unisono.loop.measured import ReplicaRows, parts_of_losses
-from unisono.replica.discovery import trace
+from unisono._src.checks.user_code.loss_growth import ReplicaRows, parts_of_losses
+from unisono._src.replica.variable_discovery import trace
 
 R = 8
 X = np.random.default_rng(0).uniform(0.5, 2, (64, 6)).astype("float32")
@@ -162,7 +162,7 @@ def test_measuring_changes_no_bit(monkeypatch):
 
     def trained(measured):
         if not measured:
-            monkeypatch.setattr("unisono.loop.segment.parts_of_losses", lambda *_: [])
+            monkeypatch.setattr("unisono._src.loop.compiled_function.parts_of_losses", lambda *_: [])
         loop = Loop(on(1, 4), model=dropout)
 
         def step(batch):

@@ -14,7 +14,7 @@ import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
 from sizes import mostly_slow
 from trainings import distance, on
-from unisono.loop.run import identity
+from unisono._src.loop.runs import identity
 
 X, Y = data("dense", 24)
 

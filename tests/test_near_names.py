@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from unisono.near_names import says_near_names
+from unisono._src.near_names import says_near_names
 
 ONE = un.OneDeviceStrategy(replicas=2)
 

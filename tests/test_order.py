@@ -7,7 +7,7 @@ import random
 import keras
 import numpy as np
 
-from unisono.data.order import Order, draw_seed
+from unisono._src.data.row_order import Order, draw_seed
 
 
 def test_a_pass_has_its_own_order_and_the_same_one_again():

@@ -14,9 +14,9 @@ from keras import layers, ops
 
 from sizes import BATCH
 from trainings import fitting, on, rows, run
-from unisono.replica.compared_values import compared_values
-from unisono.replica.marks import fits, marked
-from unisono.replica.other_rows import drawn_like, other_rows
+from unisono._src.replica.compared_values import compared_values
+from unisono._src.replica.marks import fits, marked
+from unisono._src.replica.probe_rows import drawn_like, other_rows
 
 ODD = {
     "hashes": np.array([2**63 + 5, 3, 2**64 - 1, 7], "uint64"),

@@ -10,8 +10,8 @@ from keras import layers
 import unisono as un
 from sizes import slow
 from trainings import on, rows, run
-from unisono import pace
-from unisono.step.step import Step
+from unisono._src.fit import steps_per_call
+from unisono._src.step.step import Step
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
@@ -40,7 +40,7 @@ def calls(monkeypatch):
 @pytest.fixture
 def unhurried(monkeypatch):
     """However slow the machine is, calls grow."""
-    monkeypatch.setattr(pace, "SECONDS", 1e6)
+    monkeypatch.setattr(steps_per_call, "SECONDS", 1e6)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -70,7 +70,7 @@ def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
 
 
 def test_a_group_ends_with_the_epoch(calls, monkeypatch):
-    monkeypatch.setattr(pace.Pace, "steps", lambda self: 7)
+    monkeypatch.setattr(steps_per_call.Pace, "steps", lambda self: 7)
     run(make, lambda model: model.fit(X, Y, batch_size=6, epochs=2, verbose=0), on(1, 2))
     assert calls == [7, 7, 2, 7, 7, 2]
     calls.clear()
@@ -145,8 +145,8 @@ def test_what_came_before_an_error_in_the_data_is_trained_on():
 def test_logs_are_read_a_few_times_a_second(monkeypatch):
     """Between two readings the bar is shown what it was shown before; the end of the epoch is exact."""
     now = [100.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
-    paced, shown = pace.Pace(), []
+    monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
+    paced, shown = steps_per_call.Pace(), []
     for step in range(8):
         now[0] += 0.04
         shown.append(paced.called(1, {"loss": np.float32(step)})["loss"])
@@ -155,8 +155,8 @@ def test_logs_are_read_a_few_times_a_second(monkeypatch):
 
 def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
     """One call late, for a call is waited for when the next one has been started; growing by a factor."""
-    now, paced, steps = [100.0], pace.Pace(), []
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    now, paced, steps = [100.0], steps_per_call.Pace(), []
+    monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
     for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0, 0.9, 0.9, 1.4, 1.4, 1.6, 1.6):
         steps.append(paced.steps())
         paced.called(paced.steps(), {})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.placement import Placement, split_evenly
+from unisono._src.placement import Placement, split_evenly
 
 
 @given(st.integers(0, 1000), st.integers(1, 64))

@@ -6,8 +6,8 @@ import jax
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.placement import Placement, split_evenly
-from unisono.step.plan import Run, plan
+from unisono._src.placement import Placement, split_evenly
+from unisono._src.step.plan import Run, plan
 
 
 def placement(replicas: int, devices: int) -> Placement:

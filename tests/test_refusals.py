@@ -10,7 +10,7 @@ from keras import layers, ops
 
 import unisono as un
 from trainings import assert_equals_keras, fitting, rows
-from unisono.errors import StepError
+from unisono._src.checks.jax_errors import StepError
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 

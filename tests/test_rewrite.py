@@ -18,12 +18,12 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from sizes import cases, slow, tried_on
-from unisono.xla.determinism import compiler_options
-from unisono.xla.rewrite import pieces, rewritten
-from unisono.xla.rewrite.kernel import channels_last
-from unisono.xla.rewrite.program import NESTED, Rewriter
-from unisono.xla.rewrite.reduction import LEAST, MANY
-from unisono.xla.rewrite.rules import replacement, rules_for
+from unisono._src.xla.determinism import compiler_options
+from unisono._src.xla.rewrite import pieces, rewritten
+from unisono._src.xla.rewrite.kernel import channels_last
+from unisono._src.xla.rewrite.reduction import LEAST, MANY
+from unisono._src.xla.rewrite.replace import NESTED, Rewriter
+from unisono._src.xla.rewrite.rules import replacement, rules_for
 
 SLOW = {"select_and_scatter_add", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sizes import slow
-from unisono.xla.rewrite import fourier, rewritten
+from unisono._src.xla.rewrite import fourier, rewritten
 
 TRANSFORMS = {
     "fft": jnp.fft.fft,

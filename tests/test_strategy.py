@@ -13,8 +13,9 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono import keras_seam
-from unisono.strategy.kinds import DefaultStrategy
+from unisono._src import keras_private
+from unisono._src.fit import keras_hooks
+from unisono._src.strategy.builtin import DefaultStrategy
 
 pytestmark = pytest.mark.compat
 
@@ -219,8 +220,8 @@ def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     with one.scope():
         model = small()
     model.compile("sgd", "mse")
-    assert un.training.belongs_to(model) is one
-    assert un.training.belongs_to(small()) is None
+    assert keras_hooks.belongs_to(model) is one
+    assert keras_hooks.belongs_to(small()) is None
 
 
 def test_a_scope_is_its_own_threads():
@@ -232,14 +233,14 @@ def test_a_scope_is_its_own_threads():
         with one.scope():
             entered.set()
             left.wait(10)
-            owners["late"] = un.training.belongs_to(small())
+            owners["late"] = keras_hooks.belongs_to(small())
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(10)
-    owners["outside"] = un.training.belongs_to(small())
+    owners["outside"] = keras_hooks.belongs_to(small())
     with other.scope():
-        owners["other"] = un.training.belongs_to(small())
+        owners["other"] = keras_hooks.belongs_to(small())
     left.set()
     thread.join(10)
     assert owners == {"outside": None, "other": other, "late": one}
@@ -280,4 +281,4 @@ def test_another_keras_is_refused_by_name(monkeypatch):
 
 def test_a_strategy_is_its_own_description():
     assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"
-    assert keras_seam.CHECKED[-1] == "3.15.1"
+    assert keras_private.CHECKED[-1] == "3.15.1"

@@ -37,9 +37,9 @@ found, before = {}, dict(os.environ)
 loaded = lambda *names: sorted(set(names) & set(sys.modules))
 
 import unisono as un
-from unisono.cli import launch
+from unisono._src.cli import launch
 found["imported with unisono"] = loaded("jax", "keras", "numpy")
-from unisono.xla import runtime
+from unisono._src.xla import runtime
 import jax
 changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
 found["settings"] = [runtime.has_started(), changed, jax.config.jax_num_cpu_devices]

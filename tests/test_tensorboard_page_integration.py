@@ -22,7 +22,7 @@ from keras import layers
 from processes import environment
 from sizes import mostly_slow
 from trainings import on, rows, run
-from unisono.callbacks.tensorboard import TensorBoard
+from unisono._src.tensorboard.callback import TensorBoard
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Chromium looks for Google's servers unless it is told not to.

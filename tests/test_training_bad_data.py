@@ -9,7 +9,7 @@ import unisono as un
 from sources import Batches, generated
 from test_training_data import Endless, make
 from trainings import assert_same_bits, fitting, labels, on, rows, run
-from unisono.cluster import agreement
+from unisono._src.processes import agreement
 
 X, Y = rows(43, 5), labels(43, 3)
 

@@ -9,7 +9,7 @@ import unisono as un
 from sizes import mostly_slow
 from sources import PIPELINES, Batches, generated, pipelines
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
-from unisono.data import division
+from unisono._src.data import global_batch
 
 X, Y = rows(43, 5), labels(43, 3)
 
@@ -77,7 +77,7 @@ def test_sparse_matrices_train_what_arrays_train(of_arrays):
 @pytest.mark.slow
 def test_batches_of_many_rows():
     """They are read in place by one replica, the last one, which is smaller, is not, and steps come one by one or several in a call."""
-    size = division.MANY // X[0].nbytes + 1
+    size = global_batch.MANY // X[0].nbytes + 1
     x, y = np.tile(X, (size // len(X) + 2, 1)), np.tile(Y, size // len(Y) + 2)
     one_by_one = fitting(generated((x, y), size), steps_per_epoch=2)
     assert run(make, fitting(x, y, batch_size=size), on(1, 1)).bits == run(make, one_by_one, on(1, 1)).bits

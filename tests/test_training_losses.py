@@ -12,8 +12,8 @@ from keras import layers, losses, ops
 
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
-from unisono.errors import StepError
-from unisono.replica.coupling import couples_rows
+from unisono._src.checks.jax_errors import StepError
+from unisono._src.replica.row_coupling import couples_rows
 
 X, Y = rows(43, 5), rows(43, 3, seed=1)
 SHARES = np.abs(Y) / np.abs(Y).sum(axis=1, keepdims=True)

@@ -15,14 +15,14 @@ import types
 
 import pytest
 
-from unisono.cluster import names
-from unisono.cluster.watch import ends, machine, stack
-from unisono.cluster.watch.blame import is_of_others
-from unisono.cluster.watch.board import Board
-from unisono.cluster.watch.progress import Progress
-from unisono.cluster.watch.record import Record, decoded
-from unisono.cluster.watch.verdict import PATIENCE, Heard, Verdict, judged
-from unisono.cluster.watch.watch import SOON, Watch
+from unisono._src.cluster.watch import ends, local_processes, main_stack
+from unisono._src.cluster.watch.blame import is_of_others
+from unisono._src.cluster.watch.board import Board
+from unisono._src.cluster.watch.verdict import PATIENCE, Heard, Verdict, judged
+from unisono._src.cluster.watch.watch import SOON, Watch
+from unisono._src.processes import names
+from unisono._src.processes.progress import Progress
+from unisono._src.processes.record import Record, decoded
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
@@ -203,7 +203,7 @@ class Stopping(threading.Event):
 def test_a_process_sees_that_it_was_stopped():
     found, store = queue.Queue(), Store()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        other = Record(1, child.pid, machine.born(child.pid), machine.name(), "b", step=4)
+        other = Record(1, child.pid, local_processes.born(child.pid), local_processes.name(), "b", step=4)
         Board(store).publish(other)
         watch = Watch(0, 2, store, 2.0)
 
@@ -242,24 +242,24 @@ def test_progress():
 def test_what_the_kernel_says():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
-            born = machine.born(child.pid)
-            assert machine.state(child.pid, born) == "there"
-            assert machine.state(child.pid, born + 1) == "gone"
+            born = local_processes.born(child.pid)
+            assert local_processes.state(child.pid, born) == "there"
+            assert local_processes.state(child.pid, born + 1) == "gone"
             os.kill(child.pid, signal.SIGSTOP)
-            while machine.state(child.pid, born) == "there":
+            while local_processes.state(child.pid, born) == "there":
                 time.sleep(0.01)
-            assert machine.state(child.pid, born) == "stopped"
+            assert local_processes.state(child.pid, born) == "stopped"
         finally:
             child.kill()
-        while machine.state(child.pid, born) != "gone":  # before it is waited for
+        while local_processes.state(child.pid, born) != "gone":  # before it is waited for
             time.sleep(0.01)
-    assert machine.state(child.pid, born) == "gone"
-    assert machine.name() == machine.name()
+    assert local_processes.state(child.pid, born) == "gone"
+    assert local_processes.name() == local_processes.name()
 
 
 def test_the_stack_is_the_main_threads():
-    assert stack.of_main_thread().splitlines()[-2].endswith("in of_main_thread")
-    assert "test_the_stack_is_the_main_threads" in stack.of_main_thread()
+    assert main_stack.of_main_thread().splitlines()[-2].endswith("in of_main_thread")
+    assert "test_the_stack_is_the_main_threads" in main_stack.of_main_thread()
 
 
 def raised_in(module: str, error: Exception) -> Exception:

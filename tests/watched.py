@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 
-from unisono.cluster.connect import connect
-from unisono.cluster.watch.started import start
+from unisono._src.cluster.connect import connect
+from unisono._src.cluster.watch.begin import start
 
 cluster = connect()
 watch = start()

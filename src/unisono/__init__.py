@@ -3,7 +3,7 @@
 Importing it settles which backend Keras has, and nothing else: what a name stands for is imported where the name is first used, so that a
 command that starts processes starts at once.
 
-Public is what follows. All else, the modules that `help` lists as PACKAGE CONTENTS among it, is internal and may change with every version.
+Public is what follows. All else lies in `unisono._src`, is internal and may change with every version.
 
     Strategies   MirroredStrategy, OneDeviceStrategy, MultiWorkerMirroredStrategy, TPUStrategy, ParameterServerStrategy (refused), Strategy
                  (what they share), get_strategy
@@ -27,56 +27,56 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from unisono.version import VERSION as _VERSION
+from unisono._src.versions import VERSION as _VERSION
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
-    from unisono.checkpoint.checkpoint import Checkpoint as Checkpoint
-    from unisono.checkpoint.latest import latest_checkpoint as latest_checkpoint
-    from unisono.exporting import export as export
-    from unisono.exporting import load_exported as load_exported
-    from unisono.fingerprints import fingerprint as fingerprint
-    from unisono.loop.arguments import replicate as replicate
-    from unisono.loop.context import get_replica_context as get_replica_context
-    from unisono.loop.context import in_cross_replica_context as in_cross_replica_context
-    from unisono.loop.function import function as function
-    from unisono.loop.gradients import value_and_grad as value_and_grad
-    from unisono.loop.losses import compute_average_loss as compute_average_loss
-    from unisono.loop.losses import scale_regularization_loss as scale_regularization_loss
-    from unisono.loop.reduction import ReduceOp as ReduceOp
-    from unisono.strategy.base import Strategy as Strategy
-    from unisono.strategy.kinds import MirroredStrategy as MirroredStrategy
-    from unisono.strategy.kinds import OneDeviceStrategy as OneDeviceStrategy
-    from unisono.strategy.kinds import ParameterServerStrategy as ParameterServerStrategy
-    from unisono.strategy.kinds import TPUStrategy as TPUStrategy
-    from unisono.strategy.kinds import get_strategy as get_strategy
-    from unisono.strategy.workers import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from unisono._src.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from unisono._src.checkpoint.latest import latest_checkpoint as latest_checkpoint
+    from unisono._src.distributed.replicated import replicate as replicate
+    from unisono._src.export import export as export
+    from unisono._src.export import load_exported as load_exported
+    from unisono._src.fingerprint import fingerprint as fingerprint
+    from unisono._src.loop.average_loss import compute_average_loss as compute_average_loss
+    from unisono._src.loop.average_loss import scale_regularization_loss as scale_regularization_loss
+    from unisono._src.loop.function import function as function
+    from unisono._src.loop.gradients import value_and_grad as value_and_grad
+    from unisono._src.loop.reduce_values import ReduceOp as ReduceOp
+    from unisono._src.loop.replica_context import get_replica_context as get_replica_context
+    from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
+    from unisono._src.strategy.base import Strategy as Strategy
+    from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
+    from unisono._src.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
+    from unisono._src.strategy.builtin import ParameterServerStrategy as ParameterServerStrategy
+    from unisono._src.strategy.builtin import TPUStrategy as TPUStrategy
+    from unisono._src.strategy.builtin import get_strategy as get_strategy
+    from unisono._src.strategy.multi_worker import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
 
 __version__ = _VERSION
 
 _MODULES = {
     "Checkpoint": "checkpoint.checkpoint",
-    "MirroredStrategy": "strategy.kinds",
-    "MultiWorkerMirroredStrategy": "strategy.workers",
-    "OneDeviceStrategy": "strategy.kinds",
-    "ParameterServerStrategy": "strategy.kinds",
-    "ReduceOp": "loop.reduction",
+    "MirroredStrategy": "strategy.builtin",
+    "MultiWorkerMirroredStrategy": "strategy.multi_worker",
+    "OneDeviceStrategy": "strategy.builtin",
+    "ParameterServerStrategy": "strategy.builtin",
+    "ReduceOp": "loop.reduce_values",
     "Strategy": "strategy.base",
-    "TPUStrategy": "strategy.kinds",
-    "compute_average_loss": "loop.losses",
-    "export": "exporting",
-    "fingerprint": "fingerprints",
+    "TPUStrategy": "strategy.builtin",
+    "compute_average_loss": "loop.average_loss",
+    "export": "export",
+    "fingerprint": "fingerprint",
     "function": "loop.function",
-    "get_replica_context": "loop.context",
-    "get_strategy": "strategy.kinds",
-    "in_cross_replica_context": "loop.context",
+    "get_replica_context": "loop.replica_context",
+    "get_strategy": "strategy.builtin",
+    "in_cross_replica_context": "loop.replica_context",
     "latest_checkpoint": "checkpoint.latest",
-    "load_exported": "exporting",
-    "replicate": "loop.arguments",
-    "scale_regularization_loss": "loop.losses",
+    "load_exported": "export",
+    "replicate": "distributed.replicated",
+    "scale_regularization_loss": "loop.average_loss",
     "value_and_grad": "loop.gradients",
 }
-"""Where each public name comes from."""
+"""Where each public name comes from, below `unisono._src`."""
 
 __all__ = ["callbacks", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("unisono.callbacks")
     if name not in _MODULES:
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"unisono.{_MODULES[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"unisono._src.{_MODULES[name]}"), name)
     return value
 
 

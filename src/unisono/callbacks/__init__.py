@@ -1,7 +1,7 @@
 """Callbacks for fit: BackupAndRestore and TensorBoard. The modules beside them are internal."""
 
-from unisono.callbacks.backup import BackupAndRestore
-from unisono.callbacks.tensorboard import TensorBoard
+from unisono._src.callbacks.backup import BackupAndRestore
+from unisono._src.tensorboard.callback import TensorBoard
 
 __all__ = ["BackupAndRestore", "TensorBoard"]
 

@@ -1,0 +1,3 @@
+from unisono._src.cli import main
+
+main()

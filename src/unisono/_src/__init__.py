@@ -1,0 +1,1 @@
+"""Everything that is not public: rooms in floors, which `docs/architecture.md` draws."""

@@ -1,0 +1,1 @@
+"""Callbacks of `fit` that save and restore a training."""

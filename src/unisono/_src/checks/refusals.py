@@ -1,0 +1,221 @@
+"""What would silently train something else, refused in words that say what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from unisono._src import keras_private
+from unisono._src.processes import agreement
+from unisono._src.replica import random_keys
+from unisono._src.replica.trace_recorder import current
+
+
+def check_compiled(model: Any, strategy: Any) -> None:
+    """After compile(): options that have another way here."""
+    steps = accumulation_of(getattr(model, "optimizer", None))
+    if steps:
+        raise ValueError(
+            f"The optimizer has gradient_accumulation_steps={steps}, but in a strategy accumulation is a placement: the global "
+            f"batch is cut into replicas that one device can run one after another. Drop the argument, write "
+            f"{type(strategy).__name__}(accumulate={steps}), and fit with batch_size={steps} times the one that you had."
+        )
+    check_layers(model, strategy)
+
+
+def check_model(model: Any, strategy: Any) -> None:
+    """Before the first step: what can still have been changed since compile()."""
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            f"Keras has a distribution of its own ({type(keras.distribution.distribution()).__name__}), and would place the batches "
+            f"that {type(strategy).__name__} divides. Write keras.distribution.set_distribution(None), or train outside the scope."
+        )
+    if model.compiled:
+        check_compiled(model, strategy)
+    else:
+        check_layers(model, strategy)
+    check_precision(model.variables, "The model has")
+
+
+def check_still_trainable(model: Any, training: bool) -> None:
+    """Layers were frozen, or freed, since the step was made. Evaluation and prediction follow; the optimizer cannot."""
+    if training:
+        raise ValueError(
+            f"The variables of the model {model.name!r} are other ones than when it was compiled: layers were frozen, freed or "
+            f"added. Write model.compile(...) again, so that the optimizer has the variables that are trained now."
+        )
+
+
+def check_layers(model: Any, strategy: Any) -> None:
+    if strategy.num_replicas_in_sync > 1:
+        for layer in keras_private.layers_of(model):
+            check_layer(layer, strategy.num_replicas_in_sync)
+
+
+def check_layer(layer: Any, replicas: int) -> None:
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+        raise ValueError(
+            f"The layer {layer.name!r} has synchronized=True, but its replicas see their own rows only, on every placement: that "
+            f"is what makes the placement free. Write synchronized=False, or replicas=1 for statistics of the whole batch."
+        )
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        raise ValueError(
+            f"The layer {layer.name!r} is stateful: it carries a state for each row from batch to batch, and rows of {replicas} "
+            f"replicas have no fixed place. Write stateful=False, or replicas=1."
+        )
+
+
+def accumulation_of(optimizer: Any) -> int | None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    every = [inner, *(inner.optimizers if isinstance(inner, keras.optimizers.MultiOptimizer) else [])]
+    return next((steps for o in every if (steps := getattr(o, "gradient_accumulation_steps", None))), None)
+
+
+def check_source(adapter: Any, steps: int | None) -> None:
+    """Before the first batch: data that would never end, or is not there at all."""
+    endless = isinstance(adapter, keras_private.PyDatasetAdapter) and adapter.num_batches is None
+    if isinstance(adapter, keras_private.TFDatasetAdapter):
+        check_sharding(keras_private.tf_dataset(adapter))
+        endless = int(keras_private.tf_dataset(adapter).cardinality()) == -1
+    if endless and not steps:
+        raise ValueError(
+            "The dataset has no end, so an epoch would not end either. Write steps_per_epoch= (fit), validation_steps= (its "
+            "validation data) or steps= (evaluate, predict)."
+        )
+    if adapter.num_batches == 0:
+        raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
+
+
+def check_sharding(dataset: Any) -> None:
+    """Of several processes: a dataset of tf.data must not be divided by its files."""
+    if agreement.current().is_alone:
+        return
+    options = getattr(dataset, "options", None)
+    distribute = getattr(options(), "experimental_distribute", None) if callable(options) else None
+    policy = getattr(distribute, "auto_shard_policy", None)
+    if getattr(policy, "name", None) == "FILE":
+        raise ValueError(
+            "The dataset has AutoShardPolicy.FILE, by which each worker reads files of its own: which rows make up a global batch would "
+            "then depend on the number of processes, and so would the bits. Every process reads the whole data, and computes the rows of its "
+            "replicas. Leave the policy out, or write AutoShardPolicy.OFF."
+        )
+
+
+def check_callbacks(callbacks: list[Any]) -> None:
+    """Of several processes."""
+    if not agreement.current().is_alone and any(isinstance(of, keras.callbacks.BackupAndRestore) for of in callbacks):
+        raise ValueError(
+            "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
+            "un.callbacks.BackupAndRestore, which has the same arguments and takes up all."
+        )
+
+
+def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
+    """At compile() or fit() inside a scope."""
+    if owner is None:
+        raise ValueError(
+            f"The model {model.name!r} was made outside strategy.scope() and is used inside: its steps would run on one device, "
+            f"undistributed. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n"
+            f"    model.compile(...)"
+        )
+    if owner is not strategy:
+        raise ValueError(
+            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
+            f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
+        )
+
+
+def check_precision(variables: list[Any], who_has: str) -> None:
+    doubles = [v.path for v in variables if v.dtype == "float64"]
+    if doubles:
+        raise ValueError(
+            f"{who_has} variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
+            f"model with float32."
+        )
+
+
+def check_variables(variables: list[Any], strategy: Any) -> None:
+    """In replica code: all must have been made in the strategy's scope."""
+    mine = strategy.owned.variables
+    others = [v for v in variables if id(v) not in mine]
+    if others:
+        raise ValueError(
+            f"Replica code of {strategy!r} uses {len(others)} variables that were not made in its scope: {others[0].path!r} "
+            f"{'among them' if len(others) > 1 else 'alone'}. Make models, optimizers, metrics and variables inside:\n\n"
+            f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
+        )
+    check_precision(variables, "Replica code uses")
+    used = {id(v) for v in variables}
+    for layer in strategy.owned.layers if strategy.num_replicas_in_sync > 1 else ():
+        if any(id(v) in used for v in layer.variables):
+            check_layer(layer, strategy.num_replicas_in_sync)
+
+
+def check_assigned(variables: list[Any], strategy: Any) -> None:
+    """In replica code: of variables of the user's own, which belong to no layer, nobody knows what to make of the replicas' values."""
+    mine = strategy.owned.variables_of_layers
+    unclear = [v for v in variables if id(v) not in mine and v.aggregation == "none" and not random_keys.is_seed(v)]
+    if unclear and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            f"Replica code assigns {unclear[0].path!r}, a variable of your own, and each of {strategy.num_replicas_in_sync} replicas leaves "
+            f'another value in it. Make it with aggregation="sum" (what the replicas add to it is added up), "mean" (averaged, by rows) or '
+            f'"only_first_replica" (a counter of steps), or use a keras.metrics.Sum; or return the value and write strategy.reduce.'
+        )
+
+
+def check_replicas(replicas: int, strategy: Any) -> None:
+    """Of a distributed dataset that is given to fit, evaluate or predict."""
+    if replicas != strategy.num_replicas_in_sync:
+        raise ValueError(
+            f"The dataset is distributed to {replicas} replicas, and the model belongs to {strategy!r}. Distribute it by the model's "
+            f"strategy: strategy.distribute_dataset(dataset)."
+        )
+
+
+def check_scope_of_run(scope: Any, strategy: Any) -> None:
+    """At strategy.run."""
+    if scope is not strategy:
+        raise ValueError(
+            f"{strategy!r} is asked to run in the scope of {scope!r}. A step belongs to one strategy: write the run of the strategy in "
+            f"whose scope it is."
+        )
+
+
+def check_outside(call: str) -> None:
+    """Methods of a strategy that are for the code around `run`."""
+    if current() is not None:
+        raise RuntimeError(
+            f"Replica code calls strategy.{call}, but a replica knows of its own rows alone. Return the value from the function, and call "
+            f"strategy.{call} after strategy.run."
+        )
+
+
+def watch_apply(optimizer: Any) -> None:
+    """Of an optimizer that was made in a scope: every apply looks at what was set on it. One with a loss scale is for replica code:
+    Keras can only make its update in what is traced, and would leave it half done elsewhere."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        check_attributes(optimizer)
+        outside = current() is None and keras_private.stateless_scope() is None
+        if outside and isinstance(optimizer, keras_private.LossScaleOptimizer):
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} has a loss scale and is applied outside of replica code, where gradients are those of a "
+                f"loss without it. Apply it in the function that strategy.run gets; what has to happen to the gradients before that, return "
+                f"from a first run and give to a second."
+            )
+        return type(optimizer).apply(optimizer, *args, **kwargs)
+
+    keras_private.set_on(optimizer, "apply", apply)
+
+
+def check_attributes(optimizer: Any) -> None:
+    """Attributes that older programs set, and that do nothing."""
+    dead = keras_private.dead_attributes(optimizer)
+    if not dead:
+        return
+    write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or keep the value elsewhere."
+    raise AttributeError(
+        f"optimizer.{dead[0]} was set, but {type(optimizer).__name__} has no such attribute: the line does nothing in Keras 3, and "
+        f"training would go on as before. {write}"
+    )

@@ -1,0 +1,41 @@
+"""The command `unisono`: one file a subcommand, each thin and over the public API."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import tyro
+
+from unisono._src.cli import launch_command
+from unisono._src.cli.errors import CommandError
+from unisono._src.cluster.launch.target import split
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the subcommand that `args`, by default the command line, names, and exits with its code.
+
+    Args:
+        args: The words after `unisono`.
+
+    Example:
+        >>> main(["demo", "--epochs", "5"])  # doctest: +SKIP
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["launch"]:  # what belongs to the program is not read here
+        options, program = split(words[1:], launch_command.FLAGS)
+        words = ["launch", *options, *(["--", *program] if program else [])]
+    app = tyro.extras.SubcommandApp()
+    app.command(launch_command.launch)
+    if words[:1] != ["launch"]:  # which starts at once: the others import Keras
+        from unisono._src.cli import demo
+
+        app.command(demo.demo)
+    try:
+        code = app.cli(
+            prog="unisono", description="Trains Keras models on JAX with the same bits on every placement.", args=words
+        )
+    except CommandError as error:
+        print(f"unisono: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)

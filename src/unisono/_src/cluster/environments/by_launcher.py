@@ -1,0 +1,25 @@
+"""`unisono launch`, or whoever sets the same three variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono._src.cluster.environments.environment import Cluster, ClusterError, numbered
+from unisono._src.processes import names
+
+VARIABLES = (names.COORDINATOR, names.PROCESSES, names.PROCESS)
+
+
+class Launched:
+    def describe(self, environment: Mapping[str, str]) -> Cluster | None:
+        values = [environment.get(name) for name in VARIABLES]
+        if not any(values):
+            return None
+        missing = [name for name, value in zip(VARIABLES, values, strict=True) if not value]
+        if missing:
+            raise ClusterError(
+                f"the environment lacks {' and '.join(missing)}. `unisono launch` sets all of {', '.join(VARIABLES)}; set them or none."
+            )
+        coordinator, processes, process = environment[VARIABLES[0]], environment[VARIABLES[1]], environment[VARIABLES[2]]
+        source = f"the environment ({names.COORDINATOR} and its kin)"
+        return Cluster(coordinator, numbered(VARIABLES[1], processes), numbered(VARIABLES[2], process), source)

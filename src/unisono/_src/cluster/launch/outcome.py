@@ -1,0 +1,83 @@
+"""Which process failed first. When one is gone the others fail too, and theirs is not what the user must look for."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+from unisono._src.processes import names
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How one process ended, in the order in which they did.
+
+    Args:
+        process: Its number.
+        code: Its exit code, as a shell has it.
+        signal: The one that killed it.
+        forced: Whether the launcher ended it.
+        last_words: Its last traceback.
+        was_stopped: Whether it was alone, and stopped (SIGSTOP) for longer than the bound.
+    """
+
+    process: int
+    code: int
+    signal: signal.Signals | None
+    forced: bool
+    last_words: tuple[str, ...] = ()
+    was_stopped: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        return self.code not in (0, names.LEFT_ON_REQUEST)
+
+    @property
+    def is_consequence(self) -> int:
+        """0 for a failure of its own; more, the surer it is that another one's came first."""
+        if self.code == names.LOST:
+            return 3
+        if self.forced:
+            return 2
+        return 1 if self.signal == signal.SIGABRT else 0  # what JAX does where its coordinator is gone
+
+    def __str__(self) -> str:
+        if self.was_stopped:
+            return f"process {self.process} was stopped (SIGSTOP), and was ended"
+        if self.forced:
+            return f"process {self.process} did not end by itself, and was ended"
+        if self.signal is not None:
+            return f"process {self.process} was killed by {self.signal.name}"
+        return f"process {self.process} failed with exit code {self.code}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run of all processes ended."""
+
+    ends: tuple[End, ...]
+
+    @property
+    def first_failure(self) -> End | None:
+        """Of those that are equally likely to be the first cause, the one that was first."""
+        failures = [end for end in self.ends if end.is_failure]
+        return min(failures, key=lambda end: end.is_consequence, default=None)
+
+    @property
+    def code(self) -> int:
+        """What the launcher exits with: 75 where some have left as they were asked to, and none failed."""
+        first = self.first_failure
+        return max((end.code for end in self.ends), default=0) if first is None else first.code
+
+    @property
+    def lost(self) -> int:
+        """How many processes failed by themselves."""
+        own = sum(end.is_failure and end.is_consequence < 2 for end in self.ends)
+        return max(own, 1) if self.first_failure is not None else 0
+
+    def report(self) -> str:
+        """What the launcher says at the end: the first failure, with its traceback last."""
+        first = self.first_failure
+        if first is None:
+            return ""
+        return "\n".join([f"unisono launch: {first}.", *first.last_words])

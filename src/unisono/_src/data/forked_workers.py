@@ -1,0 +1,23 @@
+"""Processes that read for a torch DataLoader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from typing import Any
+
+from unisono._src import keras_private
+
+
+def warn_of_forks(adapter: Any) -> None:
+    """Say that workers are started in a way that JAX's threads may not outlive."""
+    loader = keras_private.loader_of_torch(adapter)
+    if loader is None or not loader.num_workers:
+        return
+    context = loader.multiprocessing_context or multiprocessing
+    if context.get_start_method() == "fork":
+        warnings.warn(
+            f"The DataLoader forks this process for its {loader.num_workers} workers, while JAX runs threads in it: a worker may wait for ever for "
+            f"what a thread held. Write DataLoader(..., multiprocessing_context='forkserver').",
+            stacklevel=2,
+        )

@@ -1,0 +1,1 @@
+"""Data and values of all replicas: what the doors to a step, fit and the loop, have in common."""

@@ -1,0 +1,219 @@
+"""Where global batches come from: arrays, pipelines, iterables."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import keras
+
+from unisono._src import keras_private
+from unisono._src.data import indexed_reading
+from unisono._src.data.global_batch import held, is_whole
+from unisono._src.data.keras_adapter import GlobalBatches, one_ahead
+from unisono._src.data.progress import Place, Size
+from unisono._src.data.resume import Item, indexed, streamed
+from unisono._src.data.row_order import Order, draw_seed
+from unisono._src.distributed.per_replica import is_value
+from unisono._src.distributed.replicated import is_array
+
+
+class Source:
+    """Where global batches come from: a pass at a time, with their positions."""
+
+    def __init__(self, adapter: Any, unwrap: bool = False) -> None:
+        """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
+        self._adapter = adapter
+        self._unwrap = unwrap
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether a batch that was read and not trained on is lost."""
+        return isinstance(self._adapter, keras_private.GeneratorDataAdapter)
+
+    @functools.cached_property
+    def order(self) -> Order:
+        """The seed is drawn when it is first needed, as fit does."""
+        return Order(draw_seed())
+
+    @property
+    def length(self) -> int | None:
+        return self._adapter.num_batches
+
+    @property
+    def has_index(self) -> bool:
+        """Whether a later batch can be had without those before it."""
+        return indexed_reading.has_index(self._adapter)
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
+        """One pass, from a later batch on only where there is an index."""
+        pass_, adapter = self.order.passes, GlobalBatches(self._adapter, self.order)
+        adapter.on_epoch_begin()
+        for number, batch in enumerate(adapter.get_jax_iterator(start), start):
+            self.order.trained_on(pass_)
+            yield pass_, number, batch[0] if self._unwrap else batch
+        adapter.on_epoch_end()
+
+    def skip(self, passes: range) -> None:
+        """As if these passes had been gone through, where there is an index."""
+        indexed_reading.skip(self._adapter, passes)
+
+    def from_place(self, place: Place) -> tuple[Iterator[Item], Any]:
+        """(The batches of a pass from there on, the digest of those before if they were read.)"""
+
+        def begin(pass_: int, start: int = 0) -> Iterator[Item]:
+            self.order.passes = pass_
+            return self.batches(start)
+
+        return (indexed(place, begin, self.skip, self.size), None) if self.has_index else streamed(place, begin, self.size)
+
+    def size(self) -> Size:
+        """Of the data, in the pass that it has come to."""
+        return indexed_reading.size_of(self._adapter)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the orders in which rows come."""
+        return [self.order.seed]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        (self.order.seed,) = seeds
+
+
+class Sequence(Source):
+    """Any iterable of global batches."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.order = Order(0)
+        self._batches = batches
+
+    @property
+    def is_stream(self) -> bool:
+        return isinstance(self._batches, Iterator)
+
+    @property
+    def has_index(self) -> bool:
+        return isinstance(self._batches, list)
+
+    @property
+    def length(self) -> int | None:
+        return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
+
+    def size(self) -> Size:
+        return {} if self.length is None else {"batches": self.length}
+
+    def skip(self, passes: range) -> None:
+        """Nothing in a list changes."""
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
+        pass_ = self.order.passes
+        if pass_ and self.is_stream:
+            raise ValueError(
+                "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
+                "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
+            )
+        batches = enumerate(itertools.islice(self._batches, start, None), start)
+        found = (held(undistributed(batch), (pass_, number)) for number, batch in batches)
+        for number, batch in enumerate(found if self.is_stream else one_ahead(found), start):
+            self.order.trained_on(pass_)
+            yield pass_, number, batch
+
+
+def undistributed(batch: Any) -> Any:
+    """A batch, unless it was distributed already."""
+    if any(map(is_value, jax.tree.leaves(batch, is_leaf=is_value))):
+        raise ValueError(
+            "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
+        )
+    return batch
+
+
+class OfSource(keras_private.DataAdapter):
+    """A source as an adapter for Keras' loops."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @property
+    def order(self) -> Order:
+        return self._source.order
+
+    @property
+    def has_index(self) -> bool:
+        return self._source.has_index
+
+    def size(self) -> Size:
+        return self._source.size()
+
+    def batches_from(self, start: int) -> Iterator[Any]:
+        return (batch for _, _, batch in self._source.batches(start))
+
+    def skip(self, passes: range) -> None:
+        self._source.skip(passes)
+
+    @property
+    def seeds(self) -> list[int]:
+        return self._source.seeds
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        self._source.seeds = seeds
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return (batch for _, _, batch in self._source.batches())
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_whole) for batch in self.get_jax_iterator())
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._source.length
+
+    @property
+    def batch_size(self) -> None:
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
+
+
+def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
+    """The source of whatever `distribute_dataset` may be given."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")
+    if isinstance(dataset, tuple | dict) or is_array(dataset):
+        if batch_size is None:
+            raise ValueError(
+                f"distribute_dataset received {'an array' if is_array(dataset) else f'a {type(dataset).__name__}'} without batch_size. "
+                f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
+                f"another iterable."
+            )
+        return Source(
+            keras_private.ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple)
+        )
+    if batch_size is not None:
+        raise ValueError(
+            f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
+            f"out, or give a tuple of arrays."
+        )
+    if isinstance(dataset, keras.utils.PyDataset):
+        return Source(keras_private.PyDatasetAdapter(dataset, shuffle=shuffle))
+    if shuffle:
+        raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
+    if keras_private.is_pipeline(dataset):
+        return Source(keras_private.adapter_of(dataset, None, None))
+    if not isinstance(dataset, Iterable):
+        raise TypeError(
+            f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "
+            f"dict of arrays with batch_size=, a keras.utils.PyDataset, a grain or tf.data dataset, or a torch DataLoader."
+        )
+    return Sequence(dataset)

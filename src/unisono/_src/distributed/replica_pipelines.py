@@ -1,0 +1,120 @@
+"""Global batches of the replicas' own pipelines: one for each, wherever it runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from unisono._src.data.global_batch import Position, Rows, is_whole
+from unisono._src.data.progress import Size
+from unisono._src.data.resume import Item
+from unisono._src.data.row_order import Order
+from unisono._src.distributed.batch_sources import Source, source_of
+from unisono._src.distributed.replicated import is_array
+from unisono._src.replica.refused_calls import rows_differ
+
+
+class Pipelines(Source):
+    """A source for each replica: what they give at a time is one global batch."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.order = Order(0)
+        self._sources = sources
+
+    @property
+    def is_stream(self) -> bool:
+        return any(source.is_stream for source in self._sources)
+
+    @property
+    def length(self) -> int | None:
+        lengths = [source.length for source in self._sources]
+        return None if None in lengths else max(length for length in lengths if length is not None)
+
+    @property
+    def has_index(self) -> bool:
+        return all(source.has_index for source in self._sources)
+
+    def size(self) -> Size:
+        return {} if self.length is None else {"batches": self.length}
+
+    def skip(self, passes: range) -> None:
+        for source in self._sources:
+            source.skip(passes)
+
+    @property
+    def seeds(self) -> list[int]:
+        return [seed for source in self._sources for seed in source.seeds]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        left = list(seeds)
+        for source in self._sources:
+            source.seeds, left = left[: len(source.seeds)], left[len(source.seeds) :]
+
+    def batches(self, start: int = 0) -> Iterator[Item]:
+        pass_ = self.order.passes
+        for source in self._sources:
+            source.order.passes = pass_
+        for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
+            if number == start:
+                check_differ([None if part is None else part[2] for part in parts])
+            self.order.trained_on(pass_)
+            yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
+
+
+def joined(parts: list[Any], position: Position) -> Any:
+    """One global batch of those of the replicas; None is that of one whose pipeline has ended."""
+    present = [part for part in parts if part is not None]
+    structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
+    if len(structures) > 1:
+        raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
+    sizes = tuple(0 if part is None else jax.tree.leaves(part, is_leaf=is_whole)[0].shape[0] for part in parts)
+    join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
+    return jax.tree.map(join, *present, is_leaf=is_whole)
+
+
+def check_differ(parts: list[Any]) -> None:
+    """The first batches of the replicas: those of a function that does not look at its context are the same."""
+    rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_whole)] for part in parts if part is not None]
+    alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])
+    if alike and any(rows_differ(array) for array in rows[0]):
+        raise ValueError(
+            f"The function for distribute_datasets_from_function gives each of {len(parts)} replicas the same rows: every one would train "
+            f"on them. Give each its own, for example dataset.shard(context.num_input_pipelines, context.input_pipeline_id) or "
+            f"rows[context.input_pipeline_id :: context.num_input_pipelines]."
+        )
+
+
+class InputContext:
+    """For which replica a pipeline is."""
+
+    def __init__(self, input_pipeline_id: int, replicas: int) -> None:
+        self.input_pipeline_id = input_pipeline_id
+        self.num_input_pipelines = replicas
+        self.num_replicas_in_sync = replicas
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The rows of a replica, of a global batch of so many."""
+        if global_batch_size % self.num_replicas_in_sync:
+            raise ValueError(
+                f"A global batch of {global_batch_size} rows cannot be dealt out evenly to {self.num_replicas_in_sync} replicas. Choose a "
+                f"multiple, or use strategy.distribute_dataset, which takes any number."
+            )
+        return global_batch_size // self.num_replicas_in_sync
+
+
+def pipelines(dataset_fn: Callable[[InputContext], Any], replicas: int) -> Pipelines:
+    found = []
+    for replica in range(replicas):
+        dataset = dataset_fn(InputContext(replica, replicas))
+        if isinstance(dataset, tuple | dict) or is_array(dataset):
+            raise ValueError(
+                "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
+                "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
+            )
+        found.append(source_of(dataset, None, False))
+    return Pipelines(found)

@@ -1,0 +1,96 @@
+"""What every replica gets whole: `un.replicate`, and what an array is, of whatever library."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from unisono._src.near_names import says_near_names
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicated:
+    """A tree of arrays that every replica is meant to get whole. One array is used like the array."""
+
+    value: Any
+    is_for_all: ClassVar[bool] = True
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.value)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        return np.asarray(self.value, *args, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A part of a tree, or of the array."""
+        return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.value, dict):
+            return iter(self.value)
+        return iter(self.__jax_array__()) if is_array(self.value) else map(Replicated, self.value)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the array has."""
+        if name.startswith("__") or not is_array(self.value):
+            raise AttributeError(name)
+        return getattr(self.__jax_array__(), name)
+
+
+def of_array(name: str) -> Any:
+    return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
+
+
+for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    for _name in (f"__{_operator}__", f"__r{_operator}__"):
+        setattr(Replicated, _name, of_array(_name))
+for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Replicated, f"__{_operator}__", of_array(f"__{_operator}__"))
+
+
+# A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
+jax.tree_util.register_pytree_node(
+    Replicated, lambda replicated: ((replicated.value,), None), lambda _, values: Replicated(*values)
+)
+
+
+@says_near_names
+def replicate(value: Any) -> Any:
+    """Says that every replica is meant to get the whole of `value`, an array or a tree of arrays.
+
+    Args:
+        value: For example a vector of class weights.
+
+    Returns:
+        What stands for the value: an argument of `strategy.run`, or, for one array, the array in code that finds it by its name.
+    """
+    return Replicated(value)
+
+
+def check_not_tensorflows(thing: Any, call: str) -> None:
+    """Refuse what a strategy of TensorFlow has distributed."""
+    if type(thing).__module__.startswith("tensorflow.python.distribute"):
+        raise TypeError(
+            f"{call} received a {type(thing).__name__}, whose rows a strategy of TensorFlow has dealt out to its own replicas. Give it the "
+            f"tf.data dataset itself, of global batches: model.fit(dataset), or strategy.distribute_dataset(dataset) of the strategy in whose "
+            f"scope the model was made."
+        )
+
+
+def is_array(thing: Any) -> bool:
+    """An array of whatever library."""
+    return (
+        hasattr(thing, "shape")
+        and hasattr(thing, "dtype")
+        and not isinstance(thing, keras.Variable | Replicated | type | types.ModuleType)
+    )

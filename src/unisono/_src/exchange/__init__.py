@@ -1,0 +1,19 @@
+"""How devices add up what their replicas contribute: implementations of one protocol."""
+
+from __future__ import annotations
+
+from unisono._src.exchange.across_processes import AcrossProcesses
+from unisono._src.exchange.collectives import Collectives
+from unisono._src.exchange.protocol import Exchange
+from unisono._src.exchange.transfers import Transfers
+from unisono._src.placement import Placement
+
+__all__ = ["AcrossProcesses", "Collectives", "Exchange", "Transfers", "choose"]
+
+
+def choose(placement: Placement) -> Exchange:
+    """Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes."""
+    if placement.processes is not None:
+        return AcrossProcesses(placement)
+    needs_no_links = len(set(placement.devices)) == 1 or all(device.platform == "cpu" for device in placement.devices)
+    return Transfers(placement) if needs_no_links else Collectives(placement)

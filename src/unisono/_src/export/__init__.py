@@ -1,0 +1,4 @@
+"""Models as files that run without their code: written as StableHLO, SavedModel or ONNX, and loaded again as layers."""
+
+from unisono._src.export.formats import export as export
+from unisono._src.export.formats import load_exported as load_exported

@@ -1,0 +1,111 @@
+"""`un.export` and `un.load_exported`: which format is which."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from unisono._src import keras_private
+from unisono._src.export import onnx, saved_model, stablehlo, write_place
+from unisono._src.export.saved_model import SavedModel
+from unisono._src.near_names import says_near_names
+
+FORMATS = ("stablehlo", "saved_model", "onnx")
+NAMES = {name: name for name in FORMATS} | {"tf_saved_model": "saved_model"}
+"""What a user may write: Keras calls one of them otherwise."""
+
+
+@says_near_names
+def export(
+    model: keras.Model, path: str | os.PathLike[str], format: str = "stablehlo", overwrite: bool = False, inputs: Any = None
+) -> str:
+    """Writes a model to files that run without its code: for `un.load_exported`, or for other programs.
+
+    The files hold the forward pass and the weights, and nothing of devices or of a strategy.
+
+    Args:
+        model: A model that is built, made in a scope or outside; in a callback of fit, too.
+        path: What to write: a directory, for ONNX a file.
+        format: "stablehlo"; "saved_model" (needs `unisono[tf]`); "onnx" (needs `unisono[onnx]`).
+        overwrite: Whether an export that is there is replaced, in the moment in which the new one is complete.
+        inputs: A row or more of data, as an example. Subclassed models need it, since they do not know the dtypes of their inputs;
+            for others it fixes lengths that they leave open.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> path = export(model, tempfile.mkdtemp() + "/model")
+        >>> load_exported(path)(np.ones((3, 2))).shape
+        (3, 1)
+    """
+    if format not in NAMES:
+        raise ValueError(f"un.export received format={format!r}. Write one of {', '.join(map(repr, FORMATS))}.")
+    check_model(model)
+    kind, place = NAMES[format], Path(path).absolute()
+    if kind == "onnx" and place.suffix != ".onnx":
+        raise ValueError(f"un.export received the path {str(path)!r} for an ONNX file. Write {str(path) + '.onnx'!r}.")
+    write_place.check(place, overwrite)
+    if kind == "stablehlo":
+        write_place.written(place, overwrite, lambda to: stablehlo.write(model, to, inputs))
+    elif kind == "saved_model":
+        saved_model.check()
+        write_place.written(place, overwrite, lambda to: saved_model.write(model, to, inputs))
+    else:
+        onnx.check()
+        write_place.written(place, overwrite, lambda to: onnx.write(model, to, inputs))
+    return str(path)
+
+
+@says_near_names
+def load_exported(path: str | os.PathLike[str]) -> keras.Model:
+    """A model that `un.export` wrote, in a strategy's scope or outside: to call, as a layer of another, or to compile.
+
+    What was exported as StableHLO is evaluated and trained; a SavedModel, also of plain Keras, is evaluated by TensorFlow.
+
+    Args:
+        path: What `un.export` was given.
+
+    Returns:
+        The model, which is a layer as well.
+    """
+    place = Path(path).absolute()
+    if not place.exists():
+        raise FileNotFoundError(f"There is no export at {place}.")
+    if write_place.is_stablehlo(place):
+        return stablehlo.read(place)
+    if write_place.is_saved_model(place):
+        saved_model.check()
+        return SavedModel(place)
+    if place.suffix == ".onnx":
+        onnx.refuse(place)
+    other = (
+        f"Write keras.models.load_model({str(path)!r})."
+        if place.suffix in (".keras", ".h5")
+        else "Write what un.export was given."
+    )
+    raise ValueError(f"{place} is no export: it is neither StableHLO of un.export nor a SavedModel. {other}")
+
+
+def check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"un.export received {model!r} of type {type(model).__name__}. It exports a keras.Model; write keras.Sequential([layer]) for a "
+            f"layer."
+        )
+    if not keras_private.is_built(model):
+        raise ValueError(
+            f"The model {model.name!r} is not built, so that it has no weights yet. Call it on one batch, or make it with keras.Input(shape), "
+            f"before un.export."
+        )
+    lost = keras_private.lost_variables(model)
+    if lost:
+        raise ValueError(
+            f"The model {model.name!r} has no values of {len(lost)} variables ({lost[0].path!r} among them) now: it is part of a model that fit "
+            f"is training, which holds them. Export that model, or write fitted.jax_state_sync() before un.export."
+        )

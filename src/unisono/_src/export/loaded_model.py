@@ -1,0 +1,87 @@
+"""What `un.load_exported` makes of StableHLO: a Keras model whose forward pass is the program of the file."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._src import keras_private
+from unisono._src.export import model_variables
+from unisono._src.export.content import Content
+from unisono._src.export.input_signature import Inputs, of_model
+from unisono._src.export.structure import put_together
+
+
+@keras.saving.register_keras_serializable(package="unisono")
+class LoadedModel(keras.Model):
+    """A model that was exported, without the code of its layers.
+
+    It is evaluated and trained like any other, by itself or as a layer. Its variables are those of the exported model, and its random
+    generators go on from where they were. Frozen (`trainable = False`) it computes as in inference, in training too.
+
+    Args:
+        content: What the file holds.
+        values: The variables' values; without them zeros, for Keras' loading, which puts them in afterwards.
+        name: The model's name.
+        trainable: Whether it is trained.
+    """
+
+    def __init__(
+        self, content: Content, values: Sequence[np.ndarray] | None = None, name: str | None = None, trainable: bool = True
+    ) -> None:
+        keras_private.set_on(self, "_in_order", [])
+        super().__init__(name=name, dtype=content.policy, autocast=False)
+        self.content = content
+        if values is None:
+            values = [np.zeros(of.shape, of.dtype) for of in content.variables]
+        self._generators = [keras.random.SeedGenerator(0) for of in content.variables if of.seed]
+        generators = iter(self._generators)
+        for of, value in zip(content.variables, values, strict=True):
+            if of.seed:
+                state = next(generators).state
+                state.assign(value)
+            self._in_order.append(state if of.seed else model_variables.made(self, of, value))
+        if content.output_names is not None:
+            self.output_names = list(content.output_names)
+        self.trainable = trainable
+        self.built = True
+
+    @property
+    def variables(self) -> list[Any]:
+        """In the order of the exported model, so that both have one fingerprint."""
+        return list(self._in_order)
+
+    @property
+    def weights(self) -> list[Any]:
+        """In the same order, so that `get_weights` and `set_weights` of both fit."""
+        return [v for v, of in zip(self._in_order, self.content.variables, strict=True) if not of.seed]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        content = self.content
+        program = content.programs["training" if training and self.trainable else "inference"]
+        results = program([variable.value for variable in self._in_order], content.inputs.arrays(inputs))
+        for index, value in zip(program.assigned, results.updates, strict=True):
+            self._in_order[index].assign(value)
+        for loss in results.losses:
+            self.add_loss(loss)
+        for index, mask in zip(program.masked, results.masks, strict=True):
+            keras_private.set_keras_mask(results.outputs[index], mask)
+        return put_together(program.outputs, results.outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        codes = {mode: base64.b64encode(program.code).decode() for mode, program in self.content.programs.items()}
+        return {"name": self.name, "trainable": self.trainable, "record": self.content.record(), "codes": codes}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LoadedModel:
+        codes = {mode: base64.b64decode(code) for mode, code in config["codes"].items()}
+        return cls(Content.of_record(config["record"], codes), name=config["name"], trainable=config["trainable"])
+
+
+def inputs_of(model: Any, example: Any) -> Inputs:
+    """What a model takes that is exported; one that was loaded knows it."""
+    return model.content.inputs if isinstance(model, LoadedModel) and example is None else of_model(model, example)

@@ -1,0 +1,38 @@
+"""Building a model by calling it, for code that cannot be traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from unisono._src.keras_private.data_adapters import unpack
+from unisono._src.keras_private.models import is_built, layers_of
+
+
+def needs_batch(model: Any) -> bool:
+    """Return whether Keras needs a batch to build the model, its metrics or its losses."""
+    of_compile = [of for of in (model._compile_metrics, model._compile_loss) if of is not None]
+    return not all(of.built for of in [*layers_of(model), *of_compile])
+
+
+def build_by_calling(model: Any, batch: Any) -> None:
+    """Build what Keras could not build without values, by a forward pass, the metrics and the losses on these rows.
+
+    What had a value before keeps it, and metrics are reset.
+    """
+    x, y, sample_weight = jax.tree.map(jnp.asarray, unpack(batch))
+    before = [(variable, variable.value) for variable in model.variables]
+    y_pred = model(x, training=False)
+    for _ in layers_of(model):  # a layer counts as built when all layers inside of it were before the call
+        if is_built(model):
+            break
+        y_pred = model(x, training=False)
+    model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    model._compute_loss(x, y, y_pred, sample_weight=sample_weight, training=False)
+    for variable, value in before:
+        variable.assign(value)
+    model.reset_metrics()
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)

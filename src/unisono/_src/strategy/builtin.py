@@ -1,0 +1,113 @@
+"""The strategies by name, and the one outside of every scope."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from unisono._src import exchange, keras_private
+from unisono._src.loop.runs import Runs
+from unisono._src.ownership import Owned
+from unisono._src.placement import Placement
+from unisono._src.strategy import scopes
+from unisono._src.strategy.base import Strategy
+from unisono._src.strategy.device_arguments import Devices, listed
+
+
+class MirroredStrategy(Strategy):
+    """Replicas on all devices of this process, or on those that `devices` says."""
+
+
+class OneDeviceStrategy(Strategy):
+    """All replicas on one device, one after another: what others call gradient accumulation."""
+
+    _uses_all_devices = False
+    _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
+
+    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+        super()._check(devices, replicas, accumulate, deterministic)
+        count = devices if isinstance(devices, int) else 1 if devices is None else len(listed(devices))
+        if count != 1:
+            raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        return super()._find(devices)[:1]
+
+
+class TPUStrategy(Strategy):
+    """Replicas on TPU devices: the same engine."""
+
+    _example = "TPUStrategy(): it needs no resolver, since JAX finds the TPUs of this machine by itself"
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        found = super()._find(devices)
+        if any(device.platform != "tpu" for device in found):
+            raise ValueError(
+                f"TPUStrategy found no TPU: JAX runs on {found[0].platform}. On a TPU machine install jax[tpu]; elsewhere write "
+                f"MirroredStrategy(), which runs the same program on what there is."
+            )
+        return found
+
+
+class ParameterServerStrategy:
+    """Refused: training here is synchronous."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise ValueError(
+            "ParameterServerStrategy trains asynchronously: workers update the weights in whatever order they come, so no two "
+            "runs are the same. Training here is synchronous on every placement. Write MirroredStrategy()."
+        )
+
+
+class DefaultStrategy(Strategy):
+    """One replica on JAX's first device: what `get_strategy()` gives outside every scope. Models stay plain Keras models."""
+
+    def __init__(self) -> None:
+        keras_private.check_version()
+        self.deterministic = True
+        self._to_announce = False
+        self.owned = Owned()
+        self._runs = Runs(self)
+
+    @functools.cached_property
+    def exchange(self) -> exchange.Exchange:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return exchange.choose(self.placement)
+
+    @functools.cached_property
+    def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Placement(1, tuple(jax.local_devices()[:1]))
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+    def check_variables(self, variables: list[Any], assigned: list[Any]) -> None:
+        """Those outside of every scope are its own."""
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        if scopes.innermost() is not None:
+            raise RuntimeError(f"This is the scope of {scopes.innermost()!r}; the default strategy cannot begin inside it.")
+        yield self
+
+
+_default: list[DefaultStrategy] = []
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy whose step calls this code, or that of the scope around it; outside of both, the default one of one replica.
+
+    Example:
+        >>> get_strategy().num_replicas_in_sync
+        1
+    """
+    found = scopes.acting() or scopes.innermost()
+    if found is not None:
+        return found
+    if not _default:
+        _default.append(DefaultStrategy())
+    return _default[0]

@@ -1,0 +1,150 @@
+"""The strategy of several processes, which all run the same program."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from unisono._src import keras_private
+from unisono._src.cluster.connect import connect
+from unisono._src.cluster.watch import begin as watch
+from unisono._src.exchange.gather_rows import rows_of_all
+from unisono._src.fingerprint import fingerprint
+from unisono._src.near_names import refuses_by
+from unisono._src.ownership import Owned
+from unisono._src.placement import Placement, Processes, split_evenly
+from unisono._src.processes import agreement
+from unisono._src.processes.agreement import Agreement
+from unisono._src.strategy import device_arguments, startup
+from unisono._src.strategy.base import Strategy
+from unisono._src.strategy.device_arguments import Devices, found
+from unisono._src.versions import versions
+from unisono._src.xla import runtime
+from unisono._src.xla.device_kind import Kind, differences, kind_of
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Replicas on all devices of all processes; every process runs the same program.
+
+    Args:
+        coordinator: host:port at which process 0 listens. By default what `unisono launch`, TF_CONFIG or a cluster that JAX
+            detects say; where nobody says anything, this is the only process.
+        processes: How many processes there are.
+        process: Which of them this one is, counted from 0 on.
+        devices: How many devices of this process, or which.
+        replicas: R. By default the number of devices of all processes.
+        accumulate: R as a multiple of all devices.
+        deterministic: As for all strategies.
+    """
+
+    _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
+
+    @refuses_by(device_arguments.refuse_form)
+    def __init__(
+        self,
+        *,
+        coordinator: str | None = None,
+        processes: int | None = None,
+        process: int | None = None,
+        devices: Devices = None,
+        replicas: int | None = None,
+        accumulate: int | None = None,
+        deterministic: bool = True,
+    ) -> None:
+        self._given = coordinator, processes, process
+        self._agreement: Agreement | None = None
+        self._agreed = Owned()
+        super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic)
+
+    def _meet_others(self) -> None:
+        self.cluster = connect(*self._given)
+        if self.cluster.processes > 1:
+            watch.start()
+            self._agreement = agreement.begin(self.cluster.process, self.cluster.processes)
+            startup.set_random_state(self._agreement.of_first("the state of its generators", startup.random_state))
+
+    def _find(self, devices: Devices) -> list[jax.Device]:
+        if self._agreement is None:
+            return super()._find(devices)
+        return [d for d in found(type(self).__name__, devices) if d.process_index == jax.process_index()]
+
+    def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
+        if self._agreement is None:
+            return super()._place(found, all_of_them, replicas, accumulate)
+        if replicas is not None and replicas < self.cluster.processes:
+            raise ValueError(
+                f"MultiWorkerMirroredStrategy received replicas={replicas} in {self.cluster.processes} processes, each of which runs at least "
+                f"one replica. Write replicas={self.cluster.processes} or more, or start fewer processes."
+            )
+        if replicas is not None and all_of_them:
+            found = found[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
+        all_ = self._agreement.told("its devices", [device.id for device in found])
+        counts = tuple(map(len, all_))
+        self._agreement.check(self._identity(replicas, accumulate))
+        all_kinds = self._agreement.told("the kind of its devices", kind_of(found[0]))
+        if self.writes:
+            warn_of_kinds(all_kinds)
+        leads = startup.devices_of([ids[0] for ids in all_])
+        together = Processes(self.cluster.process, leads, counts)
+        return Placement(replicas or sum(counts) * (accumulate or 1), tuple(found), together)
+
+    def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Any]:
+        """What must be the same everywhere."""
+        return {
+            "replicas": replicas,
+            "accumulate": accumulate,
+            "the seed of keras.utils.set_random_seed": keras_private.get_random_seed(),
+            "the kind of devices": jax.default_backend(),
+            "whether JAX has a single CPU thread": runtime.threads() < runtime.FEWEST_THREADS,
+            "the version of Python": ".".join(map(str, sys.version_info[:2])),
+        } | {f"the version of {name}": number for name, number in versions().items()}
+
+    @property
+    def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.cluster.process == 0
+
+    def check_alike(self, what: Mapping[str, Any]) -> None:
+        if self._agreement is not None:
+            self._agreement.check({name: repr(value) for name, value in what.items()})
+
+    def agree(self, variables: list[Any]) -> None:
+        """Variables of one structure everywhere, and the values of process 0."""
+        new = list({id(v): v for v in variables if v not in self._agreed}.values())
+        if self._agreement is None or not self._agreement.any_("new variables", bool(new)):
+            return
+        self._agreement.check({"the variables of the model": startup.structure_of(new)})
+        prints = self._agreement.told("the fingerprint of new variables", fingerprint(new))
+        if len(set(prints)) > 1:
+            self._take_from_first(new)
+        for variable in new:
+            self._agreed.add(variable)
+
+    def _take_from_first(self, variables: list[Any]) -> None:
+        processes = self.placement.processes
+        assert processes is not None
+        if processes.number:
+            warnings.warn(
+                f"The variables of process {processes.number} start from other values than those of process 0, which are taken. Where each "
+                f"process sets a seed of its own, or reads weights of its own, let all do the same.",
+                stacklevel=4,
+            )
+        of_first = rows_of_all(self.placement).of_first
+        for variable in variables:
+            mine = jax.device_put(jax.numpy.ravel(keras_private.raw_value(variable)), self.placement.lead)
+            variable.assign(of_first(mine).reshape(variable.shape))
+
+
+def warn_of_kinds(kinds: list[Kind]) -> None:
+    """Say where processes, of which these are the devices, may compute other bits from the same numbers."""
+    for process, kind in enumerate(kinds):
+        if said := differences(kind, kinds[0], f"in process {process}", "in process 0"):
+            warnings.warn(
+                f"Processes run on devices of different kinds: {'; '.join(said)}. The bits of this training then depend on which process "
+                f"runs which replica, and the weights of the processes may drift apart. Start all processes on machines of one kind.",
+                stacklevel=7,
+            )
+            return

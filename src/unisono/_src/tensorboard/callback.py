@@ -1,0 +1,227 @@
+"""`TensorBoard`: Keras' callback of this name, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import jax
+import keras
+
+from unisono._src import keras_private
+from unisono._src.fit.steps_per_call import MOST_STEPS
+from unisono._src.near_names import says_near_names
+from unisono._src.tensorboard import model_summary, weight_summaries
+from unisono._src.tensorboard.batch_count import BatchCount
+from unisono._src.tensorboard.event_file import EventFiles, tensorboardx
+from unisono._src.tensorboard.logged_numbers import number_in, numbers, settings_of
+from unisono._src.tensorboard.profiling import Profile
+from unisono._src.tensorboard.projector import Projector
+from unisono._src.tensorboard.speed import Speed
+
+FLUSH_SECONDS = 10.0
+
+
+class TensorBoard(keras.callbacks.Callback):
+    """Writes what TensorBoard shows of a training: `pip install tensorboard` and `tensorboard --logdir logs` open it.
+
+    Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. Beside them stand, for each epoch, the rows a
+    second of its training without validation (epoch_images_per_second) and the scale of a LossScaleOptimizer (epoch_loss_scale).
+    Steps are taken in groups as without the callback, but no group goes over a batch that is written.
+
+    Args:
+        log_dir: The directory, with "train" and "validation" in it.
+        histogram_freq: Every so many epochs, histograms of all weights; 0 for none.
+        write_graph: Whether the graph of layers is written; of models that are neither Functional nor Sequential, a summary as text.
+        write_images: Whether weights are written as images too, with the histograms.
+        write_steps_per_second: Whether the steps a second of each epoch are written, and with `update_freq` of batches.
+        update_freq: "epoch"; or "batch" or a number n for the losses and metrics of every batch, or of every n-th, too.
+        profile_batch: The batch, or the first and the last one, that `jax.profiler` records; 0 for none. They are counted from 1
+            on, over all epochs. To see the profile: pip install xprof.
+        embeddings_freq: Every so many epochs, the tables of Embedding layers for the projector; 0 for none.
+        embeddings_metadata: A file with a label for each row of the tables, or such files by the layers' names; relative to log_dir.
+
+    Example:
+        >>> callback = TensorBoard("logs", histogram_freq=1, update_freq=100, profile_batch=(10, 20))
+    """
+
+    writes_for_all = True
+
+    @says_near_names
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: Any = "epoch",
+        profile_batch: Any = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+    ) -> None:
+        super().__init__()
+        tensorboardx()  # else it would be missed when a first epoch is over
+        self.log_dir = str(log_dir)
+        self.histogram_freq = number_of_epochs("histogram_freq", histogram_freq)
+        self.write_graph = write_graph
+        self.write_images = write_images
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq = 1 if update_freq == "batch" else update_freq
+        self.embeddings_freq = number_of_epochs("embeddings_freq", embeddings_freq)
+        self.embeddings_metadata = embeddings_metadata
+        if update_freq != "epoch" and not is_number(self.update_freq, least=1):
+            raise ValueError(f"update_freq is 'epoch', 'batch', or a number of batches; received {update_freq!r}.")
+        if write_images and not histogram_freq:
+            warnings.warn(
+                "write_images=True writes images when histograms are written. Write histogram_freq=1 with it.", stacklevel=3
+            )
+        if embeddings_metadata is not None and not embeddings_freq:
+            warnings.warn(
+                "embeddings_metadata is for the tables that embeddings_freq=1 writes, which was not given.", stacklevel=3
+            )
+        self._files = EventFiles(self.log_dir)
+        self._profile = Profile(profile_batch, os.path.join(self.log_dir, "train"))
+        self._projector = Projector(self.log_dir, embeddings_metadata)
+        self._count = BatchCount()
+        self._speed = Speed(0)
+        self._bond: Any = None
+        self._fits = False
+
+    # What Keras calls.
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        self._end()  # outside of a strategy, nobody says when a fit was broken off
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model: Any = self.model
+        self._bond, self._fits = keras_private.bond_of(model), True
+        self._count.per_call = model.steps_per_execution
+        if self.embeddings_freq:
+            self._projector.check(model)
+        if self.write_graph:
+            model_summary.write(model, self._files["train"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._count.begin_epoch(epoch)
+        self._speed = Speed(self._steps_taken() if self.write_steps_per_second else 0)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        number = self._count.number(batch)
+        self._speed.batch_begins(batch, number)
+        self._profile.batch_begins(number, batch, self._wait)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        number = self._count.number(batch)
+        if self._count.ended(batch):
+            self._speed.batch_ended(batch)
+            if self.update_freq != "epoch" and number % self.update_freq == 0:
+                self._write_batch(number, logs)
+        self._profile.batch_ended(number, self._wait)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self._fits:
+            self._speed.training_ended(self.model)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._optimizer is not None:
+            named = {f"evaluation_{name}_vs_iterations": value for name, value in numbers(logs or {})}
+            self._files["validation"].scalars(named, self._steps_taken())
+        if not self._fits:
+            self._files.close()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        model = self.model
+        self._speed.training_ended(model)
+        if logs:
+            self._write_epoch(epoch, dict(numbers(logs)))
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            weight_summaries.write(model, self._files["train"], epoch, self.write_images)
+        if self.embeddings_freq and epoch % self.embeddings_freq == 0:
+            self._projector.write(model, epoch)
+        self._files.flush()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._profile.warn_if_missed(self._count.done)
+        self._end()
+
+    # What our fit calls.
+
+    def fit_is_over(self) -> None:
+        """However it ended."""
+        self._end()
+
+    def steps_until_due(self, step: int) -> int:
+        """How many steps may come at once before one that is written, or at which a profile begins or ends."""
+        done = self._count.number(step) - 1
+        until_written = MOST_STEPS if self.update_freq == "epoch" else self.update_freq - done % self.update_freq
+        return min(until_written, self._profile.steps_until_due(done))
+
+    # What BackupAndRestore calls.
+
+    def get_state(self) -> dict[str, Any]:
+        """In JSON."""
+        self._files.flush()  # what a checkpoint has counted is not written again
+        return self._count.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._count.set_state(state)
+
+    # Writing.
+
+    def _write_batch(self, number: int, logs: Any) -> None:
+        values = {f"batch_{name}": value for name, value in numbers(self._newest(logs or {}))}  # waits for the step
+        if self.write_steps_per_second:
+            values["batch_steps_per_second"] = self._speed.batches_per_second(number)
+        self._files["train"].scalars(values, number)
+        self._files.flush(FLUSH_SECONDS)
+
+    def _write_epoch(self, epoch: int, logs: dict[str, float]) -> None:
+        train = {name: value for name, value in logs.items() if not name.startswith("val_")}
+        validation = {name.removeprefix("val_"): value for name, value in logs.items() if name not in train}
+        train |= settings_of(self._optimizer)
+        if self.write_steps_per_second:
+            train["steps_per_second"] = self._speed.steps_per_second(self._steps_taken())
+        if self._speed.rows_per_second is not None:
+            train["images_per_second"] = self._speed.rows_per_second
+        for run, values in (("train", train), ("validation", validation)):
+            if values:
+                self._files[run].scalars({f"epoch_{name}": value for name, value in values.items()}, epoch)
+
+    # What is known of the training.
+
+    def _newest(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """The logs of the last step, and what callbacks added to them. Our fit shows callbacks older ones, which cost no wait."""
+        course = None if self._bond is None else self._bond.course
+        return shown if course is None else {**shown, **course.logs}
+
+    def _wait(self) -> None:
+        jax.block_until_ready(self._newest({}))  # outside of a strategy, Keras has waited
+
+    @property
+    def _optimizer(self) -> Any:
+        model: Any = self.model
+        return model.optimizer
+
+    def _steps_taken(self) -> int:
+        """By the optimizer, as Keras counts; batches for a model without one."""
+        optimizer = self._optimizer
+        return self._count.done if optimizer is None else int(number_in(optimizer.iterations))
+
+    def _end(self) -> None:
+        self._profile.stop()
+        self._profile.begin_anew()
+        self._files.close()
+        self._count, self._fits, self._bond = BatchCount(), False, None
+
+
+def number_of_epochs(name: str, value: Any) -> int:
+    if not is_number(value, least=0):
+        raise ValueError(f"{name} is a number of epochs, or 0 for never; received {value!r}.")
+    return value
+
+
+def is_number(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

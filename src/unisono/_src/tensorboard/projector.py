@@ -1,0 +1,76 @@
+"""The tables of Embedding layers, as TensorBoard's projector reads them without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._src import keras_private
+
+CONFIG = "projector_config.pbtxt"
+
+
+class Projector:
+    """Writes the tables as tab-separated files, one for each layer and epoch, and the list of them that the projector reads.
+
+    Keras writes checkpoints in their place, which the projector reads by TensorFlow.
+
+    Args:
+        log_dir: Where Keras puts the list too. Paths of metadata are relative to it.
+        metadata: Keras' argument: a file for all layers, or files by the layers' names.
+    """
+
+    def __init__(self, log_dir: str, metadata: Any) -> None:
+        self._log_dir = pathlib.Path(log_dir)
+        self._metadata = metadata
+
+    def check(self, model: Any) -> None:
+        """Before the training."""
+        names = [layer.name for layer in tables_of(model)]
+        unknown = sorted(set(self._metadata) - set(names)) if isinstance(self._metadata, dict) else []
+        if unknown:
+            raise ValueError(
+                f"embeddings_metadata received the names {unknown}, and the model's Embedding layers are {names}. Write the names of these."
+            )
+        if not names:
+            warnings.warn(
+                "embeddings_freq was given, and the model has no keras.layers.Embedding, so that nothing is written for the projector. "
+                "Write embeddings_freq=0.",
+                stacklevel=2,
+            )
+
+    def write(self, model: Any, epoch: int) -> None:
+        for layer in tables_of(model):
+            path = self._tables / layer.name / f"epoch_{epoch:05d}.tsv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings)).astype("float32")
+            np.savetxt(path, table, fmt="%.9g", delimiter="\t")
+        self._write_list()
+
+    @property
+    def _tables(self) -> pathlib.Path:
+        return self._log_dir / "train" / "embeddings"
+
+    def _write_list(self) -> None:
+        """Of what lies there, the tables of a training that this one goes on from included."""
+        entries = [self._entry(path) for path in sorted(self._tables.glob("*/*.tsv"))]
+        (self._log_dir / CONFIG).write_text("".join(entries))
+
+    def _entry(self, path: pathlib.Path) -> str:
+        layer = path.parent.name
+        fields = {"tensor_name": f"{layer}/{path.stem}", "tensor_path": path.relative_to(self._log_dir).as_posix()}
+        metadata = self._metadata.get(layer) if isinstance(self._metadata, dict) else self._metadata
+        if metadata is not None:
+            fields["metadata_path"] = os.fspath(metadata)
+        lines = [f"  {name}: {json.dumps(value)}\n" for name, value in fields.items()]
+        return "".join(["embeddings {\n", *lines, "}\n"])
+
+
+def tables_of(model: Any) -> list[Any]:
+    return [layer for layer in keras_private.layers_of(model) if isinstance(layer, keras.layers.Embedding)]

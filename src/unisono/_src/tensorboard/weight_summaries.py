@@ -1,0 +1,79 @@
+"""Weights as TensorBoard shows them: as histograms, and as images."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from unisono._src.tensorboard.event_file import EventFile
+
+BUCKETS = 30
+MOST_IMAGES = 3
+COLOURS = {1: 0, 3: 2, 4: 6}
+"""The number of channels, and what PNG calls it."""
+
+
+def write(model: Any, file: EventFile, epoch: int, as_images: bool) -> None:
+    """All weights of a model, under Keras' tags."""
+    for weight in (weight for layer in model.layers for weight in layer.weights):
+        name, value = weight.path.replace(":", "_"), keras.ops.convert_to_numpy(weight.value)
+        file.tensor(f"{name}/histogram", "histograms", histogram(value), epoch)
+        shown = images(value) if as_images else None
+        if shown is not None:
+            file.tensor(f"{name}/image", "images", shown, epoch)
+
+
+def histogram(values: Any) -> np.ndarray:
+    """Rows of (left edge, right edge, count), as `tf.summary.histogram` writes them, of the values that are finite."""
+    values = np.asarray(values).astype("float64").ravel()
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return np.zeros((BUCKETS, 3))
+    low, high = values.min(), values.max()
+    edges = np.linspace(low, high, BUCKETS + 1)
+    if low == high:
+        counts = np.eye(BUCKETS)[-1] * values.size
+    else:
+        places = np.floor((values - low) / ((high - low) / BUCKETS)).astype(int)
+        counts = np.bincount(np.minimum(places, BUCKETS - 1), minlength=BUCKETS)
+    return np.stack([edges[:-1], edges[1:], counts], axis=1)
+
+
+def images(weight: Any) -> list[bytes] | None:
+    """Width, height and some PNG files, as `tf.summary.image` writes them; None for what Keras makes no image of."""
+    stack = stacked(np.squeeze(np.asarray(weight).astype("float32")))
+    if stack is None:
+        return None
+    _, height, width, _ = stack.shape
+    pixels = np.clip(np.nan_to_num(stack) * np.float32(255.5), 0, 255).astype("uint8")
+    return [str(width).encode(), str(height).encode(), *map(png, pixels[:MOST_IMAGES])]
+
+
+def stacked(weight: np.ndarray) -> np.ndarray | None:
+    """(images, height, width, channels), as Keras' TensorBoard makes them of weights."""
+    if weight.ndim == 1:
+        return weight.reshape(1, -1, 1, 1)
+    if weight.ndim == 2:
+        lying = weight.T if weight.shape[0] > weight.shape[1] else weight
+        return lying[None, :, :, None]
+    if weight.ndim == 3:
+        kernels = weight.transpose(2, 0, 1) if keras.config.image_data_format() == "channels_last" else weight
+        return kernels[:, :, :, None]
+    return weight if weight.ndim == 4 and weight.shape[-1] in COLOURS else None
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of (height, width, channels) bytes."""
+    height, width, channels = pixels.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

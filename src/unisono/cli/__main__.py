@@ -1,3 +1,0 @@
-from unisono.cli import main
-
-main()
