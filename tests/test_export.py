@@ -332,6 +332,7 @@ def test_a_constraint_of_ones_own_is_left_out_with_a_warning(tmp_path):
 # What callers give.
 
 
+@pytest.mark.slow
 def test_lengths_that_are_left_open(cases):
     case = cases("LSTM")
     tokens = labels(3, 20, 9)
@@ -390,7 +391,7 @@ def test_it_goes_into_a_checkpoint_and_into_an_export(cases, tmp_path):
 # While fit runs.
 
 
-@pytest.mark.parametrize("strategy", [None, "ours"])
+@pytest.mark.parametrize("strategy", ["ours", *slow(None)])
 def test_an_export_in_the_middle_of_fit_has_the_weights_of_then(tmp_path, strategy):
     with contextlib.nullcontext() if strategy is None else on(2, 2).scope():
         model = small()

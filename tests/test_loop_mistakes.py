@@ -211,9 +211,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", mostly_slow(TABLES, "mean and deviation", "class weights", "rows that the batch chooses", "a product of all rows")
-)
+@pytest.mark.parametrize("how", mostly_slow(TABLES, "class weights", "rows that the batch chooses"))
 def test_tables_are_no_rows(how):
     """Also where a replica has six rows, and a row six numbers."""
     loop = Loop(on(1, 4))
@@ -566,7 +564,7 @@ MEANS_OF_A_REPLICA = {
 }
 
 
-@pytest.mark.parametrize("how", MEANS_OF_A_REPLICA)
+@pytest.mark.parametrize("how", mostly_slow(MEANS_OF_A_REPLICA, "a mean", "by hand"))
 def test_a_mean_of_a_replicas_rows_is_no_share(how):
     loop = Loop(on(1, 4))
     with loop.strategy.scope():

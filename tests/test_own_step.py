@@ -7,7 +7,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import BATCH, ROWS, cases
+from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(ROWS, 5), labels(ROWS, 3)
@@ -121,7 +121,7 @@ class Nested(WithoutStatistics):
         return new, logs
 
 
-@pytest.mark.parametrize("replicas", [8, 1])
+@pytest.mark.parametrize("replicas", [8, *slow(1)])
 def test_logs_in_logs_stand_beside_the_others(replicas):
     assert_equals_keras(own(kind=Nested), fitting(X, Y, batch_size=BATCH), replicas=(replicas,), devices=(3,))
 

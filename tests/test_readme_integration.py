@@ -55,7 +55,9 @@ def test_every_make_target_that_the_readme_names_exists():
 
 def test_every_module_that_the_docs_name_exists():
     docs = pathlib.Path(__file__).parent.parent / "docs"
-    named = {name.rstrip("/") for page in docs.glob("*.md") for name in re.findall(r"[\[ ]`([a-z_]+/[a-z_/]*)`[\],]", page.read_text())}
+    named = {
+        name.rstrip("/") for page in docs.glob("*.md") for name in re.findall(r"[\[ ]`([a-z_]+/[a-z_/]*)`[\],]", page.read_text())
+    }
     assert "step/program" in named
     root = pathlib.Path(un.__file__).parent / "_src"
     assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []

@@ -140,7 +140,7 @@ def by_step_of_its_own(alone):
 
 
 @pytest.mark.parametrize("alone", [False, *slow(True)], ids=["R4", "R1"])
-@pytest.mark.parametrize("train", [by_fit, by_loop, by_function, by_step_of_its_own])
+@pytest.mark.parametrize("train", [by_fit, by_loop, *slow(by_function, by_step_of_its_own)])
 def test_masks_left_behind_change_no_bit(train, alone, request):
     clean = train(alone)
     request.getfixturevalue("left_behind")

@@ -117,7 +117,7 @@ def test_epochs_are_the_history(tmp_path, strategy):
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("every", ["batch", 2, 7])
+@pytest.mark.parametrize("every", [2, *slow("batch", 7)])
 def test_batches_are_what_callbacks_see_one_at_a_time(tmp_path, strategy, every):
     """Our fit takes several at once, and shows callbacks older logs in between."""
     seen = []
@@ -448,9 +448,7 @@ def traced(directory):
 
 
 @EVERYWHERE
-@pytest.mark.parametrize(
-    ("asked", "batches"), [(7, [1]), ((4, 6), [3, 4, 0]), ("4,6", [3, 4, 0])], ids=["one", "several", "older form"]
-)
+@pytest.mark.parametrize(("asked", "batches"), [pytest.param(7, [1], id="one"), *slow(((4, 6), [3, 4, 0]), ("4,6", [3, 4, 0]))])
 def test_a_profile(tmp_path, strategy, asked, batches):
     """Named by the numbers in the epoch, as in Keras. Several may come at once, and are named by the first."""
     seen = []

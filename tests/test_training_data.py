@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from sources import PIPELINES, Batches, generated, pipelines
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono._src.data import global_batch
@@ -90,7 +90,7 @@ def test_shuffled_arrays():
     assert shuffled.bits != run(make, ARRAYS, on(3)).bits
 
 
-@pytest.mark.parametrize("shuffle", [True, "batch"])
+@pytest.mark.parametrize("shuffle", [True, *slow("batch")])
 def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     """The order of rows goes on where it was: the model's epochs are counted over its life."""
     once = run(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle), on(3))
@@ -193,9 +193,7 @@ VALIDATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", mostly_slow(VALIDATIONS, "weighted arrays", "a part of the data", "a dataset, two steps of it", "named epochs")
-)
+@pytest.mark.parametrize("how", mostly_slow(VALIDATIONS, "weighted arrays", "named epochs"))
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
     assert_equals_keras(make, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))
