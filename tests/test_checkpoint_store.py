@@ -411,5 +411,5 @@ def test_orbax_that_cannot_be_imported_is_no_damage(tmp_path, monkeypatch):
     store.wait()
     monkeypatch.delattr("unisono._src.checkpoint.orbax_private")
     monkeypatch.setitem(sys.modules, "unisono._src.checkpoint.orbax_private", None)
-    with pytest.raises(ImportError, match="orbax_seam"):
+    with pytest.raises(ImportError, match="orbax_private"):
         load(path)

@@ -37,7 +37,7 @@ found, before = {}, dict(os.environ)
 loaded = lambda *names: sorted(set(names) & set(sys.modules))
 
 import unisono as un
-from unisono._src.cli import launch
+from unisono._src.cli import launch_command
 found["imported with unisono"] = loaded("jax", "keras", "numpy")
 from unisono._src.xla import runtime
 import jax
