@@ -1,6 +1,6 @@
 """Ways to break the engine on purpose, each of which a test must see.
 
-`pytest --break NAME` runs any tests over an engine that is broken so: some must fail. What `test_breakages.py` breaks in one training, a
+`pytest --break NAME` runs any tests over an engine that is broken so: some must fail. What `promise/test_breakages.py` breaks in one training, a
 comparison of fingerprints sees; the other places have tests of their own.
 """
 

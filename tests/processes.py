@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from typing import Any
 
+LAUNCH = (sys.executable, "-m", "unisono", "launch")
 HERE = pathlib.Path(__file__).parent
 FULL = "full" in (os.environ.get("UNISONO_MATRIX"), os.environ.get("UNISONO_SOAK"))
 LIMIT = 3600.0 if FULL else 300.0
@@ -39,3 +43,27 @@ def train(devices: int, replicas: int, families: list[str], **options: Any) -> d
     done = python(str(HERE / "train_and_print.py"), json.dumps(spec))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def are_gone(pids: Iterable[int]) -> bool:
+    """Return whether all processes end within seconds: a killed process takes a moment."""
+    end = time.monotonic() + 20
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))

@@ -94,3 +94,15 @@ SOURCES = {"arrays": arrays, "PyDataset": dataset, "generator": generator, **PIP
 def pipelines() -> list[Any]:
     """The cases of a test over those that are installed."""
     return [pytest.param(name, marks=pytest.mark.compat) for name in PIPELINES]
+
+
+class Endless(Batches):
+    """The batches again and again, of unknown number."""
+
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        assert index < 100, "read on and on"
+        return super().__getitem__(index % len(self))

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import layers
 
 import unisono as un
 from sizes import cases
@@ -108,3 +109,11 @@ def labels(count: int, classes: int, *shape: int, seed: int = 1) -> np.ndarray:
 def fitting(*args: Any, **options: Any) -> Callable[[Any], Any]:
     """`fit` with these arguments, without progress bar and shuffling."""
     return lambda model: model.fit(*args, **{"verbose": 0, "shuffle": False} | options)
+
+
+def dense_with_momentum() -> keras.Model:
+    """Return two dense layers, compiled with SGD and momentum."""
+    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    return model

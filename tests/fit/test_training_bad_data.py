@@ -6,16 +6,15 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sources import Batches, generated
-from test_training_data import Endless, make
-from trainings import assert_same_bits, fitting, labels, on, rows, run
+from sources import Batches, Endless, generated
+from trainings import assert_same_bits, dense_with_momentum, fitting, labels, on, rows, run
 from unisono._src.processes import agreement
 
 X, Y = rows(43, 5), labels(43, 3)
 
 
 def untrained(strategy):
-    return run(make, lambda model: model.build((None, 5)), strategy).model
+    return run(dense_with_momentum, lambda model: model.build((None, 5)), strategy).model
 
 
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
@@ -31,7 +30,7 @@ def test_endless_tf_data_without_steps_is_refused():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10).repeat()
     with pytest.raises(ValueError, match="no end"):
         untrained(on(3)).fit(dataset, shuffle=False, verbose=0)
-    run(make, fitting(dataset, steps_per_epoch=3), on(3))
+    run(dense_with_momentum, fitting(dataset, steps_per_epoch=3), on(3))
 
 
 @pytest.mark.compat
@@ -42,7 +41,10 @@ def test_tf_data_that_is_divided_by_files_is_refused_in_several_processes(monkey
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).with_options(options).batch(10)
     strategy = on(3)
-    begin = {"fit": lambda: run(make, fitting(dataset), strategy), "loop": lambda: strategy.distribute_dataset(dataset)}[how]
+    begin = {
+        "fit": lambda: run(dense_with_momentum, fitting(dataset), strategy),
+        "loop": lambda: strategy.distribute_dataset(dataset),
+    }[how]
     begin()  # where this process is alone it means nothing
     monkeypatch.setattr(agreement, "_current", [agreement.Agreement(0, 2)])
     with pytest.raises(ValueError, match="AutoShardPolicy.FILE, by which each worker reads files of its own"):
@@ -52,7 +54,7 @@ def test_tf_data_that_is_divided_by_files_is_refused_in_several_processes(monkey
 @pytest.mark.slow
 def test_endless_validation_data_is_refused():
     with pytest.raises(ValueError, match=r"no end.*validation_steps"):
-        run(make, fitting(X, Y, batch_size=10, validation_data=Endless((X, Y))), on(3))
+        run(dense_with_momentum, fitting(X, Y, batch_size=10, validation_data=Endless((X, Y))), on(3))
 
 
 @pytest.mark.parametrize("data", [(X[:0], Y[:0]), (Batches((X[:0], Y[:0])),)])
@@ -86,20 +88,20 @@ def test_labels_that_do_not_fit_the_outputs_are_explained():
 
 def test_arrays_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"43.*42|cardinality"):
-        run(make, fitting(X, Y[:42], batch_size=10), on(3))
+        run(dense_with_momentum, fitting(X, Y[:42], batch_size=10), on(3))
     with pytest.raises(ValueError, match=r"Batch 4 holds arrays of 3 and 2 rows|Batch 4 holds arrays of 2 and 3 rows"):
-        run(make, fitting(Batches((X, Y[:42]))), on(3))
+        run(dense_with_momentum, fitting(Batches((X, Y[:42]))), on(3))
 
 
 def test_text_is_refused():
     with pytest.raises(ValueError, match=r"no device can hold.*StringLookup"):
-        run(make, fitting(Batches((np.array([["a"] * 5] * 10), Y[:10]), 5)), on(3))
+        run(dense_with_momentum, fitting(Batches((np.array([["a"] * 5] * 10), Y[:10]), 5)), on(3))
 
 
 @pytest.mark.parametrize("option", [{"sample_weight": np.ones(43)}, {"validation_split": 0.2}])
 def test_options_for_arrays_are_refused_with_a_dataset(option):
     with pytest.raises(ValueError, match="sample_weight|validation_split"):
-        run(make, fitting(Batches((X, Y)), **option), on(3))
+        run(dense_with_momentum, fitting(Batches((X, Y)), **option), on(3))
 
 
 @pytest.mark.parametrize("classes", [3, -1])
@@ -107,7 +109,7 @@ def test_labels_out_of_range_are_the_same_everywhere(classes):
     """Keras checks no range on JAX: the result is what plain Keras computes, with equal bits on every placement."""
     y = Y.copy()
     y[4] = classes
-    assert_same_bits(make, lambda model: fitting(X, y, batch_size=10)(model) and None)
+    assert_same_bits(dense_with_momentum, lambda model: fitting(X, y, batch_size=10)(model) and None)
 
 
 def test_not_a_number_in_the_inputs_is_the_same_everywhere():
@@ -115,8 +117,8 @@ def test_not_a_number_in_the_inputs_is_the_same_everywhere():
     x = X.copy()
     x[11, 2] = np.nan
     train = lambda model: fitting(x, Y, batch_size=10)(model) and None
-    ours = assert_same_bits(make, train).model
-    plain = run(make, train).model
+    ours = assert_same_bits(dense_with_momentum, train).model
+    plain = run(dense_with_momentum, train).model
     for a, b in zip(ours.weights, plain.weights, strict=True):
         assert np.isnan(np.asarray(a.value)).tolist() == np.isnan(np.asarray(b.value)).tolist()
 
@@ -125,8 +127,8 @@ def test_not_a_number_in_the_inputs_is_the_same_everywhere():
 def test_a_generator_that_ends_early():
     """Keras' warning, and a model trained on what there was."""
     with pytest.warns(UserWarning, match="ran out of data"):
-        early = run(make, fitting(generated((X, Y)), epochs=2, steps_per_epoch=4), on(3))
-    assert un.fingerprint(early.model) == un.fingerprint(run(make, fitting(X, Y, batch_size=10), on(3)).model)
+        early = run(dense_with_momentum, fitting(generated((X, Y)), epochs=2, steps_per_epoch=4), on(3))
+    assert un.fingerprint(early.model) == un.fingerprint(run(dense_with_momentum, fitting(X, Y, batch_size=10), on(3)).model)
 
 
 class BrokenError(Exception):
@@ -147,7 +149,7 @@ def test_an_error_in_the_data_leaves_the_last_whole_step(error):
     model = untrained(on(3))
     with pytest.raises(type(error)):
         fitting(breaking(2, error), steps_per_epoch=5)(model)
-    two_steps = run(make, fitting(X[:20], Y[:20], batch_size=10), on(3)).model
+    two_steps = run(dense_with_momentum, fitting(X[:20], Y[:20], batch_size=10), on(3)).model
     assert un.fingerprint(model) == un.fingerprint(two_steps)
     fitting(X[20:], Y[20:], batch_size=10)(model)
     fitting(X[20:], Y[20:], batch_size=10)(two_steps)
@@ -164,5 +166,5 @@ def test_interruption_by_a_callback_leaves_the_last_whole_step():
     model = untrained(on(3))
     with pytest.raises(KeyboardInterrupt):
         fitting(X, Y, batch_size=10, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=stop)])(model)
-    assert un.fingerprint(model) == un.fingerprint(run(make, fitting(X[:30], Y[:30], batch_size=10), on(3)).model)
+    assert un.fingerprint(model) == un.fingerprint(run(dense_with_momentum, fitting(X[:30], Y[:30], batch_size=10), on(3)).model)
     model.evaluate(X, Y, verbose=0)

@@ -1,6 +1,6 @@
 """Every Python block of the README and of docs/ is run: as it stands, but for what "..." leaves to the reader.
 
-The first programs of the README and of docs/loop.md run in processes of their own too (`test_readme_integration.py`).
+The first programs of the README and of docs/loop.md run in processes of their own too (`public/test_readme_integration.py`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Block(NamedTuple):
 
 SLOW = (pytest.mark.slow,)
 BLOCKS = {
-    # Trains on two placements, which test_readme_integration.py does as well, in a process of its own.
+    # Trains on two placements, which public/test_readme_integration.py does as well, in a process of its own.
     "README.md 0": Block(check=check_two_fingerprints, marks=SLOW),
     "README.md 1": Block(compiled, check_backup_is_deleted),
     "checkpoints.md 0": Block(compiled, check_backup_is_deleted, ((", ...]", "]"),)),

@@ -17,7 +17,7 @@ from keras import layers, metrics, ops
 from sizes import RAGGED, ROWS_AT_ONCE, mostly_slow
 from trainings import assert_same_bits, fitting, labels, rows, run
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs" / "metrics.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "metrics.md"
 COUNT, BATCH = RAGGED, ROWS_AT_ONCE
 X = rows(COUNT, 5)
 CLASS = labels(COUNT, 3)

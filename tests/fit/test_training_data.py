@@ -7,30 +7,11 @@ from keras import layers
 
 import unisono as un
 from sizes import mostly_slow, slow
-from sources import PIPELINES, Batches, generated, pipelines
-from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from sources import PIPELINES, Batches, Endless, generated, pipelines
+from trainings import assert_equals_keras, assert_same_bits, dense_with_momentum, fitting, labels, on, rows, run
 from unisono._src.data import global_batch
 
 X, Y = rows(43, 5), labels(43, 3)
-
-
-def make():
-    model = keras.Sequential([layers.Dense(7, "tanh"), layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
-    return model
-
-
-class Endless(Batches):
-    """The batches again and again, of unknown number."""
-
-    @property
-    def num_batches(self):
-        return None
-
-    def __getitem__(self, index):
-        assert index < 100, "read on and on"
-        return super().__getitem__(index % len(self))
 
 
 ARRAYS = fitting(X, Y, batch_size=10, epochs=2)
@@ -39,7 +20,7 @@ ARRAYS = fitting(X, Y, batch_size=10, epochs=2)
 @pytest.fixture(scope="module")
 def of_arrays():
     """What two epochs of arrays, unshuffled, give."""
-    return run(make, ARRAYS, on(3)).bits
+    return run(dense_with_momentum, ARRAYS, on(3)).bits
 
 
 SOURCES = {
@@ -57,7 +38,7 @@ SOURCES = {
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_trains_what_arrays_train(source, of_arrays):
     """The same rows in the same order: the same bits as from arrays."""
-    found = run(make, SOURCES[source], on(3))
+    found = run(dense_with_momentum, SOURCES[source], on(3))
     assert found.bits[0] == of_arrays[0]
     assert {name: values[-1] for name, values in found.bits[1].items()} == {n: v[-1] for n, v in of_arrays[1].items()}
 
@@ -65,13 +46,13 @@ def test_every_source_trains_what_arrays_train(source, of_arrays):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras asks a grain dataset for no length
 @pytest.mark.parametrize("name", pipelines())
 def test_pipelines_train_what_arrays_train(name, of_arrays):
-    assert run(make, fitting(**PIPELINES[name]((X, Y), 10), epochs=2), on(3)).bits == of_arrays
+    assert run(dense_with_momentum, fitting(**PIPELINES[name]((X, Y), 10), epochs=2), on(3)).bits == of_arrays
 
 
 def test_sparse_matrices_train_what_arrays_train(of_arrays):
     """Rows of a scipy matrix are the rows of the array."""
     sparse = pytest.importorskip("scipy.sparse")
-    assert run(make, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
+    assert run(dense_with_momentum, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
 
 
 @pytest.mark.slow
@@ -80,25 +61,30 @@ def test_batches_of_many_rows():
     size = global_batch.MANY // X[0].nbytes + 1
     x, y = np.tile(X, (size // len(X) + 2, 1)), np.tile(Y, size // len(Y) + 2)
     one_by_one = fitting(generated((x, y), size), steps_per_epoch=2)
-    assert run(make, fitting(x, y, batch_size=size), on(1, 1)).bits == run(make, one_by_one, on(1, 1)).bits
-    assert_equals_keras(make, fitting(x, y, batch_size=size), replicas=(1,))
+    assert (
+        run(dense_with_momentum, fitting(x, y, batch_size=size), on(1, 1)).bits
+        == run(dense_with_momentum, one_by_one, on(1, 1)).bits
+    )
+    assert_equals_keras(dense_with_momentum, fitting(x, y, batch_size=size), replicas=(1,))
 
 
 def test_shuffled_arrays():
     """A shuffled order is the same on every placement, another in every epoch, and not that of the arrays."""
-    shuffled = assert_same_bits(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=True), devices=(1, 3, 8))
-    assert shuffled.bits != run(make, ARRAYS, on(3)).bits
+    shuffled = assert_same_bits(dense_with_momentum, fitting(X, Y, batch_size=10, epochs=2, shuffle=True), devices=(1, 3, 8))
+    assert shuffled.bits != run(dense_with_momentum, ARRAYS, on(3)).bits
 
 
 @pytest.mark.parametrize("shuffle", [True, *slow("batch")])
 def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     """The order of rows goes on where it was: the model's epochs are counted over its life."""
-    once = run(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle), on(3))
-    twice = run(make, lambda model: [fitting(X, Y, batch_size=10, shuffle=shuffle)(model) for _ in range(2)][0], on(3))
+    once = run(dense_with_momentum, fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle), on(3))
+    twice = run(
+        dense_with_momentum, lambda model: [fitting(X, Y, batch_size=10, shuffle=shuffle)(model) for _ in range(2)][0], on(3)
+    )
     assert un.fingerprint(once.model) == un.fingerprint(twice.model)
     assert twice.logs["loss"] == once.logs["loss"][:1]
     again = run(
-        make,
+        dense_with_momentum,
         lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle)(model))[1],
         on(3),
     )
@@ -111,7 +97,7 @@ def test_every_epoch_has_an_order_of_its_own():
     note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: batch == 0 and firsts.append(logs["loss"]))
 
     def still():
-        model = make()
+        model = dense_with_momentum()
         model.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
@@ -127,11 +113,11 @@ def test_every_epoch_has_an_order_of_its_own():
 def test_shuffled_batches_of_a_dataset():
     """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
     runs = [
-        run(make, fitting(Batches((X, Y), workers=workers), epochs=2, shuffle=True), on(devices))
+        run(dense_with_momentum, fitting(Batches((X, Y), workers=workers), epochs=2, shuffle=True), on(devices))
         for workers, devices in ((1, 1), (1, 3), (3, 3))
     ]
     assert runs[0].bits == runs[1].bits == runs[2].bits
-    assert runs[0].bits != run(make, ARRAYS, on(3)).bits
+    assert runs[0].bits != run(dense_with_momentum, ARRAYS, on(3)).bits
 
 
 def summing(batch_of_rows):
@@ -167,18 +153,18 @@ def test_every_row_is_trained_on_once(count, batch, shuffle):
 
 def test_an_epoch_of_one_partial_batch():
     """Ten rows in batches of twelve: every epoch is one step, and equals plain Keras."""
-    assert_equals_keras(make, fitting(X[:10], Y[:10], batch_size=12, epochs=3))
+    assert_equals_keras(dense_with_momentum, fitting(X[:10], Y[:10], batch_size=12, epochs=3))
 
 
 def test_steps_per_epoch_go_on_through_the_data():
     """Epochs of two steps take the batches one after another, as plain Keras does."""
-    assert_equals_keras(make, fitting(X, Y, batch_size=9, epochs=2, steps_per_epoch=2))
+    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=9, epochs=2, steps_per_epoch=2))
 
 
 @pytest.mark.slow
 def test_initial_epoch():
     """Epochs 3 and 4 of four are two epochs."""
-    plain = assert_equals_keras(make, fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4))
+    plain = assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=20, initial_epoch=2, epochs=4))
     assert len(plain.logs["loss"]) == 2
 
 
@@ -196,4 +182,4 @@ VALIDATIONS = {
 @pytest.mark.parametrize("how", mostly_slow(VALIDATIONS, "weighted arrays", "named epochs"))
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
-    assert_equals_keras(make, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))
+    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))

@@ -908,7 +908,7 @@ class Step:
 
 
 def test_a_callable_that_is_made_anew_for_every_step_is_named(loop):
-    with pytest.warns(UserWarning, match=r"compiled 'Step' \(.*test_loop_mistakes.py:\d+\) 3 times"):
+    with pytest.warns(UserWarning, match=r"compiled 'Step' \(.*checks/user_code/test_loop_mistakes.py:\d+\) 3 times"):
         [loop.strategy.run(Step(loop), args=(first(loop),)) for _ in range(4)]
 
 

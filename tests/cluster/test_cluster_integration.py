@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from processes import environment
+from processes import environment, free_port
 from sizes import slow, thorough
 
 pytestmark = pytest.mark.processes
@@ -34,12 +34,6 @@ for file in ("/proc/net/tcp", "/proc/net/tcp6"):
 print("LISTENING", *addresses, flush=True)
 """
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def started(*words: str, **extra: str) -> subprocess.Popen[str]:

@@ -9,10 +9,10 @@ import pytest
 import unisono as un
 from processes import python
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-LOOP = (pathlib.Path(__file__).parent.parent / "docs" / "loop.md").read_text()
-MAKEFILE = (pathlib.Path(__file__).parent.parent / "Makefile").read_text()
-MEASURED = pathlib.Path(__file__).parent.parent / "benchmarks" / "measured"
+README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+LOOP = (pathlib.Path(__file__).parents[2] / "docs" / "loop.md").read_text()
+MAKEFILE = (pathlib.Path(__file__).parents[2] / "Makefile").read_text()
+MEASURED = pathlib.Path(__file__).parents[2] / "benchmarks" / "measured"
 NAMES = {"torch": "torch by hand", "torch on two processes": "torch DDP"}
 """Of contenders, where the README has others than the results."""
 
@@ -54,7 +54,7 @@ def test_every_make_target_that_the_readme_names_exists():
 
 
 def test_every_module_that_the_docs_name_exists():
-    docs = pathlib.Path(__file__).parent.parent / "docs"
+    docs = pathlib.Path(__file__).parents[2] / "docs"
     named = {
         name.rstrip("/") for page in docs.glob("*.md") for name in re.findall(r"[\[ ]`([a-z_]+/[a-z_/]*)`[\],]", page.read_text())
     }

@@ -7,18 +7,16 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from processes import environment
+from processes import LAUNCH, are_gone, environment
 from sizes import slow
 
 pytestmark = pytest.mark.processes
 
 LIMIT = 120.0
-LAUNCH = (sys.executable, "-m", "unisono", "launch")
 
 
 def written(folder: pathlib.Path, source: str) -> str:
@@ -44,22 +42,6 @@ def launch(folder, *words: str, **extra: str) -> tuple[int, list[str], list[str]
     with launched(folder, *words, **extra) as process:
         out, err = process.communicate(timeout=LIMIT)
         return process.returncode, out.splitlines(), err.splitlines()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def gone(pids) -> bool:
-    """Within seconds: who was killed takes a moment to go."""
-    end = time.monotonic() + 20
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
 
 
 def numbers(process, lines: int) -> list[int]:
@@ -192,14 +174,14 @@ def test_signals_are_passed_on_and_nothing_is_left(name, tmp_path):
         out, err = process.communicate(timeout=LIMIT)
         assert sorted(out.splitlines()) == [f"[0] {name}", f"[1] {name}"]
         assert (process.returncode, err) == (75, "")
-        assert gone(pids)
+        assert are_gone(pids)
 
 
 def test_no_worker_outlives_the_launcher_that_is_killed(tmp_path):
     with launched(tmp_path, "--processes", "2", written(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(600)")) as process:
         pids = numbers(process, 2)
         process.kill()
-        assert gone(pids)
+        assert are_gone(pids)
 
 
 @pytest.mark.slow
@@ -212,7 +194,7 @@ def test_who_asks_three_times_does_not_wait_for_a_worker_that_hears_nothing(tmp_
             time.sleep(0.3)
         process.communicate(timeout=LIMIT)
         assert process.returncode == 137
-        assert gone(pids)
+        assert are_gone(pids)
 
 
 def test_restarts_with_all_processes(tmp_path):

@@ -11,7 +11,7 @@ from processes import FULL, kept_in, python
 from sizes import cases
 
 pytestmark = pytest.mark.processes
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SEEDS = 5 if FULL else cases(2, 5)
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -6,7 +6,7 @@ import pathlib
 
 import house
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "architecture.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
 def test_lower_floors_know_nothing_of_upper_ones():

@@ -1,4 +1,4 @@
-"""What the rules of operations are for; that operations do not feel the threads is tried in `test_threads_integration.py`."""
+"""What the rules of operations are for; that operations do not feel the threads is tried in `promise/test_threads_integration.py`."""
 
 from __future__ import annotations
 

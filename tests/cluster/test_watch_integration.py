@@ -12,10 +12,8 @@ import time
 
 import pytest
 
-from processes import HERE, environment
+from processes import HERE, LAUNCH, are_gone, environment, free_port
 from sizes import slow, thorough
-from test_cluster_integration import free_port
-from test_launch_integration import LAUNCH, gone
 
 pytestmark = pytest.mark.processes
 
@@ -67,7 +65,7 @@ HOW = {
 
 
 FIRST = [(0, "raise"), (1, "stuck")]
-"""A process that is killed is tried in a training too, in `test_processes_integration.py`."""
+"""A process that is killed is tried in a training too, in `promise/test_processes_integration.py`."""
 ALL = [*slow(*FIRST), *thorough(*(case for case in itertools.product((0, 1), HOW) if case not in FIRST))]
 
 
@@ -88,7 +86,7 @@ def test_a_lost_process_is_named_and_the_others_end(how, victim):
     if how == "stuck":
         assert f"[{other}]     time.sleep(600)" in run.lines, "its stack"
         assert f"[{victim}] unisono: process {victim} ends with exit code 70." in run.lines, run.text
-    assert gone(run.pids())
+    assert are_gone(run.pids())
 
 
 @pytest.mark.slow
@@ -98,7 +96,7 @@ def test_all_others_name_the_same_one():
     assert run.code == 137, run.text
     for other in range(2):
         assert re.search(rf"^\[{other}\] unisono: process 2 .* was killed after step", run.text, re.MULTILINE), run.text
-    assert gone(run.pids())
+    assert are_gone(run.pids())
 
 
 @pytest.mark.parametrize("how", [*slow("leave"), *thorough("nothing", "later", "busy")])
@@ -141,4 +139,4 @@ def test_a_restart_goes_on_with_those_that_are_left():
     assert run.code == 0, run.text
     assert "unisono launch: restart 1 of 1, with 2 processes." in run.lines
     assert sorted(line for line in run.lines if "DONE" in line) == ["[0] DONE 199 6.0", "[1] DONE 199 6.0"], run.text
-    assert gone(run.pids())
+    assert are_gone(run.pids())

@@ -177,7 +177,7 @@ def test_onnx_runs_elsewhere_and_is_not_loaded(tmp_path):
 
 def test_the_tutorial_of_fit_with_a_saved_model(tensorflow, tmp_path):
     """Three loads, three equal evaluations."""
-    example = pathlib.Path(__file__).parent.parent / "examples" / "mnist_fit.py"
+    example = pathlib.Path(__file__).parents[2] / "examples" / "mnist_fit.py"
     finished = python(str(example), "--directory", str(tmp_path), "--format", "saved_model")
     assert finished.returncode == 0, finished.stderr
     names = ("the latest weights", "exported, loaded without a strategy", "exported, loaded with one")
