@@ -1,4 +1,4 @@
-"""How the function that runs is run: as a trace, in which replicas cannot be run, or with nothing compiled."""
+"""The mode of this thread: inside of a trace, in which replicas cannot run, or in eager mode, in which nothing is compiled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ class RunsReplicasError(BaseException):  # not for `except Exception` around the
 
 
 class Runner:
-    """What runs replicas: a strategy."""
+    """The base class of strategies, by which lower rooms know one."""
 
 
 class Mode(threading.local):
+    """The mode of a thread."""
+
     def __init__(self) -> None:
-        self.depth = 0
-        self.eager = 0
+        self.trace_depth = 0
+        self.eager_depth = 0
 
 
 _mode = Mode()
@@ -26,28 +28,29 @@ _mode = Mode()
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    _mode.depth += 1
+    """Refuse to run replicas in the block: a function is being traced."""
+    _mode.trace_depth += 1
     try:
         yield
     finally:
-        _mode.depth -= 1
+        _mode.trace_depth -= 1
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """For the block, nothing is compiled that replicas run."""
-    _mode.eager += 1
+    """Compile nothing that replicas run in the block."""
+    _mode.eager_depth += 1
     try:
         yield
     finally:
-        _mode.eager -= 1
+        _mode.eager_depth -= 1
 
 
 def is_eager() -> bool:
-    return _mode.eager > 0
+    return _mode.eager_depth > 0
 
 
 def check() -> None:
-    """Called by what runs replicas, takes what they returned, or gives them batches."""
-    if _mode.depth:
+    """Refuse, inside of a trace, to run replicas, to read their results, or to give them batches."""
+    if _mode.trace_depth:
         raise RunsReplicasError

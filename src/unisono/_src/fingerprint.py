@@ -1,24 +1,28 @@
-"""A digest over every bit that the contract speaks of."""
+"""A digest of all bits that are promised to be the same on every placement."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import keras
 import numpy as np
 
 from unisono._src import keras_private
+from unisono._src.typing import AnyArray
+
+Content: TypeAlias = keras.Variable | AnyArray | np.generic | complex
+"""A part of an object: a variable, or an array or a number."""
 
 UNPROMISED = "unpromised-"
-"""Before the fingerprint of a model whose next run may have other bits."""
+"""Put before the fingerprint of a model whose next run may have other bits."""
 
 MODEL_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables")
 
 
-def fingerprint(*objects: Any) -> str:
+def fingerprint(*objects: object) -> str:
     """Return a digest of the state of models, optimizers, metrics, layers, variables, and trees of arrays, numbers and texts.
 
     It covers positions, shapes, dtypes and bits, never names, which Keras numbers as it goes. A model stands for its
@@ -37,45 +41,50 @@ def fingerprint(*objects: Any) -> str:
         >>> fingerprint(np.float32(0.0)) == fingerprint(np.float32(-0.0))
         False
     """
-    contents, newest = Contents(objects), {}
+    contents = Contents(objects)
+    newest: dict[int, AnyArray] = {}
     for model in contents.models:
         newest |= keras_private.newest_values(model)
-    return contents.digest(lambda thing: newest[id(thing)] if id(thing) in newest else present(thing))
+    return contents.digest(lambda content: newest[id(content)] if id(content) in newest else read_value(content))
 
 
 class Contents:
-    """The variables and arrays of which a fingerprint is made, in their order."""
+    """The variables and arrays of a fingerprint, in their order."""
 
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self._held = [(at, index, *of) for at, thing in enumerate(objects) for index, of in enumerate(held_by(thing))]
-        whole = [leaf for thing in objects for leaf in jax.tree.leaves(thing, is_leaf=is_whole)]
-        self.models = [thing for thing in whole if isinstance(thing, keras.Model)]
+    def __init__(self, objects: Sequence[object]) -> None:
+        self._contents = [
+            (position, index, kind, content)
+            for position, holder in enumerate(objects)
+            for index, (kind, content) in enumerate(list_contents(holder))
+        ]
+        leaves = [leaf for holder in objects for leaf in jax.tree.leaves(holder, is_leaf=is_keras_object)]
+        self.models = [leaf for leaf in leaves if isinstance(leaf, keras.Model)]
         bonds = [keras_private.bond_of(model) for model in self.models]
         self._promised = all(bond is None or bond.is_promised for bond in bonds)
 
-    def digest(self, value_of: Callable[[Any], Any]) -> str:
-        """Of the values that variables and arrays have."""
+    def digest(self, value_of: Callable[[Content], AnyArray | np.generic | complex]) -> str:
+        """Return the digest; `value_of` returns the value of a variable, or of an array."""
         digest = hashlib.sha256()
-        for position, index, kind, thing in self._held:
-            array = np.asarray(value_of(thing))
+        for position, index, kind, content in self._contents:
+            array = np.asarray(value_of(content))
             digest.update(f"{position} {kind} {index} {array.shape} {array.dtype}\n".encode())
             digest.update(array.tobytes())
         return ("" if self._promised else UNPROMISED) + digest.hexdigest()[:32]
 
 
-def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
-    """(what it is, variable or array) of everything that an object holds."""
-    if isinstance(thing, keras.Model):
-        variables = keras_private.variables_of(thing)
+def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
+    """Return (kind, variable or array) for all state of an object."""
+    if isinstance(holder, keras.Model):
+        variables = keras_private.variables_of(holder)
         yield from ((group, variable) for group in MODEL_STATE for variable in variables[group])
-    elif isinstance(thing, keras.Variable):
-        yield "variable", thing
-    elif isinstance(thing, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)):
-        yield from ((type(thing).__name__, variable) for variable in thing.variables)
+    elif isinstance(holder, keras.Variable):
+        yield "variable", holder
+    elif isinstance(holder, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)):
+        yield from ((type(holder).__name__, variable) for variable in holder.variables)
     else:
-        for leaf in jax.tree.leaves(thing, is_leaf=is_whole):
-            if is_whole(leaf):
-                yield from held_by(leaf)
+        for leaf in jax.tree.leaves(holder, is_leaf=is_keras_object):
+            if is_keras_object(leaf):
+                yield from list_contents(leaf)
             elif isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex, bool)):
                 yield "array", leaf
             elif isinstance(leaf, str):
@@ -87,16 +96,18 @@ def held_by(thing: Any) -> Iterator[tuple[str, Any]]:
                 )
 
 
-def is_whole(thing: Any) -> bool:
-    return isinstance(thing, (keras.Variable, keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
+def is_keras_object(leaf: object) -> bool:
+    """Return whether a leaf is a Keras object, and not a tree."""
+    return isinstance(leaf, (keras.Variable, keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
 
 
-def present(variable: Any) -> Any:
-    if not isinstance(variable, keras.Variable):
-        return variable
-    if not keras_private.holds_value(variable):
+def read_value(content: Content) -> AnyArray | np.generic | complex:
+    """Return the value of a variable, or an array as it is. Refuse a variable whose value Keras holds outside of it."""
+    if not isinstance(content, keras.Variable):
+        return content
+    if not keras_private.holds_value(content):
         raise ValueError(
-            f"The variable {variable.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "
+            f"The variable {content.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "
             f"outside of them. Write fingerprint(model), which finds it."
         )
-    return variable.value
+    return content.value

@@ -1,21 +1,25 @@
-"""What a function of the user's is called, and its code, for messages and counts."""
+"""The name and the code of a user function, for messages and counts."""
 
 from __future__ import annotations
 
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from unisono._src.typing import UserObject
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
+    """Return the name of a function, or of the class of a callable object."""
     if isinstance(function, functools.partial):
         return name_of(function.func)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def code_of(function: Any) -> types.CodeType | None:
-    """Of what is called in the end: by a partial, an object, a wrapper."""
+def code_of(function: UserObject) -> types.CodeType | None:
+    """Return the code that a function, a partial, a wrapper or a callable object runs in the end; None for code that is not in Python."""
     while not isinstance(function, types.FunctionType):
         if isinstance(function, functools.partial):
             function = function.func

@@ -6,22 +6,22 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Refuse = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], None]
+Refuse: TypeAlias = Callable[[Callable[..., object], tuple[object, ...], dict[str, object]], None]
 """Raises for arguments that do not fit the call: `refuse(call, args, kwargs)`."""
 
 CUTOFF = 0.75
-"""How alike names must be, by difflib's measure."""
+"""The similarity of near names, by difflib's measure."""
 
 
 def says_near_names(call: Callable[P, T]) -> Callable[P, T]:
     """Wrap a public function, method or `__init__`, so that its error about a misspelt argument says the near name.
 
-    Not for what a loop calls at each step: a wrapped call takes longer. What it warns of is one frame further away.
+    Do not wrap a function that a loop calls at each step: a wrapped call takes longer. Its warnings come from one frame further away.
     """
     return refuses_by(refuse_misspelt)(call)
 
@@ -31,20 +31,20 @@ def refuses_by(refuse: Refuse) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(call)
-        def answering(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return call(*args, **kwargs)
             except TypeError:
-                if not fits(call, args, kwargs):  # else it comes from within
+                if not accepts_arguments(call, args, kwargs):  # else the error comes from inside of the call
                     refuse(call, args, kwargs)
                 raise
 
-        return answering
+        return call_or_refuse
 
     return wrap
 
 
-def fits(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def accepts_arguments(call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Return whether Python can give the arguments to the call."""
     try:
         inspect.signature(call).bind(*args, **kwargs)
@@ -53,21 +53,21 @@ def fits(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
     return True
 
 
-def refuse_misspelt(call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise for names that the call does not have. What else may be wrong with the arguments Python says well enough."""
+def refuse_misspelt(call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    """Refuse argument names that the call does not have. Python's own errors are clear enough for other mistakes."""
     names = names_of(call)
     unknown = [name for name in kwargs if name not in names]
     if not unknown:
         return
     near = nearest(unknown, names)
-    write = " and ".join(f"{near[name]}= for {name}=" for name in unknown if name in near)
+    replacements = " and ".join(f"{near[name]}= for {name}=" for name in unknown if name in near)
     raise TypeError(
         f"{call.__qualname__.removesuffix('.__init__')} received {listed(unknown)}, and takes {listed(names)}."
-        f"{f' Write {write}.' if write else ''}"
+        f"{f' Write {replacements}.' if replacements else ''}"
     ) from None
 
 
-def names_of(call: Callable[..., Any]) -> list[str]:
+def names_of(call: Callable[..., object]) -> list[str]:
     """Return the names of a call's arguments, without `self`."""
     parameters = list(inspect.signature(call).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
@@ -75,12 +75,12 @@ def names_of(call: Callable[..., Any]) -> list[str]:
 
 
 def nearest(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Return, for the names that are nearly right, the right ones."""
-    found = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
-    return {name: matches[0] for name, matches in found.items() if matches}
+    """Return the right name for each name that is nearly right."""
+    close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
+    return {name: matches[0] for name, matches in close_matches.items() if matches}
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return arguments as a sentence has them."""
+    """Return the names of arguments as text: `a=, b= and c=`."""
     *most, last = (f"{name}=" for name in names)
     return f"{', '.join(most)} and {last}" if most else last

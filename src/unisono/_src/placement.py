@@ -1,4 +1,4 @@
-"""Where the replicas run: R logical replicas in contiguous blocks on D devices."""
+"""The placement of replicas: R logical replicas in contiguous blocks on D devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def split_evenly(total: int, parts: int) -> tuple[range, ...]:
-    """`range(total)` cut into contiguous parts whose sizes differ by one at most, the larger first.
+    """Cut `range(total)` into contiguous ranges whose sizes differ by one at most, the larger ones first.
 
     >>> split_evenly(10, 4)
     (range(0, 3), range(3, 6), range(6, 8), range(8, 10))
@@ -26,21 +26,22 @@ class Processes:
     """The processes that train together, each with a block of devices."""
 
     number: int
-    """This one's."""
+    """The number of this process."""
     leads: tuple[jax.Device, ...]
-    """A device of each, on which it exchanges with the others."""
+    """One device of each process, on which it exchanges with the others."""
     counts: tuple[int, ...]
-    """How many devices each has."""
+    """The number of devices of each process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """R logical replicas on the devices of this process, and of the others where there are some; the first device leads."""
+    """R logical replicas on the devices of this process and of other processes; the first device leads."""
 
     replicas: int
     devices: tuple[jax.Device, ...]
-    """Of this process."""
+    """The devices of this process."""
     processes: Processes | None = None
+    """None where there is one process."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -53,28 +54,30 @@ class Placement:
             )
 
     def on_lead(self) -> Placement:
-        """The same replicas of this process, all on its first device."""
+        """Return the placement that runs all replicas of this process on its first device."""
         return dataclasses.replace(self, devices=(self.lead,) * len(self.devices))
 
     @property
     def lead(self) -> jax.Device:
+        """Return the first device of this process, which has the newest state."""
         return self.devices[0]
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """The replicas of each device of this process."""
+        """Return the replicas of each device of this process."""
         before = sum(self._counts[: self.processes.number]) if self.processes else 0
         return split_evenly(self.replicas, sum(self._counts))[before : before + len(self.devices)]
 
     @property
     def of_processes(self) -> tuple[range, ...]:
-        """The replicas of each process."""
-        blocks, ends = split_evenly(self.replicas, sum(self._counts)), itertools.accumulate(self._counts, initial=0)
+        """Return the replicas of each process."""
+        blocks = split_evenly(self.replicas, sum(self._counts))
+        ends = itertools.accumulate(self._counts, initial=0)
         return tuple(range(blocks[start].start, blocks[end - 1].stop) for start, end in itertools.pairwise(ends))
 
     @property
     def device_of(self) -> dict[int, int]:
-        """For each replica of this process, the index of its device."""
+        """Return the index of the device of each replica of this process."""
         return {replica: index for index, block in enumerate(self.blocks) for replica in block}
 
     @property

@@ -1,7 +1,7 @@
-"""Sums in one fixed order, whatever runs where.
+"""Sums in one fixed order, on every placement.
 
-T(n) = T(largest power of two below n) + T(the rest), left to right over the replicas. A part of the sum is named by the
-span of replicas under it; a device that runs a block of replicas can finish the spans that lie inside its block.
+T(n) = T(largest power of two below n) + T(the rest), left to right over the replicas. A partial sum is named by the span of
+replicas that it adds up; a device that runs a block of replicas can finish the spans that lie inside its block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 def halves(span: range) -> tuple[range, range]:
-    """The two spans whose sums are added to make the sum over `span`.
+    """Return the two spans whose sums are added to make the sum over `span`.
 
     >>> halves(range(0, 6))
     (range(0, 4), range(4, 6))
@@ -23,7 +23,7 @@ def halves(span: range) -> tuple[range, range]:
 
 
 def cover(block: range, span: range) -> list[range]:
-    """The largest spans of the tree over `span` that lie inside `block`, left to right.
+    """Return the largest spans of the reduction tree over `span` that lie inside `block`, left to right.
 
     >>> cover(range(3, 6), range(0, 8))
     [range(3, 4), range(4, 6)]
@@ -42,9 +42,9 @@ def total(
     value: Callable[[range], Value | None],
     add: Callable[[Value, Value], Value],
 ) -> Value | None:
-    """The sum over `span`, from the values of the spans that are known, asked for from left to right.
+    """Return the sum over `span`, made of the values of the known spans, which are read from left to right.
 
-    None is the value of a replica that had no rows: nothing is added for it, not even a zero.
+    None is the value of a replica without rows: nothing is added for it, not even a zero.
     """
     if known(span):
         return value(span)

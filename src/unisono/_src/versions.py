@@ -1,4 +1,4 @@
-"""Which Unisono this is, and beside which of the libraries that decide about bits."""
+"""The version of Unisono, and of the libraries on which the bits depend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ VERSION = "0.1.0"
 
 
 def versions() -> dict[str, str]:
-    """By name."""
+    """Return the versions, by the names of the packages."""
     import jax
     import jaxlib.version
     import keras

@@ -1,4 +1,4 @@
-"""`BackupAndRestore`: a fit that was interrupted goes on where it was, on any placement, and ends with the same bits."""
+"""`BackupAndRestore`: an interrupted fit goes on where it stopped, on any placement, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import keras
 import numpy as np
@@ -22,25 +22,31 @@ from unisono._src.checkpoint.store import Keep, Store
 from unisono._src.checkpoint.writer import wait_for_all
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import current
+from unisono._src.typing import AnyArray, Json, Logs, PyTree
+
+if TYPE_CHECKING:
+    from unisono._src.callbacks.save_interval import SaveFrequency
+    from unisono._src.fit.data_position import Course
+    from unisono._src.fit.keras_hooks import Bond
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Saves a training of `fit` as it goes, and takes it up again where it was, in the middle of an epoch too.
+    """A callback that saves a training of `fit` as it runs, and resumes it where it stopped, in the middle of an epoch too.
 
     Start the same program again after an interruption: it goes on, on as many devices as there are now, and every bit
-    afterwards is that of a run that was never interrupted. Saving runs beside the training.
+    afterwards is that of a run that was never interrupted. Checkpoints are written in the background.
 
     Args:
         backup_dir: A directory for this training alone.
         save_freq: "epoch", the default; a number of steps; False for signals alone; or a policy of
             orbax.checkpoint.experimental.v1.training.save_decision_policies, such as one for a number of seconds.
-        double_checkpoint: Keras' argument. Two checkpoints are kept in any case, so that a damaged one costs little; `keep` says
-            another number.
-        delete_checkpoint: Whether they are deleted when the training has come to its end.
-        keep: How many checkpoints are kept, or a policy of orbax.checkpoint.experimental.v1.training.preservation_policies, beside the
-            newest.
-        signals: Names of signals at which the step is finished, the training saved, and the program left with exit code 75.
-        allow_other_replicas: Whether a training with another number of replicas may be taken up: it is another run then.
+        double_checkpoint: An argument of Keras' callback, without effect. Two checkpoints are kept in any case, so that a damaged
+            one costs little; `keep` sets another number.
+        delete_checkpoint: Whether the checkpoints are deleted when the training has ended.
+        keep: How many checkpoints are kept; or a policy of orbax.checkpoint.experimental.v1.training.preservation_policies, for all
+            but the newest.
+        signals: Names of signals at which the step is finished, the training is saved, and the program exits with code 75.
+        allow_other_replicas: Whether a training with another number of replicas may be resumed. It is another run then.
 
     Example:
         >>> callback = BackupAndRestore("backup", save_freq=1000, signals=("SIGTERM", "SIGINT", "SIGUSR1"))
@@ -52,7 +58,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
-        save_freq: Any = "epoch",
+        save_freq: SaveFrequency = "epoch",
         double_checkpoint: bool = False,
         delete_checkpoint: bool = True,
         *,
@@ -75,72 +81,75 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop = Stop()
         self._epoch = self._step = self._epochs_done = 0
         self._saved_at: tuple[int, int] | None = None
-        self._metrics: dict[str, Any] | None = None
+        self._metrics: dict[str, AnyArray] | None = None
 
-    # What Keras calls.
+    # Called by Keras.
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._bond = bond_of(self.model)
-        self._saved = Saved({"model": self.model})
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        model = cast("keras.Model", self.model)
+        self._bond = require_bond(model)
+        self._run_checkpoint = Saved({"model": model})
         self._epoch = self._step = self._epochs_done = 0
         self._saved_at = None
         self._interval = Interval(self.save_freq, self._is_saving)
         self._stop = self._open.enter_context(listening(self.signals))
-        wait_for_all()  # a fit of this process that was broken off may still be writing
+        wait_for_all()  # an earlier fit of this process that was broken off may still be writing
         self._number = self._store.next_number()
         loaded = self._store.newest()
         if loaded is not None:
-            self._go_on(loaded)
-        self._saved.make_is_known()
+            self._resume(loaded)
+        self._run_checkpoint.make_is_known()
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._epoch = epoch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._interval.passed(batch + 1 - self._step)
         self._step = batch + 1
         if self._stop.is_due:
             self._save_and_leave()
-        at_end = self._bond.course.epochs.steps == self._step or self._bond.model.stop_training
-        if self._interval.is_due and not at_end:  # there it is saved when validation and the other callbacks are through
+        at_end = self._course.epochs.steps == self._step or self._bond.model.stop_training
+        if self._interval.is_due and not at_end:  # else it is saved after validation and the other callbacks
             self._save(self._epoch, self._step)
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        if self._step:  # a validation of fit: it begins by resetting the metrics, of which the epoch's logs are made
-            names = [name for name in self._saved.keras.variables if name.startswith("model/metrics/")]
-            values = self._saved.keras.values()
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        if self._step:  # a validation of fit: it begins by resetting the metrics, from which the epoch's logs are made
+            names = [name for name in self._run_checkpoint.keras.variables if name.startswith("model/metrics/")]
+            values = self._run_checkpoint.keras.values()
             self._metrics = {name: np.array(values[name]) for name in names}
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._metrics is not None and self._stop.is_due:
             self._save_and_leave()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._metrics, self._step, self._epochs_done = None, 0, epoch + 1
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._metrics = None
+        self._step = 0
+        self._epochs_done = epoch + 1
         is_asked = self._stop.is_asked_anywhere()
         if self._interval.after_epochs or self._interval.is_due or is_asked:
             self._save(epoch + 1, 0)
         if is_asked:
             self._leave()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._store.wait()
         if self._stop.is_asked_anywhere():
             self._save_end_and_leave()
-        self._open.close()  # from here on a signal does what it does without us: nothing is left to be saved
+        self._open.close()  # all is saved: from here on a signal does what it does without us
         if self.delete_checkpoint:
             self._store.delete()
 
-    # What our fit calls.
+    # Called by our fit.
 
     def fit_is_over(self) -> None:
-        """However it ended: an error is not lost over a signal that nobody has answered, and one that ends at once does not wait."""
+        """End the backup, however fit ended: an unanswered signal hides no error, and an interruption does not wait for the writing."""
         self._open.__exit__(*sys.exc_info())
         if not isinstance(sys.exception(), KeyboardInterrupt):
             self._store.join()
 
     def steps_until_due(self, step: int) -> int:
-        """How many steps may come at once before one that is saved, or behind which several processes may stop."""
+        """Return how many steps one call may take before a step after which the training is saved, or processes may stop."""
         return self._interval.until_due() if current().is_alone else 1
 
     # Saving.
@@ -149,8 +158,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self._store.is_busy
 
     def _save(self, epoch: int, step: int) -> None:
-        course = self._bond.course
-        training = {
+        course = self._course
+        training: dict[str, Json] = {
             "epoch": epoch,
             "step": step,
             "stopped": bool(self._bond.model.stop_training) and not step,
@@ -159,7 +168,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "steps": self._interval.steps,
         }
         kept = {"training": training, "callbacks": callback_states.states_of(self._others)}
-        self._path = self._saved.save(self._store, self._number, kept, self._metrics)
+        self._path = self._run_checkpoint.save(self._store, self._number, kept, self._metrics)
         self._number += 1
         self._saved_at = epoch, step
         self._interval.saved()
@@ -169,7 +178,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._leave()
 
     def _save_end_and_leave(self) -> None:
-        """When all epochs are done. The same command finds nothing left to train, and goes on behind fit."""
+        """Save and leave when all epochs are done. The same command finds nothing left to train, and goes on after fit."""
         if self._saved_at != (self._epochs_done, 0):
             self._save(self._epochs_done, 0)
         self._leave()
@@ -179,42 +188,52 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop.leave(self._path)
 
     @property
-    def _others(self) -> list[Any]:
+    def _course(self) -> Course:
+        return cast("Course", self._bond.course)  # fit has one while it calls callbacks
+
+    @property
+    def _others(self) -> list[keras.callbacks.Callback]:
         return [callback for callback in self._bond.callbacks if not isinstance(callback, BackupAndRestore)]
 
-    # Going on.
+    # Resuming.
 
-    def _go_on(self, loaded: Loaded) -> None:
-        restored = self._saved.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
-        training, step = restored["training"], restored["training"]["step"]
-        if current().is_first:  # which has all callbacks
+    def _resume(self, loaded: Loaded) -> None:
+        restored = self._run_checkpoint.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
+        training = restored["training"]
+        step = restored["training"]["step"]
+        if current().is_first:  # the other processes do not have all callbacks
             self._warn_of_others(loaded, restored["callbacks"])
             self._warn_of_unknown(training)
         callback_states.set_states(self._others, restored["callbacks"])
 
-        def again() -> None:
-            """What callbacks did at the beginning of the epoch was done before, and must not count twice."""
-            self._saved.put_again(loaded)
+        def restore_again() -> None:
+            """Restore what callbacks changed at the beginning of the epoch: they did so before the save too."""
+            self._run_checkpoint.put_again(loaded)
             callback_states.set_states(self._others, restored["callbacks"])
 
-        self._bond.course.go_on(training["data"], step, training["logs"], again if step else None)
-        self._epoch, self._step, self._interval.steps = training["epoch"], step, training["steps"]
-        self._epochs_done, self._saved_at, self._path = training["epoch"], (training["epoch"], step), loaded.path
-        params: Any = self.params
+        self._course.go_on(training["data"], step, training["logs"], restore_again if step else None)
+        self._epoch = training["epoch"]
+        self._step = step
+        self._interval.steps = training["steps"]
+        self._epochs_done = training["epoch"]
+        self._saved_at = (training["epoch"], step)
+        self._path = loaded.path
+        params = cast("dict[str, int]", self.params)
         keras_private.begin_with_epoch(self.model, params["epochs"] if training["stopped"] else training["epoch"])
 
-    def _warn_of_others(self, loaded: Loaded, found: dict[str, Any]) -> None:
-        lost, fresh = callback_states.lost(self._others, found), callback_states.fresh(self._others, found)
-        said = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
-        said += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
-        if said:
+    def _warn_of_others(self, loaded: Loaded, states: dict[str, PyTree]) -> None:
+        lost = callback_states.lost(self._others, states)
+        fresh = callback_states.fresh(self._others, states)
+        differing = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
+        differing += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
+        if differing:
             warnings.warn(
-                f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(said)}. Give fit the same ones, to go on "
+                f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(differing)}. Give fit the same ones, to go on "
                 f"with the same run.",
                 stacklevel=2,
             )
 
-    def _warn_of_unknown(self, training: dict[str, Any]) -> None:
+    def _warn_of_unknown(self, training: dict[str, Json]) -> None:
         names = callback_states.unknown(self._others)
         if names:
             where = "in the middle" if training["step"] else "at the beginning"
@@ -225,7 +244,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
 
-def bond_of(model: Any) -> Any:
+def require_bond(model: keras.Model) -> Bond:
+    """Return what ties the model to its strategy; refuse a model that was made outside every scope."""
     bond = keras_private.bond_of(model)
     if bond is None:
         raise ValueError(

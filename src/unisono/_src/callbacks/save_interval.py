@@ -1,23 +1,26 @@
-"""When a training is saved: after epochs, after so many steps, or as a policy of Orbax decides."""
+"""When a training is saved: after epochs, after a number of steps, or as a policy of Orbax decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from unisono._src.fit.steps_per_call import MOST_STEPS
 
 if TYPE_CHECKING:
-    from unisono._src.callbacks.save_policy import SavePolicy
+    from unisono._src.callbacks.save_policy import OrbaxPolicy, SavePolicy
+
+SaveFrequency: TypeAlias = "str | int | OrbaxPolicy"
+"""When to save: "epoch"; a number of steps; False for signals alone; or a policy."""
 
 
 class Interval:
-    """Counts the steps of a training."""
+    """A count of the steps of a training, which tells when to save."""
 
-    def __init__(self, save_freq: Any, is_saving: Callable[[], bool]) -> None:
-        """`is_saving` says whether the checkpoint before is still being written."""
+    def __init__(self, save_freq: SaveFrequency, is_saving: Callable[[], bool]) -> None:
+        """Check `save_freq`. `is_saving` returns whether the last checkpoint is still being written."""
         every = save_freq if isinstance(save_freq, int) and not isinstance(save_freq, bool) else 0
-        self._policy = None if every or save_freq in ("epoch", False) else policy_of(save_freq)
+        self._policy = None if every or save_freq in ("epoch", False) else make_policy(save_freq)
         if not (every > 0 or save_freq == "epoch" or save_freq is False or self._policy):
             raise ValueError(
                 f"save_freq is 'epoch', a number of steps, False for signals alone, or a policy of "
@@ -27,17 +30,18 @@ class Interval:
         self._every = every or None
         self._is_saving = is_saving
         self.steps = 0
-        """Since the training began."""
+        """The steps since the training began."""
         self._due_since_saved = False
 
     def until_due(self) -> int:
-        """How many steps may come at once before one that is saved."""
-        if self._policy is not None:  # which may wait for a certain step
+        """Return how many steps one call may take before a step after which the training is saved."""
+        if self._policy is not None:  # it may wait for a certain step
             return MOST_STEPS if self._policy.looks_at_the_clock else 1
         return MOST_STEPS if self._every is None else self._every - self.steps % self._every
 
     def passed(self, steps: int) -> None:
-        before, self.steps = self.steps, self.steps + steps
+        before = self.steps
+        self.steps = self.steps + steps
         if self._every is not None:
             self._due_since_saved |= before // self._every < self.steps // self._every
         elif self._policy is not None:
@@ -53,7 +57,7 @@ class Interval:
             self._policy.saved(self.steps)
 
 
-def policy_of(save_freq: Any) -> SavePolicy | None:
+def make_policy(save_freq: object) -> SavePolicy | None:
     from unisono._src.callbacks import save_policy
 
     return save_policy.SavePolicy(save_freq) if save_policy.is_policy(save_freq) else None

@@ -1,4 +1,4 @@
-"""`un.Checkpoint`: the state of a loop of the user's own."""
+"""`un.Checkpoint`: the state of a training loop that the user wrote."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeAlias, TypeGuard, cast
 
-from unisono._src.checkpoint.object_state import KINDS
+from unisono._src.checkpoint.object_state import KINDS, KerasThing
 from unisono._src.checkpoint.reading import DamagedError, load, newest_beside
 from unisono._src.checkpoint.run_checkpoint import Saved
 from unisono._src.checkpoint.stop_signals import SIGNALS, listening
@@ -18,14 +18,41 @@ from unisono._src.checkpoint.store import Keep, Store
 from unisono._src.checkpoint.writer import wait_for_all
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import current
+from unisono._src.typing import PyTree
+
+
+class Stateful(Protocol):
+    """An object that has a state which JSON and arrays can hold."""
+
+    def get_state(self) -> PyTree: ...
+
+    def set_state(self, state: PyTree, /) -> None: ...
+
+
+class LoopDataset(Protocol):
+    """A distributed dataset, as `Checkpoint` uses it."""
+
+    listeners: list[Callable[[], None]]
+    """The functions that are called between two batches."""
+    thread: int | None
+    """The thread that asked for the last batch."""
+
+    @property
+    def replicas(self) -> int: ...
+
+    def will_be_saved(self) -> None: ...
+
+
+Trackable: TypeAlias = KerasThing | Stateful
+"""An object that `Checkpoint` saves."""
 
 
 class Checkpoint:
-    """What a training is made of, saved and restored as a whole.
+    """The state of a training, saved and restored as a whole.
 
     Args:
-        trackables: By names of your own: models, layers, optimizers, metrics and Keras variables; the distributed dataset that
-            is trained on (`data=`); and whatever has `get_state()` and `set_state(state)`.
+        trackables: The objects, by names of your own: models, layers, optimizers, metrics and Keras variables; the distributed
+            dataset of the loop (`data=`); and any object with `get_state()` and `set_state(state)`.
 
     Example:
         >>> import keras, tempfile
@@ -36,7 +63,7 @@ class Checkpoint:
         True
     """
 
-    def __init__(self, **trackables: Any) -> None:
+    def __init__(self, **trackables: Trackable) -> None:
         for name, thing in trackables.items():
             if not name.isidentifier():
                 raise ValueError(
@@ -48,37 +75,37 @@ class Checkpoint:
                     f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
                     f"a number that changes."
                 )
-        self._others = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
-        of_keras = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
-        self._saved = Saved(of_keras, next((dataset.replicas for dataset in self._datasets), None))
-        for thing in self._others.values():
+        self._stateful = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
+        keras_things = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
+        self._run_checkpoint = Saved(keras_things, next((dataset.replicas for dataset in self._datasets), None))
+        for thing in self._stateful.values():
             if hasattr(thing, "will_be_saved"):
-                thing.will_be_saved()
+                cast("LoopDataset", thing).will_be_saved()
         self._stores: dict[tuple[Path, str], Store] = {}
 
     @property
-    def _datasets(self) -> list[Any]:
-        return [thing for thing in self._others.values() if hasattr(thing, "listeners")]
+    def _datasets(self) -> list[LoopDataset]:
+        return [thing for thing in self._stateful.values() if hasattr(thing, "listeners")]
 
     @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
-        """Writes a numbered checkpoint beside the training, and returns its path.
+        """Write a numbered checkpoint in the background, and return its path.
 
         Args:
             path: A directory (one that exists, or with "/" at its end), or a prefix like "./ckpts/ckpt".
-            keep: How many of them are kept, the newest; or a policy of orbax.checkpoint.experimental.v1.training.preservation_policies.
-                By default all.
+            keep: How many of the newest checkpoints are kept; or a policy of
+                orbax.checkpoint.experimental.v1.training.preservation_policies. By default all are kept.
 
-        A failure is raised by the next `save`, by `wait`, or printed when the process ends.
+        A failure is raised by the next `save` or by `wait`, or printed when the process ends.
         """
-        self._check_thread()
-        directory, name = place_of(path)
+        self._warn_of_other_thread()
+        directory, name = split_path(path)
         store = self._stores.setdefault((directory, name), Store(directory, name))
         store.keep = keep
-        states = {name: thing.get_state() for name, thing in self._others.items()}
-        return str(self._saved.save(store, store.next_number(), states))
+        states = {name: thing.get_state() for name, thing in self._stateful.items()}
+        return str(self._run_checkpoint.save(store, store.next_number(), states))
 
-    def _check_thread(self) -> None:
+    def _warn_of_other_thread(self) -> None:
         if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
             warnings.warn(
                 f"save was called in the thread {threading.current_thread().name!r}, and the loop over the data runs in another one: what is "
@@ -87,7 +114,7 @@ class Checkpoint:
             )
 
     def wait(self) -> None:
-        """Until all that was saved is on disk; raises what went wrong."""
+        """Wait until all checkpoints are on disk; raise the error of one that was not written."""
         for store in self._stores.values():
             store.wait()
 
@@ -96,7 +123,7 @@ class Checkpoint:
     def saving_on_signal(
         self, path: str | os.PathLike[str], signals: Sequence[str] = SIGNALS, keep: Keep | None = None
     ) -> Iterator[None]:
-        """For the block: at one of these signals the step is finished, all is saved, and the program left with exit code 75.
+        """Save and leave at a signal, within the block: the step is finished, all is saved, and the program exits with code 75.
 
         The step ends where the loop asks the distributed dataset (`data=`) for its next batch. A second signal ends at once.
 
@@ -134,12 +161,12 @@ class Checkpoint:
 
     @says_near_names
     def restore(self, path: str | os.PathLike[str] | None, allow_other_replicas: bool = False, partial: bool = False) -> bool:
-        """Puts back what was saved; a training that goes on from it has the bits of one that was never interrupted.
+        """Restore what was saved; a training that goes on from there has the bits of one that was never interrupted.
 
         Args:
-            path: What `save` or `un.latest_checkpoint` returned. With None nothing is done.
-            allow_other_replicas: Whether the strategy may have another number of replicas: it is another run then.
-            partial: Whether the checkpoint may hold more than is asked for, for evaluation or export.
+            path: What `save` or `un.latest_checkpoint` returned. With None nothing is restored.
+            allow_other_replicas: Whether the strategy may have another number of replicas. It is another run then.
+            partial: Whether the checkpoint may hold more objects than are asked for, as evaluation or export needs it.
 
         Returns:
             Whether something was restored.
@@ -150,21 +177,24 @@ class Checkpoint:
         try:
             loaded = load(path)
         except DamagedError as error:
-            good = newest_beside(Path(path).absolute())
-            raise DamagedError(f"{error}{'' if good is None else f' {good} is the newest good one beside it.'}") from error
-        current().meet(f"that it has read {path}")  # before it may be dropped
-        states = self._saved.restore(loaded, set(self._others), allow_other_replicas, partial)
-        for name, thing in self._others.items():
+            newest_good = newest_beside(Path(path).absolute())
+            raise DamagedError(
+                f"{error}{'' if newest_good is None else f' {newest_good} is the newest good one beside it.'}"
+            ) from error
+        current().meet(f"that it has read {path}")  # before process 0 may remove it
+        states = self._run_checkpoint.restore(loaded, set(self._stateful), allow_other_replicas, partial)
+        for name, thing in self._stateful.items():
             thing.set_state(states[name])
         return True
 
 
-def is_stateful(thing: Any) -> bool:
+def is_stateful(thing: object) -> TypeGuard[Stateful]:
+    """Return whether an object has `get_state()` and `set_state(state)`."""
     return callable(getattr(thing, "get_state", None)) and callable(getattr(thing, "set_state", None))
 
 
-def place_of(path: str | os.PathLike[str]) -> tuple[Path, str]:
-    """(directory, name of the checkpoints in it)."""
-    whole = Path(path).absolute()
-    is_directory = whole.is_dir() or str(path).endswith(("/", os.sep))
-    return (whole, "ckpt") if is_directory else (whole.parent, whole.name)
+def split_path(path: str | os.PathLike[str]) -> tuple[Path, str]:
+    """Return the directory, and the name that its checkpoints have."""
+    absolute = Path(path).absolute()
+    is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
+    return (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)

@@ -1,22 +1,32 @@
-"""Whether what a checkpoint holds fits what it is to be put into: every difference, named on both sides."""
+"""The check that a checkpoint fits the objects that take it: every difference is named, with both sides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 MOST_LINES = 20
 
 
-def check(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Of arrays, or what has a shape and a dtype, by their names in the structure."""
+class ArrayLike(Protocol):
+    """An array or a variable: it has a shape and a dtype."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def dtype(self) -> object: ...
+
+
+def check(where: str, theirs: Mapping[str, ArrayLike], ours: Mapping[str, ArrayLike]) -> None:
+    """Refuse a checkpoint whose arrays have other names, shapes or dtypes than the arrays here."""
     lines = [
-        f"  {name}: {kind(theirs[name])} in the checkpoint, {kind(ours[name])} here"
+        f"  {name}: {describe_array(theirs[name])} in the checkpoint, {describe_array(ours[name])} here"
         for name in theirs
-        if name in ours and kind(theirs[name]) != kind(ours[name])
+        if name in ours and describe_array(theirs[name]) != describe_array(ours[name])
     ]
-    lines += [f"  {name}: {kind(theirs[name])} in the checkpoint, nothing here" for name in theirs if name not in ours]
-    lines += [f"  {name}: nothing in the checkpoint, {kind(ours[name])} here" for name in ours if name not in theirs]
+    lines += [f"  {name}: {describe_array(theirs[name])} in the checkpoint, nothing here" for name in theirs if name not in ours]
+    lines += [f"  {name}: nothing in the checkpoint, {describe_array(ours[name])} here" for name in ours if name not in theirs]
     if lines:
         more = [f"  and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         raise ValueError(
@@ -24,13 +34,14 @@ def check(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Non
         )
 
 
-def kind(of: Any) -> str:
-    return f"{tuple(of.shape)} {of.dtype}"
+def describe_array(array: ArrayLike) -> str:
+    return f"{tuple(array.shape)} {array.dtype}"
 
 
 def check_names(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
-    """Of whole objects."""
-    missing, left = sorted(set(ours) - set(theirs)), sorted(set(theirs) - set(ours))
+    """Refuse a checkpoint that lacks an object; and one that has more objects, unless it may be restored in part."""
+    missing = sorted(set(ours) - set(theirs))
+    left = sorted(set(theirs) - set(ours))
     if missing:
         raise ValueError(
             f"The checkpoint {where} holds no {' and no '.join(missing)}, only {', '.join(sorted(theirs))}. Nothing was restored."

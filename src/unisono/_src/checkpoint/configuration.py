@@ -1,86 +1,90 @@
-"""How a model computes, beside its variables: what its layers and compile() were configured with, as a checkpoint keeps it."""
+"""The configuration of a model's layers and of compile(), as a checkpoint keeps it beside the variables."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import keras
 
 from unisono._src import keras_private
+from unisono._src.typing import Json
 
 DROPPED = {"name", "trainable", "dtype", "module", "registered_name", "build_config", "batch_shape", "optional"}
-"""Of a configuration: what is compared elsewhere, or changes no number."""
-OF_LOSS = ("loss", "loss_weights")
+"""Keys of a configuration that are compared elsewhere, or change no number."""
+
+LOSS_SETTINGS = ("loss", "loss_weights")
 
 
-def of_model(model: Any) -> dict[str, Any]:
-    """Return the configuration of a model's layers, in order, and of its loss and its schedule, in JSON."""
+def of_model(model: keras.Model) -> dict[str, Json]:
+    """Return the configuration of a model's layers, in order, and of its loss and its learning rate schedule, in JSON."""
     layers = [layer for layer in keras_private.layers_of(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
-    found: dict[str, Any] = {"layers": [[type(layer).__name__, settings(layer.get_config)] for layer in layers]}
+    described: dict[str, Json] = {"layers": [[type(layer).__name__, read_settings(layer.get_config)] for layer in layers]}
     if getattr(model, "compiled", False):
-        compiled = settings(model.get_compile_config)
-        found["compile()"] = {name: compiled.get(name) for name in OF_LOSS}
-        found["compile()"]["run_eagerly"] = keras_private.eager_option(model) is not None
-        rate = settings(model.optimizer.get_config).get("learning_rate")
+        compiled = read_settings(model.get_compile_config)
+        described["compile()"] = {name: compiled.get(name) for name in LOSS_SETTINGS}
+        described["compile()"]["run_eagerly"] = keras_private.eager_option(model) is not None
+        rate = read_settings(model.optimizer.get_config).get("learning_rate")
         if isinstance(rate, dict):  # a number is a variable, and so part of the state
-            found["compile()"]["learning_rate"] = rate
-    return found
+            described["compile()"]["learning_rate"] = rate
+    return described
 
 
-def settings(get_config: Any) -> dict[str, Any]:
-    """Return a configuration in JSON; nothing of one that cannot be had."""
-    with contextlib.suppress(Exception), warnings.catch_warnings():  # of a class or a function that Keras cannot write down
+def read_settings(get_config: Callable[[], object]) -> dict[str, Json]:
+    """Return a configuration in JSON; an empty one where Keras cannot tell it."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():  # Keras cannot write down every class and function
         warnings.simplefilter("ignore")
-        return plain(keras.saving.serialize_keras_object(get_config()) or {})
+        return simplify_setting(keras.saving.serialize_keras_object(get_config()) or {})
     return {}
 
 
-def plain(value: Any) -> Any:
+def simplify_setting(value: object) -> Json:
+    """Return a setting in JSON, without what is compared elsewhere or changes no number."""
     if isinstance(value, Mapping):
-        if value.get("class_name") == "__lambda__":  # its code names files and lines
+        if value.get("class_name") == "__lambda__":  # its code contains names of files and numbers of lines
             return "a lambda"
-        kept = {str(key): of for key, of in value.items() if key not in DROPPED and not str(key).endswith("_initializer")}
-        return {key: plain(of) for key, of in kept.items()}
+        kept = {str(key): inner for key, inner in value.items() if key not in DROPPED and not str(key).endswith("_initializer")}
+        return {key: simplify_setting(inner) for key, inner in kept.items()}
     if isinstance(value, list | tuple):
-        return [plain(of) for of in value]
+        return [simplify_setting(inner) for inner in value]
     return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
-def differences(name: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is configured in another way, of a model of this name."""
-    for number, ((kind, theirs), (other, ours)) in enumerate(zip(there["layers"], here["layers"], strict=False)):
-        if kind != other:
-            yield f"layer {number} of {name}: {kind} there, {other} here"
+def find_differences(name: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> Iterator[str]:
+    """Yield, in words, each setting of this model that differs."""
+    for number, ((their_class, theirs), (our_class, ours)) in enumerate(zip(there["layers"], here["layers"], strict=False)):
+        if their_class != our_class:
+            yield f"layer {number} of {name}: {their_class} there, {our_class} here"
         else:
-            yield from changed(f"layer {number} ({kind}) of {name}", theirs, ours)
-    yield from changed(f"compile() of {name}", there.get("compile()", {}), here.get("compile()", {}))
+            yield from compare_settings(f"layer {number} ({their_class}) of {name}", theirs, ours)
+    yield from compare_settings(f"compile() of {name}", there.get("compile()", {}), here.get("compile()", {}))
 
 
-def changed(of: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+def compare_settings(owner: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> Iterator[str]:
+    """Yield, in words, each setting of a layer or of compile() that differs."""
     for setting in [key for key in there if key in here and there[key] != here[key]]:
-        theirs, ours = there[setting], here[setting]
+        theirs = there[setting]
+        ours = here[setting]
         if isinstance(theirs, dict) and isinstance(ours, dict):
-            yield from changed(f"{setting} of {of}", theirs, ours)
+            yield from compare_settings(f"{setting} of {owner}", theirs, ours)
         else:
-            yield f"{setting} of {of}: {said(theirs)} there, {said(ours)} here"
+            yield f"{setting} of {owner}: {show_setting(theirs)} there, {show_setting(ours)} here"
 
 
-def said(value: Any) -> str:
+def show_setting(value: Json) -> str:
     if not isinstance(value, dict):
         return str(value)
-    kind = value.get("class_name", value)
-    return str(value["config"] if kind == "function" else kind)
+    class_name = value.get("class_name", value)
+    return str(value["config"] if class_name == "function" else class_name)
 
 
-def warn_of_others(where: Any, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Of a run that goes on with a model that computes something else."""
-    found = [of for name in there.keys() & here.keys() for of in differences(name, there[name], here[name])]
-    if found:
+def warn_of_others(where: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> None:
+    """Warn where the run goes on with a model of another configuration."""
+    differing = [words for name in there.keys() & here.keys() for words in find_differences(name, there[name], here[name])]
+    if differing:
         warnings.warn(
             f"The checkpoint {where} is of a program with another configuration, and training goes on with that of this program: "
-            f"{'; '.join(found)}. That is another run.",
+            f"{'; '.join(differing)}. That is another run.",
             stacklevel=6,
         )

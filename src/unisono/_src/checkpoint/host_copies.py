@@ -1,22 +1,23 @@
-"""Arrays on their way to disk: a copy that training cannot change, and a digest of each."""
+"""Arrays on their way to disk: copies that training cannot change, and their digests."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from unisono._src.typing import AnyArray, Array
+
 
 @jax.jit
-def copied(arrays: list[Any]) -> list[Any]:
-    """On their device, when what computes them is done: nobody waits, and the originals may be donated to the next step."""
+def copied(arrays: list[AnyArray]) -> list[Array]:
+    """Copy arrays on their device, once they are computed: no thread waits, and the next step may be donated the originals."""
     return [jnp.copy(array) for array in arrays]
 
 
 def digest(array: np.ndarray) -> str:
-    found = hashlib.sha256(f"{array.shape} {array.dtype}\n".encode())
-    found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:32]
+    digester = hashlib.sha256(f"{array.shape} {array.dtype}\n".encode())
+    digester.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digester.hexdigest()[:32]

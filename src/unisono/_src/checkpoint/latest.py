@@ -1,4 +1,4 @@
-"""The newest checkpoint of a directory, ours or one of Keras' ModelCheckpoint."""
+"""The newest checkpoint of a directory: of `un.Checkpoint`, or of Keras' ModelCheckpoint."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from unisono._src.processes.agreement import current
 
 @says_near_names
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """The path of the newest good checkpoint in a directory; None where there is none.
+    """Return the path of the newest good checkpoint in a directory; None where there is none.
 
     Args:
         directory: Where `un.Checkpoint` has saved, as a directory or as the prefix that `save` was given, or where
             keras.callbacks.ModelCheckpoint has written `.weights.h5` or `.keras` files.
 
-    Checkpoints that were damaged are left where they are, and named in a warning. Of several processes the first one looks.
+    Damaged checkpoints are left in place, and named in a warning. Of several processes, process 0 looks.
     """
-    return current().of_first(f"the newest checkpoint in {directory}", lambda: newest_in(directory))
+    return current().of_first(f"the newest checkpoint in {directory}", lambda: find_newest(directory))
 
 
-def newest_in(directory: str | os.PathLike[str]) -> str | None:
+def find_newest(directory: str | os.PathLike[str]) -> str | None:
     wait_for_all()
     place = Path(directory).absolute()
     damaged = []
-    for path, check in newest_first(candidates(place)):
+    for path, check in sort_newest_first(list_candidates(place)):
         try:
             check(path)
         except (DamagedError, OSError) as error:
@@ -52,8 +52,8 @@ def newest_in(directory: str | os.PathLike[str]) -> str | None:
 Candidate = tuple[Path, Callable[[Path], object]]
 
 
-def candidates(place: Path) -> list[Candidate]:
-    """(path, what reads it and raises where it is damaged)."""
+def list_candidates(place: Path) -> list[Candidate]:
+    """Return the path of each checkpoint, with a function that reads it and raises if it is damaged."""
     if not place.is_dir():
         return [(path, load) for name, _, path in found_in(place.parent, place.name) if name == place.name]
     checks: dict[str, Callable[[Path], object]] = {"*.weights.h5": check_h5, "*.keras": check_zip}
@@ -61,33 +61,37 @@ def candidates(place: Path) -> list[Candidate]:
     return [(path, load) for _, _, path in found_in(place)] + files
 
 
-def newest_first(found: list[Candidate]) -> list[Candidate]:
-    """Of our checkpoints of one name by their numbers, since copies have other times; else by the time of writing."""
+def sort_newest_first(candidates: list[Candidate]) -> list[Candidate]:
+    """Sort our checkpoints of one name by their numbers, since a copy has another time; all others by the time of writing."""
     newest: dict[str, int] = {}
-    for path, _ in found:
-        newest[series(path)] = max(newest.get(series(path), 0), written(path))
-    return sorted(found, key=lambda of: (newest[series(of[0])], number_of(of[0]), written(of[0])), reverse=True)
+    for path, _ in candidates:
+        newest[strip_number(path)] = max(newest.get(strip_number(path), 0), read_write_time(path))
+    return sorted(
+        candidates,
+        key=lambda entry: (newest[strip_number(entry[0])], parse_number(entry[0]), read_write_time(entry[0])),
+        reverse=True,
+    )
 
 
-def series(path: Path) -> str:
-    """What the checkpoints of one name share; a file of Keras' is alone."""
+def strip_number(path: Path) -> str:
+    """Return the name that checkpoints of one series share; of a file of Keras, the name of the file."""
     return path.name.rpartition("_")[0] if path.is_dir() else path.name
 
 
-def number_of(path: Path) -> int:
+def parse_number(path: Path) -> int:
     number = path.name.partition(".")[0].rpartition("_")[2]
     return int(number) if number.isdigit() else 0
 
 
-def written(path: Path) -> int:
-    """When, in nanoseconds."""
+def read_write_time(path: Path) -> int:
+    """Return when a checkpoint was written, in nanoseconds."""
     metadata = path / METADATA
     return (metadata if metadata.exists() else path).stat().st_mtime_ns
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """The readers of Keras' files raise whatever a flipped bit leads them to."""
+def name_damaged_file(path: Path) -> Iterator[None]:
+    """Raise any error of the block as damage of the file: a flipped bit leads the readers of Keras' files to any error."""
     try:
         yield
     except Exception as error:
@@ -95,12 +99,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def check_h5(path: Path) -> None:
-    with naming(path), h5py.File(path) as file:
+    with name_damaged_file(path), h5py.File(path) as file:
         file.visititems(lambda _, item: item[()] if isinstance(item, h5py.Dataset) else None)
 
 
 def check_zip(path: Path) -> None:
-    with naming(path), zipfile.ZipFile(path) as file:
+    with name_damaged_file(path), zipfile.ZipFile(path) as file:
         wrong = file.testzip()
         if wrong is not None:
             raise zipfile.BadZipFile(f"{wrong} has other bits than were written")

@@ -1,12 +1,12 @@
-"""What is asked of Orbax, and the only file that touches what is private in it; checked with orbax-checkpoint 0.12.8.
+"""The calls of Orbax. No other file touches what is private in Orbax; checked with orbax-checkpoint 0.12.8.
 
-It is imported where it is first used: Orbax takes as long to import as all of Unisono.
+This module is imported where it is first used: Orbax takes as long to import as all of Unisono.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
@@ -15,49 +15,57 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 
 from unisono._src.checkpoint.folders import ARRAYS
 from unisono._src.jax_private import distributed
+from unisono._src.typing import AnyArray, Json
+
+if TYPE_CHECKING:
+    from orbax.checkpoint.experimental.v1._src.path.types import PathLike
+
+    from unisono._src.checkpoint.store import CheckpointInfo, Keep, PreservationPolicy
 
 policies = ocp.training.preservation_policies
 
-_check = execution._check_directory_consistency
+_check_among_all = execution._check_directory_consistency
 
 
-def write(path: str, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> None:
-    with alone():
+def write(path: str, arrays: Mapping[str, np.ndarray], record: dict[str, Json]) -> None:
+    with make_lone_context():
         ocp.save(path, dict(arrays), checkpointable_name=ARRAYS, custom_metadata=record)
 
 
-def record_of(path: str) -> Any:
-    with alone():
+def record_of(path: str) -> Json:
+    with make_lone_context():
         return ocp.checkpointables_metadata(path).custom_metadata
 
 
-def read(path: str, like: Mapping[str, np.ndarray]) -> Any:
-    with alone():
+def read(path: str, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
+    """Return the arrays of a checkpoint. `like` has their names, shapes and dtypes."""
+    with make_lone_context():
         return ocp.load(path, dict(like), checkpointable_name=ARRAYS)
 
 
-def stay(keep: Any, checkpoints: Sequence[Any]) -> Sequence[bool]:
-    """Which of them a number of newest ones, or a policy, keeps."""
+def stay(keep: Keep, checkpoints: Sequence[CheckpointInfo]) -> Sequence[bool]:
+    """Return, for each checkpoint, whether it is kept: among the newest, where `keep` is a number, or by a policy."""
     policy = policies.LatestN(keep) if isinstance(keep, int) else keep
-    return policy.should_preserve(checkpoints, context=policies.PreservationContext())
+    return cast("PreservationPolicy", policy).should_preserve(checkpoints, context=policies.PreservationContext())
 
 
-def alone() -> ocp.Context:
-    """In which Orbax does not wait for other processes: one of those that train together writes, and each reads for itself.
+def make_lone_context() -> ocp.Context:
+    """Return a context in which Orbax waits for no other process: one process writes for all, and each reads for itself.
 
-    Its own way is collectives over all devices, from its thread, in the middle of a step.
+    By itself Orbax starts collectives over all devices, from its own thread, in the middle of a step.
     """
-    _, me = distributed.place()
+    _, process = distributed.place()
     context = ocp.Context()
-    context.multiprocessing.primary_host, context.multiprocessing.active_processes = me, {me}
+    context.multiprocessing.primary_host = process
+    context.multiprocessing.active_processes = {process}
     return context
 
 
-def check_directory(directory: Any) -> None:
-    """Orbax asks all processes whether they mean the same directory, those too that are not active."""
+def check_directory(directory: PathLike) -> None:
+    """Check that active processes write to one directory. Orbax by itself also asks the processes that are not active."""
     active = contexts.get_context().multiprocessing.active_processes
     if active is None or len(active) > 1:
-        _check(directory)
+        _check_among_all(directory)
 
 
 execution._check_directory_consistency = check_directory

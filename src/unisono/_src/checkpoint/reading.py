@@ -1,4 +1,4 @@
-"""One checkpoint on disk: what stands in its record, by which every bit is checked when it is read."""
+"""One checkpoint on disk, and its record, by which every bit is checked when the checkpoint is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,12 +19,16 @@ from unisono._src.checkpoint.folders import found_in
 from unisono._src.checkpoint.host_copies import digest
 from unisono._src.processes.agreement import current
 from unisono._src.processes.progress import current as progress
+from unisono._src.typing import Json
 
 FORMAT = 2
 
+Record: TypeAlias = dict[str, Json]
+"""The description of a checkpoint beside its arrays, in JSON."""
+
 
 class DamagedError(ValueError):
-    """A checkpoint is not what was written, or is of a format that nobody reads any more."""
+    """A checkpoint is not what was written, or is of a format that no code reads any more."""
 
 
 class Loaded(NamedTuple):
@@ -32,11 +36,11 @@ class Loaded(NamedTuple):
 
     path: Path
     arrays: dict[str, np.ndarray]
-    record: dict[str, Any]
+    record: Record
 
 
 def newest_of(paths: list[Path]) -> Loaded | None:
-    """The first that is good. Others stay where they are and are named in a warning."""
+    """Return the first good checkpoint. Damaged ones are left in place, and named in a warning."""
     damaged: list[str] = []
     for path in paths:
         try:
@@ -53,18 +57,18 @@ def newest_of(paths: list[Path]) -> Loaded | None:
 
 
 def newest_beside(path: Path) -> Path | None:
-    """The newest good checkpoint of the same name; nothing is said of others."""
+    """Return the newest other checkpoint of the same name that is good; warn of no damaged one."""
     name = path.name.rpartition("_")[0]
-    found = found_in(path.parent, name)
-    of_name = sorted(((number, other) for n, number, other in found if n == name and other != path), reverse=True)
-    for _, other in of_name:
+    folders = found_in(path.parent, name)
+    others = sorted(((number, other) for series, number, other in folders if series == name and other != path), reverse=True)
+    for _, other in others:
         with contextlib.suppress(DamagedError):
             return load(other).path
     return None
 
 
 def load_as_first(path: Path) -> Loaded:
-    """What process 0 goes on from, in another one."""
+    """Return, in another process, the checkpoint from which process 0 goes on."""
     if not path.exists():
         raise FileNotFoundError(
             f"Process 0 goes on from the checkpoint {path}, which process {current().number} does not find. Name a directory that all "
@@ -74,41 +78,41 @@ def load_as_first(path: Path) -> Loaded:
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """Reads a checkpoint and checks every bit of it."""
+    """Read a checkpoint and check every bit of it."""
     path = Path(path).absolute()
     try:
-        with progress().busy("reading a checkpoint"), quiet():
-            return checked(path)
-    except (DamagedError, ImportError):  # Orbax, where it cannot be imported, says nothing of the checkpoint
+        with progress().busy("reading a checkpoint"), silence_loggers():
+            return load_and_check(path)
+    except (DamagedError, ImportError):  # an Orbax that cannot be imported says nothing about the checkpoint
         raise
     except Exception as error:
         raise DamagedError(f"The checkpoint {path} is damaged: {first_line(error)}.") from error
 
 
-def checked(path: Path) -> Loaded:
+def load_and_check(path: Path) -> Loaded:
     from unisono._src.checkpoint import orbax_private
 
     record = orbax_private.record_of(str(path))
-    if not isinstance(record, dict) or record.get("seal") != seal(record):
+    if not isinstance(record, dict) or record.get("seal") != digest_record(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
     if record["format"] != FORMAT:
         raise DamagedError(
             f"The checkpoint {path} cannot be read: it has format {record['format']}, and this version of Unisono reads {FORMAT} alone."
         )
-    described_there = record["arrays"]
-    like = {name: np.empty(shape, dtype_named(dtype)) for name, (shape, dtype, _) in described_there.items()}
+    described = record["arrays"]
+    like = {name: np.empty(shape, find_dtype(dtype)) for name, (shape, dtype, _) in described.items()}
     filled = {name: array for name, array in like.items() if array.size}
-    read = orbax_private.read(str(path), filled) if filled else {}
-    arrays = {name: np.asarray(read[name]) if array.size else array for name, array in like.items()}
-    wrong = [name for name, (_, _, of) in described_there.items() if digest(arrays[name]) != of]
+    loaded = orbax_private.read(str(path), filled) if filled else {}
+    arrays = {name: np.asarray(loaded[name]) if array.size else array for name, array in like.items()}
+    wrong = [name for name, (_, _, written) in described.items() if digest(arrays[name]) != written]
     if wrong:
         raise DamagedError(f"The checkpoint {path} is damaged: {wrong[0]} has other bits than were written.")
     return Loaded(path, arrays, record)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """What fails to be read is said once, by us: Orbax logs it for every array, and asyncio for every task."""
+def silence_loggers() -> Iterator[None]:
+    """Silence Orbax and asyncio within the block: the error is said once, by us, and they log it for every array and task."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before = [logger.level for logger in loggers]
     try:
@@ -116,31 +120,31 @@ def quiet() -> Iterator[None]:
             logger.setLevel(logging.CRITICAL + 1)
         yield
     except Exception:
-        gc.collect()  # tasks speak when they are collected
+        gc.collect()  # tasks log when they are collected
         raise
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
 
 
-def described(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Shape, dtype and digest of each."""
+def describe_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, list[Json]]:
+    """Return the shape, the dtype and the digest of each array."""
     return {name: [list(array.shape), str(array.dtype), digest(array)] for name, array in arrays.items()}
 
 
-def dtype_named(name: str) -> np.dtype:
+def find_dtype(name: str) -> np.dtype:
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def recorded(arrays: Mapping[str, np.ndarray], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of these arrays, as JSON gives it back, with its digest."""
-    record = json.loads(json.dumps({**more, "format": FORMAT, "arrays": described(arrays)}))
-    return record | {"seal": seal(record)}
+def recorded(arrays: Mapping[str, np.ndarray], more: Mapping[str, Json]) -> Record:
+    """Return the record of these arrays, as JSON gives it back, with its digest."""
+    record = json.loads(json.dumps({**more, "format": FORMAT, "arrays": describe_arrays(arrays)}))
+    return record | {"seal": digest_record(record)}
 
 
-def seal(record: Mapping[str, Any]) -> str:
+def digest_record(record: Mapping[str, Json]) -> str:
     text = json.dumps({key: value for key, value in record.items() if key != "seal"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,49 +1,50 @@
-"""One checkpoint of a run: what goes into it, and how it is put back."""
+"""One checkpoint of a run: its content, and how it is restored."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from unisono._src.checkpoint import compatibility, configuration, run_description
 from unisono._src.checkpoint.encoding import STATES, joined, separated
 from unisono._src.checkpoint.host_copies import copied
-from unisono._src.checkpoint.object_state import KerasState
-from unisono._src.checkpoint.reading import Loaded
+from unisono._src.checkpoint.object_state import KerasState, KerasThing
+from unisono._src.checkpoint.reading import Loaded, Record
+from unisono._src.checkpoint.run_description import DescribedStrategy
 from unisono._src.checkpoint.store import Store
 from unisono._src.ownership import strategy_of
 from unisono._src.processes.agreement import current
+from unisono._src.typing import AnyArray, PyTree
 
 
 class Saved:
-    """Of some named Keras objects, and of named states of other things, which are JSON with arrays in it."""
+    """A checkpoint of named Keras objects, and of named states of other objects, which are JSON with arrays in it."""
 
-    def __init__(self, things: Mapping[str, Any], replicas: int | None = None) -> None:
-        """`replicas`: R, as the data have it."""
+    def __init__(self, things: Mapping[str, KerasThing], replicas: int | None = None) -> None:
+        """Take the objects, and R as the data have it."""
         self.keras = KerasState(things)
         self._replicas = replicas
-        self._make: dict[str, Any] | None = None
+        self._description: Record | None = None
 
-    def _strategy(self) -> Any:
-        """In whose scope something of this was made; None outside of every scope."""
+    def _find_strategy(self) -> DescribedStrategy | None:
+        """Return the strategy in whose scope an object was made; None if all were made outside every scope."""
         strategies = [strategy_of(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
-        check_together(strategy)
+        check_saves_for_all(strategy)
         return strategy
 
-    def _run(self, strategy: Any) -> dict[str, Any]:
-        """What the run is: of the strategy, and of the data."""
+    def _describe_run(self, strategy: DescribedStrategy | None) -> Record:
+        """Return what the bits of the run depend on, from the strategy and from the data."""
         return run_description.of_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def make_is_known(self) -> None:
-        """From here on the objects stay of the make that they are of, which need not be looked at again: while a loop of Keras holds the
-        state, optimizers cannot say their settings."""
-        self._make = self._found_make()
+        """Keep the description of the objects, which does not change from here on. While a loop of Keras holds the state, optimizers
+        cannot tell their settings."""
+        self._description = self._describe_objects()
 
-    def _found_make(self) -> dict[str, Any]:
+    def _describe_objects(self) -> Record:
         return {
             "build": self.keras.makes(),
             "optimizers": self.keras.optimizers(),
@@ -51,57 +52,59 @@ class Saved:
             "configuration": self.keras.configuration(),
         }
 
-    def save(self, store: Store, number: int, states: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Path:
-        """Begins to write what is now; what is trained meanwhile does not change it.
+    def save(self, store: Store, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None) -> Path:
+        """Begin to write the present state, which later training does not change; return the path.
 
-        `values` stand in place of what the variables of these names hold.
+        `values` replace the values of the variables that have these names.
         """
-        strategy = self._strategy()
+        strategy = self._find_strategy()
         if not store.writes:
             return store.path(number)
-        held = self.keras.values() | dict(values or {})
-        plain, arrays = separated(dict(states))
-        on_device = [name for name, value in held.items() if not isinstance(value, np.ndarray)]
-        copies = dict(zip(on_device, copied([held[name] for name in on_device]), strict=True))
-        digests = {name: self.keras.fingerprint(name) for name in self.keras.things}
-        record = self._run(strategy) | (self._make or self._found_make()) | {"states": plain}
+        current_values = self.keras.values() | dict(values or {})
+        encoded, state_arrays = separated(dict(states))
+        on_device = [name for name, value in current_values.items() if not isinstance(value, np.ndarray)]
+        copies = dict(zip(on_device, copied([current_values[name] for name in on_device]), strict=True))
+        fingerprints = {name: self.keras.fingerprint(name) for name in self.keras.things}
+        record = self._describe_run(strategy) | (self._description or self._describe_objects()) | {"states": encoded}
 
         def on_host() -> Mapping[str, np.ndarray]:
-            return {name: np.asarray(value) for name, value in (held | copies | arrays).items()}
+            return {name: np.asarray(value) for name, value in (current_values | copies | state_arrays).items()}
 
-        def whole_record(found: Mapping[str, np.ndarray]) -> dict[str, Any]:
-            return record | {"fingerprints": {name: digest(found) for name, digest in digests.items()}}
+        def whole_record(arrays: Mapping[str, np.ndarray]) -> Record:
+            return record | {"fingerprints": {name: fingerprint(arrays) for name, fingerprint in fingerprints.items()}}
 
         return store.save(number, on_host, whole_record)
 
     def restore(
         self, loaded: Loaded, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
-    ) -> dict[str, Any]:
-        """Puts the variables back, after everything was compared; returns the states of the other things, which have these names."""
-        where, record, ours = str(loaded.path), loaded.record, self._run(self._strategy())
-        held, arrays = apart(loaded.arrays)
-        theirs = record["fingerprints"].keys() | record["states"].keys()
+    ) -> dict[str, PyTree]:
+        """Compare everything, then restore the variables; return the states of the other objects, which have these names."""
+        where = str(loaded.path)
+        record = loaded.record
+        ours = self._describe_run(self._find_strategy())
+        variables, state_arrays = split_arrays(loaded.arrays)
+        theirs = {*record["fingerprints"], *record["states"]}
         compatibility.check_names(where, theirs, {*self.keras.things, *names}, partial)
         run_description.check_replicas(where, record, ours, allow_other_replicas)
         self.keras.build(where, record["build"], record["optimizers"])
         run_description.check_optimizers(where, record["optimizers"], self.keras.optimizers())
-        self.keras.put(where, held, partial)
+        self.keras.put(where, variables, partial)
         run_description.warn_of_others(where, record, ours, record["policies"], self.keras.policies())
         configuration.warn_of_others(where, record.get("configuration", {}), self.keras.configuration())
-        self._check_bits(where, record["fingerprints"], held)
-        return joined(record["states"], arrays)
+        self._check_bits(where, record["fingerprints"], variables)
+        return joined(record["states"], state_arrays)
 
     def put_again(self, loaded: Loaded) -> None:
-        """The variables alone, of a checkpoint that was restored just now."""
-        self.keras.put(str(loaded.path), apart(loaded.arrays)[0])
+        """Assign the variables of a checkpoint that was just restored, once more."""
+        self.keras.put(str(loaded.path), split_arrays(loaded.arrays)[0])
 
-    def _check_bits(self, where: str, theirs: Mapping[str, str], held: Mapping[str, np.ndarray]) -> None:
-        """By the fingerprints; of what is here in part, by its arrays."""
+    def _check_bits(self, where: str, theirs: Mapping[str, str], saved: Mapping[str, np.ndarray]) -> None:
+        """Refuse restored objects that have other bits than the checkpoint: by fingerprint; objects in part, by their arrays."""
         values = {name: np.asarray(value) for name, value in self.keras.values().items()}
         for name in self.keras.things:
-            ours = self.keras.fingerprint(name)(values) if self.keras.is_whole(name, held) else theirs[name]
+            ours = self.keras.fingerprint(name)(values) if self.keras.is_whole(name, saved) else theirs[name]
             names = sorted(self.keras.names_of(name, values))
-            other = next((of for of in names if of in held and values[of].tobytes() != held[of].tobytes()), None)
+            other = next((path for path in names if path in saved and values[path].tobytes() != saved[path].tobytes()), None)
             if ours != theirs[name] or other:
                 what = f"{other} has other bits now" if other else f"has the fingerprint {ours} now instead of {theirs[name]}"
                 raise RuntimeError(
@@ -110,8 +113,8 @@ class Saved:
                 )
 
 
-def check_together(strategy: Any) -> None:
-    """One process saves for all: what each trains by itself would be lost."""
+def check_saves_for_all(strategy: DescribedStrategy | None) -> None:
+    """Refuse a strategy of this process alone among several processes: process 0 saves for all, the others' state would be lost."""
     if strategy is not None and not current().is_alone and strategy.placement.processes is None:
         raise ValueError(
             f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would save "
@@ -119,7 +122,7 @@ def check_together(strategy: Any) -> None:
         )
 
 
-def apart(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(those of variables, those of states)."""
-    of_states = {name: array for name, array in arrays.items() if name.startswith(STATES)}
-    return {name: array for name, array in arrays.items() if name not in of_states}, of_states
+def split_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the arrays of variables, and those of states."""
+    state_arrays = {name: array for name, array in arrays.items() if name.startswith(STATES)}
+    return {name: array for name, array in arrays.items() if name not in state_arrays}, state_arrays

@@ -1,21 +1,41 @@
-"""What a run is, beside its variables: kept with a checkpoint, and compared when another run goes on from it."""
+"""The description of a run beside its variables: kept in a checkpoint, and compared when another run goes on from there."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
 from unisono._src.versions import versions
 from unisono._src.xla import device_kind, runtime
 
+if TYPE_CHECKING:
+    from unisono._src.placement import Placement
+    from unisono._src.typing import Json
 
-def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
+
+class DescribedStrategy(Protocol):
+    """A strategy, as checkpoints describe it."""
+
+    @property
+    def deterministic(self) -> bool: ...
+
+    @property
+    def devices(self) -> Sequence[jax.Device]: ...
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def placement(self) -> Placement: ...
+
+
+def of_run(strategy: DescribedStrategy | None, replicas: int | None) -> dict[str, Json]:
     """Return what the bits of a run depend on beside its program, seed and data, in JSON.
 
-    `strategy` is None outside of every scope, and R where nothing says it.
+    The strategy is None outside every scope; R is None where neither strategy nor data have it.
     """
     return {
         "versions": versions(),
@@ -30,15 +50,16 @@ def of_run(strategy: Any, replicas: int | None) -> dict[str, Any]:
     }
 
 
-def kind_in(record: Mapping[str, Any]) -> device_kind.Kind:
-    """Return the kind of device of a checkpoint; older ones have no more than its name."""
+def kind_in(record: Mapping[str, Json]) -> device_kind.Kind:
+    """Return the kind of device in a record; older records have only its name."""
     kind = record["device"]
     return {"device": kind} if isinstance(kind, str) else kind
 
 
-def check_replicas(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any], allowed: bool) -> None:
-    """Of a run that goes on; outside of every scope a checkpoint is for evaluation and export, with any number."""
-    there, here = theirs["replicas"], ours["replicas"]
+def check_replicas(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json], allowed: bool) -> None:
+    """Refuse another number of replicas. Outside every scope any number is allowed: there a checkpoint is evaluated or exported."""
+    there = theirs["replicas"]
+    here = ours["replicas"]
     if here is None or there == here or allowed:
         return
     if there is None:
@@ -52,9 +73,11 @@ def check_replicas(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any
     )
 
 
-def check_optimizers(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def check_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> None:
+    """Refuse an optimizer of another class; warn of other settings."""
     for name in theirs.keys() & ours.keys():
-        there, here = theirs[name], ours[name]
+        there = theirs[name]
+        here = ours[name]
         if there["class"] != here["class"]:
             raise ValueError(
                 f"The checkpoint {where} holds the state of {there['class']} as {name}, and here that is {here['class']}. Use "
@@ -69,26 +92,30 @@ def check_optimizers(where: Any, theirs: Mapping[str, Any], ours: Mapping[str, A
 
 
 def warn_of_others(
-    where: Any, theirs: Mapping[str, Any], ours: Mapping[str, Any], there: Mapping[str, list[str]], here: Mapping[str, list[str]]
+    where: str,
+    theirs: Mapping[str, Json],
+    ours: Mapping[str, Json],
+    there: Mapping[str, list[str]],
+    here: Mapping[str, list[str]],
 ) -> None:
-    """What may change bits, or does. The last two are the precisions of layers."""
-    said = [
-        f"precision of a layer of {name}: {a} there, {b} here"
+    """Warn of differences that change bits or may change them. `there` and `here` are the precisions of layers."""
+    differing = [
+        f"precision of a layer of {name}: {their_policy} there, {our_policy} here"
         for name in there.keys() & here.keys()
-        for a, b in list(dict.fromkeys(zip(there[name], here[name], strict=False)))
-        if a != b
+        for their_policy, our_policy in list(dict.fromkeys(zip(there[name], here[name], strict=False)))
+        if their_policy != our_policy
     ]
     for name, version_here in ours["versions"].items():
         if theirs["versions"][name] != version_here:
-            said.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
-    said += device_kind.differences(kind_in(theirs), ours["device"])
+            differing.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
+    differing += device_kind.differences(kind_in(theirs), ours["device"])
     for name, words in (("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
-            said.append(f"{words}: {theirs[name]} there, {ours[name]} here")
+            differing.append(f"{words}: {theirs[name]} there, {ours[name]} here")
     for name, value in theirs["precision"].items():
         if value != ours["precision"][name]:
-            said.append(f"precision ({name}): {value} there, {ours['precision'][name]} here")
-    if said:
+            differing.append(f"precision ({name}): {value} there, {ours['precision'][name]} here")
+    if differing:
         warnings.warn(
-            f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(said)}.", stacklevel=5
+            f"The checkpoint {where} is of another setting, with which results may differ: {'; '.join(differing)}.", stacklevel=5
         )

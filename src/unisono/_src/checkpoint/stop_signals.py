@@ -1,4 +1,4 @@
-"""Signals that ask a training to stop: noted when they come, and answered between two steps."""
+"""Signals that ask a training to stop: noted when they arrive, and answered between two steps."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 from unisono._src.processes.agreement import current
 
 INTERRUPTED = 75
-"""The exit code of a training that was asked to stop and saved itself: the system's word for "try again"."""
-
+"""The exit code of a training that was asked to stop and saved itself: the code by which systems mean "try again"."""
 
 SIGNALS = ("SIGTERM", "SIGINT")
-"""By which systems and people ask a program to end."""
+"""The signals by which systems and people ask a program to end."""
 
 
 class Stop:
-    """Whether somebody has asked: this process, or another one of those that train together."""
+    """A request to stop, made to this process or to another process of the training."""
 
     def __init__(self) -> None:
         self.asked_by: str | None = None
         self.is_answered = False
 
-    def leave(self, path: Any) -> None:
-        """Ends the program, by an exit that `finally` and `with` see. All leave together: who leaves before it is saved may be missed."""
+    def leave(self, path: object) -> None:
+        """End the program by SystemExit, which `finally` and `with` see. All processes leave together, since the
+        saving may need each of them."""
         self.is_answered = True
         current().meet("that it was asked to stop, and all is saved")
         if current().is_first:
@@ -41,24 +41,25 @@ class Stop:
 
     @property
     def is_due(self) -> bool:
-        """Between two steps: whether all processes stop here."""
+        """Return whether all processes stop here, between two steps."""
         return current().stops(self.asked_by is not None)
 
     def is_asked_anywhere(self) -> bool:
-        """Where no more steps come, with which the others would be told."""
+        """Return whether any process was asked to stop, where no step follows that would tell the others."""
         return current().any_("whether it was asked to stop", self.asked_by is not None)
 
 
 @contextlib.contextmanager
 def listening(names: Sequence[str]) -> Iterator[Stop]:
-    """For the block, the first of these signals is noted; a second one does what it did before.
+    """Note the first of these signals within the block; a second signal does what it did before.
 
-    So does the first at the end of the block, where nobody has answered it: it may come when the last step is done.
+    At the end of the block a signal that was not answered does so too: it may arrive when the last step is done.
     """
-    stop, before = Stop(), {}
+    stop = Stop()
+    before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
     current().begin_anew()
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if stop.asked_by is not None:
             restore()
             signal.raise_signal(number)
@@ -75,7 +76,7 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
     try:
         if threading.current_thread() is threading.main_thread():  # Python takes signals nowhere else
             for name in names:
-                number = numbered(name)
+                number = find_signal(name)
                 before[number] = signal.signal(number, note)
         elif names:
             warnings.warn(
@@ -85,15 +86,14 @@ def listening(names: Sequence[str]) -> Iterator[Stop]:
             )
         yield stop
     finally:
-        if (
-            stop.asked_by is not None or not stop.is_answered
-        ):  # a process that leaves for another one's signal may get its own now
+        # A process that leaves because of another process' signal may get its own signal now.
+        if stop.asked_by is not None or not stop.is_answered:
             restore()
     if stop.asked_by is not None and not stop.is_answered:
-        signal.raise_signal(numbered(stop.asked_by))
+        signal.raise_signal(find_signal(stop.asked_by))
 
 
-def numbered(name: str) -> signal.Signals:
+def find_signal(name: str) -> signal.Signals:
     try:
         return signal.Signals[name]
     except KeyError:

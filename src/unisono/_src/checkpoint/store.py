@@ -1,7 +1,7 @@
-"""Numbered checkpoints in a directory: arrays and a record each, written by Orbax, and checked when they are read (`reading`).
+"""Numbered checkpoints in a directory: each has arrays and a record, is written by Orbax, and checked when it is read (`reading`).
 
-Orbax writes into a folder of another name and renames it in the end, so that a checkpoint is there as a whole or not at all.
-What happens to it afterwards shows in its digests: of each array, and of the record that holds them.
+Orbax writes into a folder of another name and renames it at the end, so that a checkpoint is there as a whole or not at all.
+Later changes show in the digests: of each array, and of the record that holds them.
 """
 
 from __future__ import annotations
@@ -11,80 +11,94 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from unisono._src.checkpoint.folders import METADATA, found_in
-from unisono._src.checkpoint.reading import DamagedError, Loaded, first_line, load, load_as_first, newest_of, recorded
+from unisono._src.checkpoint.reading import DamagedError, Loaded, Record, first_line, load, load_as_first, newest_of, recorded
 from unisono._src.checkpoint.writer import Writer, wait_for_all
 from unisono._src.processes.agreement import current
+from unisono._src.typing import Json, Logs
 
 NOTHING = "nothing"
-"""The name of an array that stands for none: Orbax writes no empty checkpoints."""
+"""The name of an array that stands for no array: Orbax writes no empty checkpoints."""
 
 TEMPORARY = ".orbax-checkpoint-tmp"
-"""The end of the name under which Orbax writes."""
-
-Keep = int | Any
-"""So many newest checkpoints, or a policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
+"""The end of the name of the folder into which Orbax writes."""
 
 
-class Counted(NamedTuple):
+class PreservationPolicy(Protocol):
+    """A policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
+
+    @property
+    def should_preserve(self) -> Callable[..., Sequence[bool]]: ...
+
+
+Keep: TypeAlias = int | PreservationPolicy
+"""How many of the newest checkpoints are kept; or a policy."""
+
+
+class CheckpointInfo(NamedTuple):
     """A checkpoint, as policies see it."""
 
     step: int
     time: datetime.datetime
-    metrics: dict[str, Any] | None = None
+    metrics: Logs | None = None
 
 
 class Store:
     """The checkpoints of one directory that have one name, as in `name_1`, `name_2`."""
 
-    def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep = None) -> None:
-        from unisono._src.checkpoint import orbax_private  # noqa: F401  # not in the middle of a training, where it is needed
+    def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep | None = None) -> None:
+        from unisono._src.checkpoint import orbax_private  # noqa: F401  # here, and not in the middle of a training
 
         self.directory = Path(directory).absolute()
         self.name = name
         self.keep = keep
         self._writer = Writer()
         self._known: dict[int, bool] = {}
-        """Whether checkpoints are good: those that this process has written or read."""
+        """Whether each checkpoint is good that this process has written or read, by number."""
 
-    def save(self, number: int, arrays: Callable[[], Mapping[str, np.ndarray]], record: Callable[[Any], dict[str, Any]]) -> Path:
-        """Writes in the background; the writing before it must have ended well, or its error is raised here.
+    def save(
+        self,
+        number: int,
+        arrays: Callable[[], Mapping[str, np.ndarray]],
+        record: Callable[[Mapping[str, np.ndarray]], Mapping[str, Json]],
+    ) -> Path:
+        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed.
 
-        `arrays()` gives them on the host, and `record(arrays)` what else is to be known; both are called in the background.
+        `arrays()` returns the arrays on the host, `record(arrays)` their description; both are called in the background.
         """
         path = self.path(number)
         if not self.writes:
             return path
 
         def write() -> None:
-            found = dict(arrays())
-            self._write(number, found, recorded(found, record(found)))
+            on_host = dict(arrays())
+            self._write(number, on_host, recorded(on_host, record(on_host)))
 
         self._writer.start(write)
         return path
 
     def wait(self) -> None:
-        """Until the last checkpoint is on disk; raises what went wrong."""
+        """Wait until the last checkpoint is on disk; raise the error if it was not written."""
         self._writer.wait()
 
     def join(self) -> None:
-        """The same, and leaves what went wrong to the next `wait`, or to the end of the process."""
+        """Wait in the same way, and leave an error to the next `wait`, or to the end of the process."""
         self._writer.join()
 
     @property
     def writes(self) -> bool:
-        """Whether this process does, for all that train together."""
+        """Return whether this process writes, for all processes of the training."""
         return current().is_first
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         return self._writer.is_busy
 
     def path(self, number: int) -> Path:
@@ -92,27 +106,27 @@ class Store:
 
     @property
     def numbers(self) -> list[int]:
-        """Those of the checkpoints that were written whole, the newest last; something of them may be gone by now."""
+        """Return the numbers of the checkpoints that were written whole, the newest last; parts of them may be gone by now."""
         return sorted(number for name, number, _ in found_in(self.directory, self.name) if name == self.name)
 
     def next_number(self) -> int:
         return current().of_first(f"the next number of {self.name}", self._next_number)
 
     def newest(self) -> Loaded | None:
-        """The newest good checkpoint, None where there is none at all."""
-        found: list[Loaded] = []
+        """Return the newest good checkpoint; None where there is no checkpoint at all."""
+        own: list[Loaded] = []
 
         def find() -> str | None:
-            found.extend(filter(None, [self._newest()]))
-            return str(found[0].path) if found else None
+            own.extend(filter(None, [self._newest()]))
+            return str(own[0].path) if own else None
 
         path = current().of_first(f"the newest checkpoint of {self.name}", find)
-        loaded = None if path is None else found[0] if found else load_as_first(Path(path))
-        current().meet(f"that it has read the newest checkpoint of {self.name}")  # before it may be dropped
+        loaded = None if path is None else own[0] if own else load_as_first(Path(path))
+        current().meet(f"that it has read the newest checkpoint of {self.name}")  # before process 0 may remove it
         return loaded
 
     def delete(self) -> None:
-        """All of them, and the directory where nothing else is in it."""
+        """Delete all checkpoints, and the directory if nothing else is in it."""
         self.wait()
         if not self.writes:
             return
@@ -121,19 +135,18 @@ class Store:
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
-    def _write(self, number: int, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
+    def _write(self, number: int, arrays: dict[str, np.ndarray], record: Record) -> None:
         from unisono._src.checkpoint import orbax_private
 
         filled = {name: array for name, array in arrays.items() if array.size}
         try:
             self._check_writable(number)
-            orbax_private.write(
-                str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record
-            )  # it takes nothing that is empty
+            # Orbax takes neither empty arrays nor empty checkpoints.
+            orbax_private.write(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)
         except Exception as error:
             raise OSError(
                 f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
-                f"{', '.join(str(self.path(n)) for n in self.numbers) or 'there is none'}."
+                f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
             ) from error
         self._known[number] = True
         try:
@@ -146,35 +159,36 @@ class Store:
             )
 
     def _check_writable(self, number: int) -> None:
-        """Raises what keeps Orbax from making its folder, for which some of its threads would wait for minutes."""
-        for leftover in self._names(rf"{re.escape(self.name)}_\d+{re.escape(TEMPORARY)}"):  # of interrupted writes
+        """Raise here if the folder cannot be made: threads of Orbax would wait for it for minutes."""
+        # Interrupted writes have left these folders.
+        for leftover in self._match_names(rf"{re.escape(self.name)}_\d+{re.escape(TEMPORARY)}"):
             shutil.rmtree(self.directory / leftover[0])
-        folder = temporary(self.path(number))
+        folder = make_temporary_path(self.path(number))
         folder.mkdir(parents=True)
         folder.rmdir()
 
     def _drop_others(self) -> None:
-        """Those that need not be kept; the newest one stays, whatever a policy says, since it is gone on from. What is damaged does not
-        count, and stays where it is."""
+        """Remove the checkpoints that need not be kept. The newest always stays, since a training goes on from it. Damaged checkpoints do
+        not count, and stay in place."""
         if self.keep is None:
             return
         from unisono._src.checkpoint import orbax_private
 
-        there = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
-        good = [Counted(number, self._written(number)) for number in there if self._is_good(number)]
-        for one, stays in zip(good[:-1], orbax_private.stay(self.keep, good), strict=False):
+        written = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
+        good = [CheckpointInfo(number, self._read_write_time(number)) for number in written if self._is_good(number)]
+        for checkpoint, stays in zip(good[:-1], orbax_private.stay(self.keep, good), strict=False):
             if not stays:
-                self._remove(one.step)
+                self._remove(checkpoint.step)
 
     def _remove(self, number: int) -> None:
-        path = self.path(number)  # renamed, so that no part of it is taken for a damaged one if this is interrupted
-        shutil.rmtree(path.rename(temporary(path)))
+        path = self.path(number)  # renamed, so that an interruption leaves no part that looks like a damaged checkpoint
+        shutil.rmtree(path.rename(make_temporary_path(path)))
 
-    def _written(self, number: int) -> datetime.datetime:
+    def _read_write_time(self, number: int) -> datetime.datetime:
         return datetime.datetime.fromtimestamp((self.path(number) / METADATA).stat().st_mtime, tz=datetime.UTC)
 
     def _is_good(self, number: int) -> bool:
-        """Asked before others are dropped, of which enough must be left. What this process has not written is read once."""
+        """Return whether a checkpoint is good, before others are removed. A checkpoint that this process has not written is read once."""
         if number not in self._known:
             try:
                 load(self.path(number))
@@ -185,7 +199,7 @@ class Store:
 
     def _next_number(self) -> int:
         wait_for_all()
-        taken = [int(match[1]) for match in self._names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
+        taken = [int(match[1]) for match in self._match_names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
         return max(taken, default=0) + 1
 
     def _newest(self) -> Loaded | None:
@@ -195,11 +209,11 @@ class Store:
             self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
         return loaded
 
-    def _names(self, pattern: str) -> Iterator[re.Match[str]]:
+    def _match_names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
 
 
-def temporary(path: Path) -> Path:
-    """As which Orbax writes a checkpoint, and clears away what is left of it."""
+def make_temporary_path(path: Path) -> Path:
+    """Return the path at which Orbax writes a checkpoint, and removes what an interrupted write has left."""
     return path.with_name(f"{path.name}{TEMPORARY}")

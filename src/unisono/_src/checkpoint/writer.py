@@ -1,8 +1,8 @@
-"""Writes beside the training, one at a time, whose failures are not lost."""
+"""Writing in the background, one checkpoint at a time, without losing a failure."""
 
 from __future__ import annotations
 
-import concurrent.futures.thread as _first  # what is registered last is called first: see the end
+import concurrent.futures.thread as _first  # the function registered last is called first: see the end
 import sys
 import threading
 import traceback
@@ -12,10 +12,10 @@ from unisono._src.processes.progress import current
 
 
 class Writer:
-    """Runs functions one after another in the background.
+    """A thread that runs one function at a time in the background.
 
-    A failure is raised by the next call of `start` or `wait`. A process that ends waits for what was started, and prints a
-    failure that nobody asked for.
+    A failure is raised by the next call of `start` or `wait`. A process that ends waits for writers that still run, and prints a
+    failure that was not raised.
     """
 
     def __init__(self) -> None:
@@ -25,18 +25,18 @@ class Writer:
     def start(self, write: Callable[[], None]) -> None:
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="unisono-checkpoint")
-        _unheard.add(self)
+        _unawaited.add(self)
         self._thread.start()
 
     def wait(self) -> None:
         self.join()
-        _unheard.discard(self)
+        _unawaited.discard(self)
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def join(self) -> None:
-        """Waits, and leaves a failure to who started the writing."""
+        """Wait, and leave a failure to the next `start` or `wait`."""
         if self._thread is not None:
             with current().busy("writing a checkpoint"):
                 self._thread.join()
@@ -53,19 +53,19 @@ class Writer:
             self._error = error
 
 
-_unheard: set[Writer] = set()
-"""Those that were started and not waited for."""
+_unawaited: set[Writer] = set()
+"""The writers that were started and not waited for."""
 
 
 def wait_for_all() -> None:
-    """Until this process writes nothing any more."""
-    for writer in list(_unheard):
+    """Wait until this process writes nothing any more."""
+    for writer in list(_unawaited):
         writer.join()
 
 
-def finish() -> None:
-    """At the end of the process, while threads can still be started, which Orbax does."""
-    for writer in list(_unheard):
+def finish_writes() -> None:
+    """Wait for all writers and print their failures: at the end of the process, while threads can still start, as Orbax needs it."""
+    for writer in list(_unawaited):
         try:
             writer.wait()
         except BaseException:
@@ -74,4 +74,4 @@ def finish() -> None:
 
 
 _ = _first
-threading._register_atexit(finish)  # pyright: ignore[reportAttributeAccessIssue]  # atexit comes too late, and this has no public name
+threading._register_atexit(finish_writes)  # pyright: ignore[reportAttributeAccessIssue]  # atexit comes too late, and this has no public name

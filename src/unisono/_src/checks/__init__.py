@@ -1,1 +1,1 @@
-"""What is refused, by subject, and the errors of JAX in the words of the user."""
+"""Refusals by subject, and the errors of JAX in the words of the user."""

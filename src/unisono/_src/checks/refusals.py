@@ -1,20 +1,31 @@
-"""What would silently train something else, refused in words that say what to write."""
+"""Checks that refuse what would silently train something else, in words that say what to write."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import keras
 
 from unisono._src import keras_private
+from unisono._src.ownership import Owned
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
 from unisono._src.replica.trace_recorder import current
 
 
-def check_compiled(model: Any, strategy: Any) -> None:
-    """After compile(): options that have another way here."""
-    steps = accumulation_of(getattr(model, "optimizer", None))
+class CheckedStrategy(Protocol):
+    """The part of a strategy that checks read."""
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def owned(self) -> Owned: ...
+
+
+def check_compiled(model: keras.Model, strategy: CheckedStrategy) -> None:
+    """Refuse, after compile(), options that have another way here."""
+    steps = find_accumulation_steps(getattr(model, "optimizer", None))
     if steps:
         raise ValueError(
             f"The optimizer has gradient_accumulation_steps={steps}, but in a strategy accumulation is a placement: the global "
@@ -24,8 +35,8 @@ def check_compiled(model: Any, strategy: Any) -> None:
     check_layers(model, strategy)
 
 
-def check_model(model: Any, strategy: Any) -> None:
-    """Before the first step: what can still have been changed since compile()."""
+def check_model(model: keras.Model, strategy: CheckedStrategy) -> None:
+    """Refuse, before the first step, what may have been changed since compile()."""
     if keras.distribution.distribution() is not None:
         raise ValueError(
             f"Keras has a distribution of its own ({type(keras.distribution.distribution()).__name__}), and would place the batches "
@@ -38,8 +49,11 @@ def check_model(model: Any, strategy: Any) -> None:
     check_precision(model.variables, "The model has")
 
 
-def check_still_trainable(model: Any, training: bool) -> None:
-    """Layers were frozen, or freed, since the step was made. Evaluation and prediction follow; the optimizer cannot."""
+def check_still_trainable(model: keras.Model, training: bool) -> None:
+    """Refuse to train a model whose layers were frozen, or freed, since the step was made.
+
+    Evaluation and prediction follow such a change; the optimizer cannot.
+    """
     if training:
         raise ValueError(
             f"The variables of the model {model.name!r} are other ones than when it was compiled: layers were frozen, freed or "
@@ -47,13 +61,13 @@ def check_still_trainable(model: Any, training: bool) -> None:
         )
 
 
-def check_layers(model: Any, strategy: Any) -> None:
+def check_layers(model: keras.Model, strategy: CheckedStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
         for layer in keras_private.layers_of(model):
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
-def check_layer(layer: Any, replicas: int) -> None:
+def check_layer(layer: keras.Layer, replicas: int) -> None:
     if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
         raise ValueError(
             f"The layer {layer.name!r} has synchronized=True, but its replicas see their own rows only, on every placement: that "
@@ -66,14 +80,14 @@ def check_layer(layer: Any, replicas: int) -> None:
         )
 
 
-def accumulation_of(optimizer: Any) -> int | None:
+def find_accumulation_steps(optimizer: keras.optimizers.Optimizer | None) -> int | None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-    every = [inner, *(inner.optimizers if isinstance(inner, keras.optimizers.MultiOptimizer) else [])]
-    return next((steps for o in every if (steps := getattr(o, "gradient_accumulation_steps", None))), None)
+    optimizers = [inner, *(inner.optimizers if isinstance(inner, keras.optimizers.MultiOptimizer) else [])]
+    return next((steps for each in optimizers if (steps := getattr(each, "gradient_accumulation_steps", None))), None)
 
 
-def check_source(adapter: Any, steps: int | None) -> None:
-    """Before the first batch: data that would never end, or is not there at all."""
+def check_source(adapter: keras_private.DataAdapter, steps: int | None) -> None:
+    """Refuse, before the first batch, data that would never end, and data without a batch."""
     endless = isinstance(adapter, keras_private.PyDatasetAdapter) and adapter.num_batches is None
     if isinstance(adapter, keras_private.TFDatasetAdapter):
         check_sharding(keras_private.tf_dataset(adapter))
@@ -87,8 +101,8 @@ def check_source(adapter: Any, steps: int | None) -> None:
         raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
 
 
-def check_sharding(dataset: Any) -> None:
-    """Of several processes: a dataset of tf.data must not be divided by its files."""
+def check_sharding(dataset: object) -> None:
+    """Refuse, in several processes, a dataset of tf.data that is divided by its files."""
     if agreement.current().is_alone:
         return
     options = getattr(dataset, "options", None)
@@ -102,17 +116,20 @@ def check_sharding(dataset: Any) -> None:
         )
 
 
-def check_callbacks(callbacks: list[Any]) -> None:
-    """Of several processes."""
-    if not agreement.current().is_alone and any(isinstance(of, keras.callbacks.BackupAndRestore) for of in callbacks):
+def check_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Refuse, in several processes, Keras' BackupAndRestore."""
+    if not agreement.current().is_alone and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise ValueError(
             "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
             "un.callbacks.BackupAndRestore, which has the same arguments and takes up all."
         )
 
 
-def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
-    """At compile() or fit() inside a scope."""
+def check_made_here(model: keras.Model, strategy: object, owner: object) -> None:
+    """Refuse, at compile() or fit() inside a scope, a model that was not made in this scope.
+
+    `owner` is the strategy in whose scope the model was made; None outside of every scope.
+    """
     if owner is None:
         raise ValueError(
             f"The model {model.name!r} was made outside strategy.scope() and is used inside: its steps would run on one device, "
@@ -126,19 +143,19 @@ def check_made_here(model: Any, strategy: Any, owner: Any) -> None:
         )
 
 
-def check_precision(variables: list[Any], who_has: str) -> None:
-    doubles = [v.path for v in variables if v.dtype == "float64"]
+def check_precision(variables: list[keras.Variable], subject: str) -> None:
+    doubles = [variable.path for variable in variables if variable.dtype == "float64"]
     if doubles:
         raise ValueError(
-            f"{who_has} variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
+            f"{subject} variables of dtype float64 ({doubles[0]!r} among them), but gradients are summed in float32. Make the "
             f"model with float32."
         )
 
 
-def check_variables(variables: list[Any], strategy: Any) -> None:
-    """In replica code: all must have been made in the strategy's scope."""
-    mine = strategy.owned.variables
-    others = [v for v in variables if id(v) not in mine]
+def check_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+    """Refuse variables in replica code that were not made in the strategy's scope."""
+    owned = strategy.owned.variables
+    others = [variable for variable in variables if id(variable) not in owned]
     if others:
         raise ValueError(
             f"Replica code of {strategy!r} uses {len(others)} variables that were not made in its scope: {others[0].path!r} "
@@ -146,16 +163,20 @@ def check_variables(variables: list[Any], strategy: Any) -> None:
             f"    with strategy.scope():\n        model = ...\n        optimizer = ...\n        metric = ..."
         )
     check_precision(variables, "Replica code uses")
-    used = {id(v) for v in variables}
+    used = {id(variable) for variable in variables}
     for layer in strategy.owned.layers if strategy.num_replicas_in_sync > 1 else ():
-        if any(id(v) in used for v in layer.variables):
+        if any(id(variable) in used for variable in layer.variables):
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
-def check_assigned(variables: list[Any], strategy: Any) -> None:
-    """In replica code: of variables of the user's own, which belong to no layer, nobody knows what to make of the replicas' values."""
-    mine = strategy.owned.variables_of_layers
-    unclear = [v for v in variables if id(v) not in mine and v.aggregation == "none" and not random_keys.is_seed(v)]
+def check_assigned(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+    """Refuse replica code that assigns a variable of no layer, unless the variable says how the replicas' values are added."""
+    in_layers = strategy.owned.variables_of_layers
+    unclear = [
+        variable
+        for variable in variables
+        if id(variable) not in in_layers and variable.aggregation == "none" and not random_keys.is_seed(variable)
+    ]
     if unclear and strategy.num_replicas_in_sync > 1:
         raise ValueError(
             f"Replica code assigns {unclear[0].path!r}, a variable of your own, and each of {strategy.num_replicas_in_sync} replicas leaves "
@@ -164,8 +185,8 @@ def check_assigned(variables: list[Any], strategy: Any) -> None:
         )
 
 
-def check_replicas(replicas: int, strategy: Any) -> None:
-    """Of a distributed dataset that is given to fit, evaluate or predict."""
+def check_replicas(replicas: int, strategy: CheckedStrategy) -> None:
+    """Refuse a dataset, given to fit, evaluate or predict, that is distributed to another number of replicas."""
     if replicas != strategy.num_replicas_in_sync:
         raise ValueError(
             f"The dataset is distributed to {replicas} replicas, and the model belongs to {strategy!r}. Distribute it by the model's "
@@ -173,8 +194,8 @@ def check_replicas(replicas: int, strategy: Any) -> None:
         )
 
 
-def check_scope_of_run(scope: Any, strategy: Any) -> None:
-    """At strategy.run."""
+def check_scope_of_run(scope: object, strategy: object) -> None:
+    """Refuse strategy.run in the scope of another strategy."""
     if scope is not strategy:
         raise ValueError(
             f"{strategy!r} is asked to run in the scope of {scope!r}. A step belongs to one strategy: write the run of the strategy in "
@@ -183,7 +204,7 @@ def check_scope_of_run(scope: Any, strategy: Any) -> None:
 
 
 def check_outside(call: str) -> None:
-    """Methods of a strategy that are for the code around `run`."""
+    """Refuse, in replica code, a method of a strategy that is for the code around `run`."""
     if current() is not None:
         raise RuntimeError(
             f"Replica code calls strategy.{call}, but a replica knows of its own rows alone. Return the value from the function, and call "
@@ -191,11 +212,13 @@ def check_outside(call: str) -> None:
         )
 
 
-def watch_apply(optimizer: Any) -> None:
-    """Of an optimizer that was made in a scope: every apply looks at what was set on it. One with a loss scale is for replica code:
-    Keras can only make its update in what is traced, and would leave it half done elsewhere."""
+def watch_apply(optimizer: keras.optimizers.Optimizer) -> None:
+    """Check, at every apply of an optimizer that was made in a scope, the attributes that were set on it.
 
-    def apply(*args: Any, **kwargs: Any) -> Any:
+    An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done elsewhere.
+    """
+
+    def apply(*args: object, **kwargs: object) -> object:
         check_attributes(optimizer)
         outside = current() is None and keras_private.stateless_scope() is None
         if outside and isinstance(optimizer, keras_private.LossScaleOptimizer):
@@ -209,8 +232,8 @@ def watch_apply(optimizer: Any) -> None:
     keras_private.set_on(optimizer, "apply", apply)
 
 
-def check_attributes(optimizer: Any) -> None:
-    """Attributes that older programs set, and that do nothing."""
+def check_attributes(optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuse attributes that older programs set, and that do nothing."""
     dead = keras_private.dead_attributes(optimizer)
     if not dead:
         return

@@ -13,7 +13,7 @@ from unisono._src.cluster.launch.target import split
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the subcommand that `args`, by default the command line, names, and exits with its code.
+    """Run the subcommand that `args`, by default the command line, names, and exit with its code.
 
     Args:
         args: The words after `unisono`.
@@ -22,12 +22,12 @@ def main(args: Sequence[str] | None = None) -> None:
         >>> main(["demo", "--epochs", "5"])  # doctest: +SKIP
     """
     words = list(sys.argv[1:] if args is None else args)
-    if words[:1] == ["launch"]:  # what belongs to the program is not read here
+    if words[:1] == ["launch"]:  # the options of the program are not read here
         options, program = split(words[1:], launch_command.FLAGS)
         words = ["launch", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)
-    if words[:1] != ["launch"]:  # which starts at once: the others import Keras
+    if words[:1] != ["launch"]:  # the launcher starts at once: the other subcommands import Keras
         from unisono._src.cli import demo
 
         app.command(demo.demo)

@@ -17,7 +17,7 @@ STYLES: tuple[dict[str, object], ...] = (
 
 
 def write(file: Path, title: str, histories: Mapping[str, History]) -> None:
-    """Writes loss and accuracy over the epochs of each named run as a PNG."""
+    """Write loss and accuracy over the epochs of each named run as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter

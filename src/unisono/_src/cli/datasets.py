@@ -24,40 +24,50 @@ class Images:
     x_test: np.ndarray
     y_test: np.ndarray
     epochs: int
-    """How many epochs a demonstration needs to show something."""
+    """Epochs after which the demonstration shows something."""
 
 
 def load(name: Name) -> Images:
-    """Loads a dataset; all but `digits` are downloaded once."""
-    return digits() if name == "digits" else downloaded(name)
+    """Load a dataset. All but `digits` are downloaded once."""
+    return digits() if name == "digits" else download_images(name)
 
 
 def digits() -> Images:
-    """1797 handwritten digits of 8 x 8 pixels; every fifth is held out."""
+    """Load 1797 handwritten digits of 8 x 8 pixels. Every fifth is held out."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    x, y = (pixels / 16).astype("float32").reshape(-1, 8, 8, 1), labels.astype("int32")
-    held_out = np.arange(len(x)) % 5 == 0
-    return Images("Handwritten digits, 8 x 8 pixels", x[~held_out], y[~held_out], x[held_out], y[held_out], epochs=40)
+    images = (pixels / 16).astype("float32").reshape(-1, 8, 8, 1)
+    classes = labels.astype("int32")
+    is_held_out = np.arange(len(images)) % 5 == 0
+    return Images(
+        "Handwritten digits, 8 x 8 pixels",
+        images[~is_held_out],
+        classes[~is_held_out],
+        images[is_held_out],
+        classes[is_held_out],
+        epochs=40,
+    )
 
 
-def downloaded(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Images:
+def download_images(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Images:
     try:
         (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # Keras raises a bare Exception where a download fails, and others where what came is broken
+    except Exception as error:  # Keras raises a bare Exception where a download fails, and other errors where the file is broken
         raise CommandError(
             f"the dataset {name!r} could not be loaded. keras.datasets.{name}.load_data() tried to download it, and failed:\n\n"
             f"    {error}\n\n"
             f"Without a network, write\n\n    unisono demo --dataset digits\n\n"
-            f"which needs no download, or copy the folder {cache_folder()} from a machine on which that call has worked."
+            f"which needs no download, or copy the folder {find_cache_folder()} from a machine on which that call has worked."
         ) from error
-    x_train, x_test = (x.astype("float32").reshape(len(x), *x.shape[1:3], -1) / 255 for x in (x_train, x_test))
-    y_train, y_test = (y.astype("int32").reshape(-1) for y in (y_train, y_test))
+    x_train, x_test = (
+        pixels.astype("float32").reshape(len(pixels), *pixels.shape[1:3], -1) / 255 for pixels in (x_train, x_test)
+    )
+    y_train, y_test = (labels.astype("int32").reshape(-1) for labels in (y_train, y_test))
     height, width = x_train.shape[1:3]
     return Images(f"{name}, {height} x {width} pixels", x_train, y_train, x_test, y_test, epochs=2)
 
 
-def cache_folder() -> str:
-    """Where Keras keeps what it has downloaded."""
+def find_cache_folder() -> str:
+    """Return the folder in which Keras keeps downloads."""
     return os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")

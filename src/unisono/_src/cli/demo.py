@@ -1,4 +1,4 @@
-"""`unisono demo`: one training on two placements, and whether a bit differs."""
+"""`unisono demo`: one training on two placements, whose bits are compared."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import keras
 import unisono as un
 from unisono._src.cli import curves, datasets
 from unisono._src.cli.errors import CommandError
+from unisono._src.typing import Shape
 from unisono._src.xla import runtime
 
 MOST_CPU_DEVICES = 8
@@ -20,7 +21,7 @@ MOST_CPU_DEVICES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one training came to."""
+    """One training and its results."""
 
     strategy: un.Strategy
     model: keras.Model
@@ -53,37 +54,39 @@ def demo(
     """
     check_options(epochs=epochs, batch_size=batch_size, replicas=replicas)
     check_extra("sklearn", "matplotlib")
-    folder = made_folder(out)
-    several, one = strategies(replicas)
+    folder = make_folder(out)
+    several, one = make_strategies(replicas)
     images = datasets.load(dataset)
     epochs = epochs or images.epochs
 
     print(f"{images.title}: {len(images.x_train)} to train on, {len(images.x_test)} held out.")
     print(f"R = {replicas} replicas, global batch {batch_size}, {epochs} epochs, seed {seed}.")
-    runs = [train(strategy, images, epochs, batch_size, seed) for strategy in (several, one)]
+    runs = [train_on(strategy, images, epochs, batch_size, seed) for strategy in (several, one)]
 
-    model_file, picture = folder / f"{dataset}.keras", folder / f"{dataset}_curves.png"
+    model_file = folder / f"{dataset}.keras"
+    picture = folder / f"{dataset}_curves.png"
     runs[0].model.save(model_file)
     curves.write(picture, images.title, {placement_in_words(run.strategy): run.history for run in runs})
     return report(runs, picture, model_file)
 
 
-def strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
-    """One strategy for all devices of this machine and one for a single device. Where JAX finds no GPU or TPU, CPU devices
-    are made, which must be settled before anything starts JAX."""
+def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
+    """Return a strategy for all devices of this machine and a strategy for a single device. Where JAX finds no GPU or TPU, it makes CPU
+    devices, whose number must be set before anything starts JAX."""
     jax.config.update("jax_num_cpu_devices", min(MOST_CPU_DEVICES, replicas))
     one = un.OneDeviceStrategy(replicas=replicas)
     return un.MirroredStrategy(devices=jax.devices()[:replicas], replicas=replicas), one
 
 
-def train(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> Run:
+def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> Run:
+    """Train the model under a strategy."""
     print(f"\n{placement_in_words(strategy)}")
     for device, block in zip(strategy.placement.devices, strategy.placement.blocks, strict=True):
         print(f"  {device.platform}:{device.id}  {replicas_in_words(block)}")
     started = time.perf_counter()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
-        model = conv_net(images.x_train.shape[1:])
+        model = make_conv_net(images.x_train.shape[1:])
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -94,7 +97,7 @@ def train(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_siz
     return Run(strategy, model, history.history, time.perf_counter() - started, un.fingerprint(model))
 
 
-def conv_net(shape: tuple[int, ...]) -> keras.Model:
+def make_conv_net(shape: Shape) -> keras.Model:
     layers = keras.layers
     return keras.Sequential([
         keras.Input(shape),
@@ -107,7 +110,7 @@ def conv_net(shape: tuple[int, ...]) -> keras.Model:
 
 
 def report(runs: list[Run], picture: Path, model_file: Path) -> int:
-    """Prints what came out; 0 where all fingerprints are equal, 1 where not."""
+    """Print the results, and return the exit code: 0 where all fingerprints are equal, 1 where not."""
     equal = len({run.fingerprint for run in runs}) == 1
     print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'seconds':>7}  fingerprint")
     for run in runs:
@@ -120,7 +123,7 @@ def report(runs: list[Run], picture: Path, model_file: Path) -> int:
     count = max(len(run.strategy.devices) for run in runs)
     if jax.default_backend() == "cpu" and count > runtime.cores():
         print(
-            f"{count} CPU devices share {counted(runtime.cores(), 'core')} here, so that they do the same work as one, and hand on sums "
+            f"{count} CPU devices share {count_in_words(runtime.cores(), 'core')} here, so that they do the same work as one, and hand on sums "
             f"besides: they take longer. Devices of their own, as GPUs are, compute beside one another."
         )
     print(f"\nlearning curves  {picture}\nmodel            {model_file}")
@@ -128,16 +131,17 @@ def report(runs: list[Run], picture: Path, model_file: Path) -> int:
 
 
 def placement_in_words(strategy: un.Strategy) -> str:
-    count, kind = len(strategy.devices), strategy.devices[0].platform.upper()
-    return f"{counted(count, f'{kind} device')}, {counted(strategy.num_replicas_in_sync, 'replica')}"
+    count = len(strategy.devices)
+    kind = strategy.devices[0].platform.upper()
+    return f"{count_in_words(count, f'{kind} device')}, {count_in_words(strategy.num_replicas_in_sync, 'replica')}"
 
 
 def replicas_in_words(block: range) -> str:
     return f"replica {block[0]}" if len(block) == 1 else f"replicas {block[0]} to {block[-1]}, one after another"
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def count_in_words(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def check_options(**options: int | None) -> None:
@@ -148,13 +152,14 @@ def check_options(**options: int | None) -> None:
 
 
 def check_extra(*modules: str) -> None:
+    """Refuse to run where a module of the extra `demo` is not installed."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here. Write: pip install 'unisono[demo]'")
 
 
-def made_folder(out: Path) -> Path:
-    """Made before the training, so that none is lost for want of a place."""
+def make_folder(out: Path) -> Path:
+    """Make the folder and return it. This comes before the training, so that no result is lost for want of a place."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

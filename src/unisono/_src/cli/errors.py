@@ -1,5 +1,5 @@
-"""What a subcommand says to the user when it cannot do what it was asked for."""
+"""The error of a subcommand that cannot do what it was asked for."""
 
 
 class CommandError(Exception):
-    """Shown as one message without a traceback."""
+    """An error that is shown as one message without a traceback."""

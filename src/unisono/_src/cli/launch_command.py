@@ -43,7 +43,7 @@ def launch(
         cpu: Run on CPU where there is a GPU too.
         bound: Seconds within which a lost process is noticed and the others end.
     """
-    check(processes=processes, devices_per_process=devices_per_process, min_processes=min_processes)
+    check_counts(processes=processes, devices_per_process=devices_per_process, min_processes=min_processes)
     if restarts < 0:
         raise CommandError(f"--restarts must be 0 or more; received {restarts}.")
     if bound <= 0:
@@ -60,7 +60,7 @@ def launch(
     return launching.launch(settings, processes, restarts, min_processes)
 
 
-def check(**options: int | None) -> None:
+def check_counts(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise CommandError(f"--{name.replace('_', '-')} must be 1 or more; received {value}.")

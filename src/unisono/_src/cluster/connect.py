@@ -1,4 +1,4 @@
-"""Joins the other processes through `jax.distributed`, if nobody has."""
+"""The connection with the other processes through `jax.distributed`, unless the program has made it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from unisono._src.xla.runtime import has_started
 
 ALONE = Cluster(None, 1, 0, "nobody")
 HEARTBEATS = 4
-"""JAX ends a process by an abort when it misses another one. The watch, which says more, comes first: JAX waits for so many bounds."""
+"""The bounds for which JAX waits before it aborts a process that misses another one. The watch, which says more, comes first."""
 
 FEWEST_SECONDS = 100
-"""JAX' own default."""
+"""JAX' own default for its heartbeats."""
 
 
 def connect(
@@ -31,23 +31,23 @@ def connect(
     timeout: int = 300,
     bound: float | None = None,
 ) -> Cluster:
-    """Makes this process one of several, before JAX starts.
+    """Make this process one of several, before JAX starts, and return the cluster.
 
-    The cluster is described by the arguments, by the variables of `unisono launch`, or by TF_CONFIG. Who says something must agree
-    with the others. Where all are silent, JAX looks for a cluster (Slurm, Open MPI, Kubernetes, TPU pods); where there is none,
-    this is a single process, and nothing is done. Where `jax.distributed` is initialized already, it is taken as it is.
+    The cluster is described by the arguments, by the variables of `unisono launch`, or by TF_CONFIG. Where several describe it, they
+    must agree. Where none does, JAX looks for a cluster (Slurm, Open MPI, Kubernetes, TPU pods); where there is none, this is a
+    single process, and nothing is done. Where `jax.distributed` is initialized already, it is taken as it is.
 
     Args:
-        coordinator: host:port at which process 0 listens, where nobody but the other processes can reach it.
-        processes: How many there are.
-        process: Which of them this one is, counted from 0 on.
+        coordinator: host:port at which process 0 listens. Only the other processes may be able to reach it.
+        processes: The number of processes.
+        process: The number of this process, counted from 0.
         timeout: Seconds in which all must have come.
-        bound: Seconds of the watch, than which JAX must not be sooner; by default that of the environment.
+        bound: Seconds of the watch, by default those of the environment. JAX must not be sooner than the watch.
     """
     described = description((Arguments(coordinator, processes, process), Launched(), TFConfig()))
     if jax.distributed.is_initialized():
-        already = Cluster(None, *distributed.place(), source="jax.distributed, which is initialized already,")
-        return already if described is None else agreed([already, described])
+        initialized = Cluster(None, *distributed.place(), source="jax.distributed, which is initialized already,")
+        return initialized if described is None else agreed([initialized, described])
     if described is not None and described.processes == 1:
         return described
     if has_started():
@@ -59,17 +59,17 @@ def connect(
             f"start JAX."
         )
     heartbeats = heartbeat_timeout(bound_of(bound))
-    return detected(timeout, heartbeats) if described is None else joined(described, timeout, heartbeats)
+    return detect_cluster(timeout, heartbeats) if described is None else join_cluster(described, timeout, heartbeats)
 
 
 def description(environments: tuple[Environment, ...]) -> Cluster | None:
-    """What the first of them says that says something."""
-    found = [cluster for cluster in (each.describe(os.environ) for each in environments) if cluster is not None]
-    return agreed(found) if found else None
+    """Return the cluster that the environments describe, by the first that describes one; None where none does."""
+    clusters = [cluster for cluster in (environment.describe(os.environ) for environment in environments) if cluster is not None]
+    return agreed(clusters) if clusters else None
 
 
 def agreed(clusters: list[Cluster]) -> Cluster:
-    """The first one, with which the others must agree."""
+    """Return the first cluster, and refuse others that differ from it."""
     first = clusters[0]
     for other in clusters[1:]:
         if (first.processes, first.process) != (other.processes, other.process):
@@ -80,8 +80,8 @@ def agreed(clusters: list[Cluster]) -> Cluster:
     return first
 
 
-def joined(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
-    prepare()
+def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
+    disable_preemption_service()
     if cluster.is_on_loopback:
         distributed.keep_collectives_on_loopback()
     if cluster.process == 0:
@@ -101,9 +101,9 @@ def joined(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
     return cluster
 
 
-def detected(timeout: int, heartbeats: int) -> Cluster:
-    """JAX looks for a cluster by itself."""
-    prepare()
+def detect_cluster(timeout: int, heartbeats: int) -> Cluster:
+    """Let JAX look for a cluster and join it, and return it. Return the cluster of one process where there is none."""
+    disable_preemption_service()
     try:
         jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
     except ValueError as error:
@@ -113,27 +113,28 @@ def detected(timeout: int, heartbeats: int) -> Cluster:
     return Cluster(None, *distributed.place(), source="JAX")
 
 
-def prepare() -> None:
-    """JAX' preemption service swallows SIGTERM, and a program that does not ask it would not end."""
+def disable_preemption_service() -> None:
+    """Switch JAX' preemption service off, unless the environment sets it: it swallows SIGTERM, and a program that does not ask it would
+    not end."""
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
         jax.config.update("jax_enable_preemption_service", False)
 
 
-def bound_of(given: float | None = None) -> float:
-    """Seconds within which a lost process is to be named: those that were given, or the environment's."""
-    if given is not None:
-        return checked("bound", given, given)
+def bound_of(seconds: float | None = None) -> float:
+    """Return the seconds within which a lost process is to be named: the argument, or the value of the environment."""
+    if seconds is not None:
+        return check_seconds("bound", seconds, seconds)
     text = os.environ.get(names.BOUND)
     if text is None:
         return names.DEFAULT_BOUND
     try:
-        seconds = float(text)
+        parsed = float(text)
     except ValueError:
-        seconds = 0.0
-    return checked(f"the environment variable {names.BOUND}", seconds, text)
+        parsed = 0.0
+    return check_seconds(f"the environment variable {names.BOUND}", parsed, text)
 
 
-def checked(name: str, seconds: float, received: float | str) -> float:
+def check_seconds(name: str, seconds: float, received: float | str) -> float:
     if not 0 < seconds < float("inf"):
         raise ClusterError(f"{name} is a number of seconds above 0; received {received!r}.")
     return seconds

@@ -1,4 +1,4 @@
-"""A program of one process that was started several times."""
+"""A program for one process that was started in several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono._src.processes import names
 
 
 def check_alone(strategy: str) -> None:
-    """Raise where `unisono launch` has started several processes, and none of them has met the others: each would train by itself."""
+    """Refuse processes that `unisono launch` has started and that are not connected: each of them would train by itself."""
     processes = os.environ.get(names.PROCESSES, "1")
     if processes not in ("", "1") and not jax.distributed.is_initialized():
         raise ValueError(

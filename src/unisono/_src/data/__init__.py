@@ -1,1 +1,1 @@
-"""Rows: their order, and which replica gets them."""
+"""Global batches: reading them, the order of their rows, and the replica of each row."""

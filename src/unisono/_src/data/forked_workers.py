@@ -1,16 +1,15 @@
-"""Processes that read for a torch DataLoader."""
+"""Worker processes of a torch DataLoader."""
 
 from __future__ import annotations
 
 import multiprocessing
 import warnings
-from typing import Any
 
 from unisono._src import keras_private
 
 
-def warn_of_forks(adapter: Any) -> None:
-    """Say that workers are started in a way that JAX's threads may not outlive."""
+def warn_of_forks(adapter: keras_private.DataAdapter) -> None:
+    """Warn that workers are forked, which may deadlock while JAX runs threads."""
     loader = keras_private.loader_of_torch(adapter)
     if loader is None or not loader.num_workers:
         return

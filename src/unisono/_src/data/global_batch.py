@@ -1,4 +1,4 @@
-"""Global batches on the host, as Keras' loops hand them on, and their rows on the way to the devices."""
+"""Global batches on the host, as Keras' loops pass them on, and their rows on the way to the devices."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import functools
 import math
 import zlib
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import sparse
 
 from unisono._src.placement import split_evenly
+from unisono._src.typing import Array, PyTree, Shape, UserBatch
 
-Position = tuple[int, int]
+Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
 NUMBERS = "biufcV"
 """Kinds of dtypes that a device can hold."""
 
 ALIGNED = 64
-"""Bytes. A CPU device reads a NumPy array that begins at such an address where it lies; others it copies."""
+"""Bytes. A CPU device reads a NumPy array in place if it begins at a multiple of this address; it copies other arrays."""
 
 MANY = 4 * 2**20
-"""Bytes of the rows that are worth not to be copied within a program."""
+"""Bytes of rows from which on a copy of them inside of a program is to be avoided."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,70 +36,70 @@ class Rows:
     source: np.ndarray
     position: Position | None = None
     sizes: tuple[int, ...] | None = None
-    """The rows of each replica, where they were dealt out already; else they are split evenly."""
+    """The rows of each replica, where the shards were given; else the rows are split evenly."""
     chosen: np.ndarray | None = None
-    """Which rows of the source they are, in order; all where it is None."""
-    _sent: dict[Any, jax.Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    """The indices of the rows in the source, in order; None stands for all rows."""
+    _sent: dict[tuple[jax.Device, range, Shape], Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
     def array(self) -> np.ndarray:
         return self.source if self.chosen is None else self.source[self.chosen]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         return self.source.shape if self.chosen is None else (len(self.chosen), *self.source.shape[1:])
 
     @property
     def dtype(self) -> np.dtype:
-        """As the devices have it: without 64-bit types, unless JAX was told to keep them."""
+        """Return the dtype on the devices: without 64-bit types, unless JAX was told to keep them."""
         return jax.dtypes.canonicalize_dtype(self.source.dtype)
 
-    def on(self, device: jax.Device, rows: range, shape: tuple[int, ...]) -> jax.Array:
-        """Some rows on a device, in an array whose first axes, for the rows, have this shape. They are sent once.
+    def on(self, device: jax.Device, rows: range, shape: Shape) -> Array:
+        """Send some rows to a device, once, and return them in an array whose first axes, for the rows, have this shape.
 
-        There may be room for more; what lies behind the rows is not to be read.
+        The array may be larger than the rows; what lies behind them must not be read.
         """
         key = device, rows, shape
         if key not in self._sent:
             self._sent[key] = jax.device_put(filled([self], rows, shape, device), device)
         return self._sent[key]
 
-    def put(self, rows: range, place: np.ndarray) -> None:
-        """Writes some of the rows there, without a copy in between where they are chosen of an array that lies as they will."""
-        if self.chosen is None or self.source.dtype != place.dtype or not self.source.flags.c_contiguous:
-            np.copyto(place, self.array[rows.start : rows.stop], casting="unsafe")
+    def put(self, rows: range, target: np.ndarray) -> None:
+        """Write some of the rows into the target, without a copy in between where the source has the target's dtype and layout."""
+        if self.chosen is None or self.source.dtype != target.dtype or not self.source.flags.c_contiguous:
+            np.copyto(target, self.array[rows.start : rows.stop], casting="unsafe")
         else:  # any other mode than "clip", which never comes to clip here, copies once more
-            np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=place, mode="clip")
+            np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=target, mode="clip")
 
 
-def held(batch: Any, position: Position | None = None, copy: bool = True) -> Any:
-    """The batch with `Rows` in place of its arrays.
+def held(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:
+    """Return the batch with `Rows` in place of its arrays.
 
-    Copies unless it is told that nobody writes into the arrays: a generator may put its next batch into the same ones.
+    The arrays are copied, unless `copy` says that nobody writes into them: a generator may put its next batch into the same arrays.
     """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
-    arrays = [leaf if isinstance(leaf, Rows) else as_array(leaf) for leaf in leaves]
-    rows_of([array.shape for array in arrays], position)
-    return jax.tree.unflatten(structure, [as_rows(array, position, copy) for array in arrays])
+    arrays = [leaf if isinstance(leaf, Rows) else convert_array(leaf) for leaf in leaves]
+    check_row_counts([array.shape for array in arrays], position)
+    return jax.tree.unflatten(structure, [wrap_array(array, position, copy) for array in arrays])
 
 
-def as_rows(array: Rows | np.ndarray, position: Position | None, copy: bool) -> Rows:
+def wrap_array(array: Rows | np.ndarray, position: Position | None, copy: bool) -> Rows:
     if isinstance(array, Rows):
         return Rows(array.source, position, array.sizes, array.chosen)
     return Rows(np.array(array) if copy else array, position)
 
 
-def chosen(array: np.ndarray, rows: Any) -> Any:
-    """The rows of an array that a slice or their numbers choose; the second are read where they are sent."""
+def chosen(array: np.ndarray, rows: slice | np.ndarray) -> Rows | np.ndarray:
+    """Return the rows of an array that a slice or an array of indices chooses; by indices they are read only when they are sent."""
     return Rows(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMBERS else array[rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatch:
-    """What a step needs of a batch."""
+    """A batch in the form in which a step takes it."""
 
     leaves: list[Rows]
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
 
     @property
     def rows(self) -> int:
@@ -110,37 +111,38 @@ class GlobalBatch:
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
-        """The rows of each replica, unless they are split evenly."""
+        """Return the rows of each replica, or None where they are split evenly."""
         return self.leaves[0].sizes
 
     @functools.cached_property
     def signature(self) -> Hashable:
-        """What programs depend on beside the number of rows: structure, shapes, dtypes."""
+        """Return what programs depend on beside the number of rows: structure, shapes, dtypes."""
         return self.structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in self.leaves)
 
     @functools.cached_property
     def digest(self) -> int:
-        """Of all rows, in 31 bits: that processes that read for themselves have read the same."""
-        found = 0
+        """Return a digest of all rows, of 31 bits: processes compare it, since each reads for itself."""
+        digest = 0
         for leaf in self.leaves:
-            found = zlib.crc32(np.ascontiguousarray(leaf.array).reshape(-1).view(np.uint8).data, found)
-        return found >> 1
+            digest = zlib.crc32(np.ascontiguousarray(leaf.array).reshape(-1).view(np.uint8).data, digest)
+        return digest >> 1
 
     @property
     def row_bytes(self) -> int:
         return sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in self.leaves)
 
-    def tree(self) -> Any:
+    def tree(self) -> PyTree:
+        """Return the arrays in the structure of the batch."""
         return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
 
-    def shapes(self, rows: int) -> Any:
-        """The batch of so many rows, in shapes."""
+    def shapes(self, rows: int) -> PyTree:
+        """Return a batch of this number of rows, in shapes."""
         leaves = [jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for leaf in self.leaves]
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def global_batch(batch: Any) -> GlobalBatch:
-    """A tree of arrays, or of `Rows`, for a step."""
+def global_batch(batch: UserBatch) -> GlobalBatch:
+    """Return a tree of arrays, or of `Rows`, as a step takes it."""
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
     if not all(isinstance(leaf, Rows) for leaf in leaves):
         return global_batch(held(batch, copy=False))
@@ -148,12 +150,12 @@ def global_batch(batch: Any) -> GlobalBatch:
 
 
 def sizes_of(batch: GlobalBatch, replicas: int) -> Sequence[int]:
-    """The rows of each replica."""
-    return batch.sizes or [len(part) for part in split_evenly(batch.rows, replicas)]
+    """Return the number of rows of each replica."""
+    return batch.sizes or [len(rows) for rows in split_evenly(batch.rows, replicas)]
 
 
-def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], device: jax.Device) -> Any:
-    """These rows of each batch, in the order of the batches, on a device: a tree of arrays like those of `Rows.on`."""
+def sent(batches: Sequence[GlobalBatch], rows: range, shape: Shape, device: jax.Device) -> PyTree:
+    """Send these rows of each batch to a device, in the order of the batches; return a tree of arrays as `Rows.on` makes them."""
     first = batches[0]
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
@@ -161,36 +163,43 @@ def sent(batches: Sequence[GlobalBatch], rows: range, shape: tuple[int, ...], de
     return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
 
 
-def filled(batches: Sequence[Rows], rows: range, shape: tuple[int, ...], device: jax.Device) -> np.ndarray:
-    """These rows of each, behind one another; what is behind them was not written.
+def filled(batches: Sequence[Rows], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:
+    """Return a buffer with these rows of each batch, concatenated; the rest of the buffer is not written.
 
     Where there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
     waiting: a sixth of a step of a small convolutional net. There, room that is not written costs nothing. Many rows are better
     read in place all the same: otherwise the program copies them first.
     """
-    tail, dtype = batches[0].shape[1:], batches[0].dtype
-    if device.platform == "cpu" and len(shape) == 2 and shape[0] == 1 and math.prod((*shape, *tail)) * dtype.itemsize <= MANY:
+    row_shape = batches[0].shape[1:]
+    dtype = batches[0].dtype
+    if (
+        device.platform == "cpu"
+        and len(shape) == 2
+        and shape[0] == 1
+        and math.prod((*shape, *row_shape)) * dtype.itemsize <= MANY
+    ):
         shape = 2, *shape[1:]
-    buffer = room((math.prod(shape), *tail), dtype)
+    buffer = room((math.prod(shape), *row_shape), dtype)
     for number, batch in enumerate(batches):
         batch.put(rows, buffer[number * len(rows) : (number + 1) * len(rows)])
-    return buffer.reshape(*shape, *tail)
+    return buffer.reshape(*shape, *row_shape)
 
 
-def room(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array that was not written yet, where a CPU device can read it in place. Memory is taken as it is written."""
+def room(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Return an array without values, where a CPU device can read it in place. The system gives memory when it is written."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNED, np.uint8)
     start = -memory.ctypes.data % ALIGNED
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def is_whole(leaf: Any) -> bool:
-    """What is one array of a batch, though JAX would look inside."""
+def is_whole(leaf: object) -> bool:
+    """Return whether this is one array of a batch, though JAX would look inside."""
     return isinstance(leaf, (Rows, sparse.JAXSparse))
 
 
-def as_array(leaf: Any) -> np.ndarray:
+def convert_array(leaf: object) -> np.ndarray:
+    """Return a leaf of a batch as an array of NumPy; refuse what no device can hold."""
     array = np.asarray(leaf.todense() if isinstance(leaf, sparse.JAXSparse) else leaf)
     if array.dtype.kind not in NUMBERS:
         raise ValueError(
@@ -203,8 +212,8 @@ def as_array(leaf: Any) -> np.ndarray:
 UNBATCHED = "If each item of the dataset is one row, its batches are missing: write dataset.batch(n)."
 
 
-def rows_of(shapes: list[tuple[int, ...]], position: Position | None) -> int:
-    """The number of rows, on which all arrays of a batch must agree."""
+def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
+    """Return the number of rows, on which all arrays of a batch must agree."""
     where = "A batch" if position is None else f"Batch {position[1]}"
     counts = {shape[0] if shape else None for shape in shapes}
     if not shapes or None in counts:

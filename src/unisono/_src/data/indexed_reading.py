@@ -1,24 +1,26 @@
-"""Reading a source in the order of the rule, where it has an index; as it comes, where it is a stream."""
+"""Reading a source in an order that we decide, where it has an index; in its own order, where it is a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import keras
+import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.data.global_batch import chosen
 from unisono._src.data.progress import Size
 from unisono._src.data.row_order import Order
+from unisono._src.typing import UserBatch
 
 
-def batches(source: Any, order: Order, start: int = 0) -> Iterable[Any]:
-    """The global batches of one pass over the source of a Keras adapter; from a later one on only where it has an index."""
+def batches(source: keras_private.DataAdapter, order: Order, start: int = 0) -> Iterable[UserBatch]:
+    """Return the global batches of one pass over the source of a Keras adapter; `start` may be above 0 only where it has an index."""
     if isinstance(source, keras_private.ArrayDataAdapter):
-        return of_arrays(source, order, start)
+        return read_arrays(source, order, start)
     if isinstance(source, keras_private.PyDatasetAdapter):
-        return of_dataset(source, order, start)
+        return read_dataset(source, order, start)
     if start and isinstance(source, Indexed):
         return source.batches_from(start)
     if start and keras_private.is_map_dataset(source):
@@ -26,16 +28,16 @@ def batches(source: Any, order: Order, start: int = 0) -> Iterable[Any]:
     return source.get_jax_iterator()
 
 
-def has_index(source: Any) -> bool:
-    """Whether a later batch can be had without those before it."""
+def has_index(source: keras_private.DataAdapter) -> bool:
+    """Return whether a later batch can be read without the batches before it."""
     known = isinstance(source, keras_private.ArrayDataAdapter | keras_private.PyDatasetAdapter) or keras_private.is_map_dataset(
         source
     )
     return source.has_index if isinstance(source, Indexed) else known
 
 
-def size_of(source: Any) -> Size:
-    """As much of it as the source knows."""
+def size_of(source: keras_private.DataAdapter) -> Size:
+    """Return the number of batches and of rows of a pass, as far as the source knows them."""
     if isinstance(source, Indexed):
         return source.size()
     if isinstance(source, keras_private.PyDatasetAdapter) and changes_at_begin(source.py_dataset):
@@ -45,26 +47,26 @@ def size_of(source: Any) -> Size:
 
 
 def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
-    """Whether it may have another size in a pass than just before it."""
+    """Return whether the size of a dataset may change at the begin of a pass."""
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
 
 
 @runtime_checkable
 class Indexed(Protocol):
-    """An adapter that knows by itself how to begin with a later batch."""
+    """An adapter that can begin with a later batch by itself."""
 
     @property
     def has_index(self) -> bool: ...
 
     def size(self) -> Size: ...
 
-    def batches_from(self, start: int) -> Iterator[Any]: ...
+    def batches_from(self, start: int) -> Iterator[UserBatch]: ...
 
     def skip(self, passes: range) -> None: ...
 
 
-def skip(source: Any, passes: range) -> None:
-    """Takes a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
+def skip(source: keras_private.DataAdapter, passes: range) -> None:
+    """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
     if isinstance(source, Indexed):
         source.skip(passes)
         return
@@ -73,45 +75,48 @@ def skip(source: Any, passes: range) -> None:
         hooks_of(source).on_epoch_end()
 
 
-def of_arrays(adapter: Any, order: Order, start: int) -> Iterator[Any]:
-    """Keras shuffles arrays by NumPy's global generator; here the pass and the batch decide."""
+def read_arrays(adapter: keras_private.ArrayDataAdapter, order: Order, start: int) -> Iterator[UserBatch]:
+    """Return the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
     count, shuffle = keras_private.array_order(adapter)
-    pass_, whole = order.passes, order.of_pass(count) if shuffle and shuffle != "batch" else None
+    pass_ = order.passes
+    permutation = order.of_pass(count) if shuffle and shuffle != "batch" else None
 
-    def rows_of_batch(batch: int, begin: int, end: int) -> Any:
+    def rows_of_batch(batch: int, begin: int, end: int) -> slice | np.ndarray:
         if shuffle == "batch":
             return begin + order.within_batch(pass_, batch, end - begin)
-        return slice(begin, end) if whole is None else whole[begin:end]
+        return slice(begin, end) if permutation is None else permutation[begin:end]
 
     return keras_private.array_batches(adapter, rows_of_batch, chosen, start)
 
 
-def of_dataset(adapter: Any, order: Order, start: int) -> Iterator[Any]:
-    """A PyDataset with workers of its own for each pass: those of a pass that was broken off, as Keras does to look at the
-    first batch, would leave their batches to the next."""
+def read_dataset(adapter: keras_private.PyDatasetAdapter, order: Order, start: int) -> Iterator[UserBatch]:
+    """Yield the batches of a PyDataset, with new workers for each pass.
+
+    The workers of a pass that was broken off, as Keras does to look at the first batch, would leave their batches to the next pass.
+    """
     dataset = adapter.py_dataset
     count = dataset.num_batches
     if count is None:
         dataset = Later(dataset, start) if start else dataset
     elif adapter.shuffle or start:
         dataset = Reordered(dataset, (order.of_pass(count) if adapter.shuffle else range(count))[start:])
-    of_pass = type(adapter)(dataset, class_weight=adapter.class_weight)
+    pass_adapter = type(adapter)(dataset, class_weight=adapter.class_weight)
     try:
-        yield from of_pass.get_jax_iterator()
+        yield from pass_adapter.get_jax_iterator()
     finally:
-        if of_pass.enqueuer is not None:
-            of_pass.enqueuer.stop()
+        if pass_adapter.enqueuer is not None:
+            pass_adapter.enqueuer.stop()
 
 
 class Reordered(keras.utils.PyDataset):
     """A PyDataset whose batches come in another order."""
 
-    def __init__(self, dataset: Any, order: Any) -> None:
+    def __init__(self, dataset: keras.utils.PyDataset, order: Sequence[int] | np.ndarray) -> None:
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self.dataset = dataset
         self.order = order
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> UserBatch:
         return self.dataset[int(self.order[index])]
 
     @property
@@ -122,12 +127,12 @@ class Reordered(keras.utils.PyDataset):
 class Later(keras.utils.PyDataset):
     """A PyDataset without an end, from a later batch on."""
 
-    def __init__(self, dataset: Any, start: int) -> None:
+    def __init__(self, dataset: keras.utils.PyDataset, start: int) -> None:
         super().__init__(dataset.workers, dataset.use_multiprocessing, dataset.max_queue_size)
         self.dataset = dataset
         self.start = start
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> UserBatch:
         return self.dataset[self.start + index]
 
     @property
@@ -135,6 +140,14 @@ class Later(keras.utils.PyDataset):
         return None
 
 
-def hooks_of(source: Any) -> Any:
-    """What has `on_epoch_begin` and `on_epoch_end`: of a PyDataset the dataset alone, whose workers are ours to start."""
+class PassHooks(Protocol):
+    """A dataset or an adapter that hears of the begin and the end of a pass."""
+
+    def on_epoch_begin(self) -> None: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+def hooks_of(source: keras_private.DataAdapter) -> PassHooks:
+    """Return the object whose hooks are called for a pass: the dataset alone of a PyDataset, whose workers we start."""
     return source.py_dataset if isinstance(source, keras_private.PyDatasetAdapter) else source

@@ -1,6 +1,6 @@
-"""A data adapter around Keras': theirs reads the source, ours owns order and position.
+"""A data adapter around Keras' adapter: the inner one reads the source, the outer one decides order and position.
 
-Keras' loops use it as one of their own. It hands out global batches on the host, read one batch ahead where the source can be
+Keras' loops use it like an adapter of Keras. It yields global batches on the host, read one batch ahead where the source can be
 read again from its start.
 """
 
@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar, cast
 
 from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.forked_workers import warn_of_forks
 from unisono._src.data.global_batch import held
-from unisono._src.data.progress import Place, Size
+from unisono._src.data.progress import Digest, Place, Size
 from unisono._src.data.resume import Item, indexed, streamed
 from unisono._src.data.row_order import Order
+from unisono._src.typing import PyTree, UserBatch
+
+T = TypeVar("T")
 
 
 class GlobalBatches(keras_private.DataAdapter):
-    """The batches of a Keras adapter, in order by rule, with their positions."""
+    """The batches of a Keras adapter, in an order that seed, pass and batch decide, with their positions."""
 
-    def __init__(self, source: Any, order: Order) -> None:
+    def __init__(self, source: keras_private.DataAdapter, order: Order) -> None:
         warn_of_forks(source)
         self.source = source
         self.order = order
 
-    def get_jax_iterator(self, start: int = 0) -> Iterator[Any]:
+    def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
         return batches if isinstance(self.source, keras_private.GeneratorDataAdapter) else one_ahead(batches)
 
@@ -36,29 +39,29 @@ class GlobalBatches(keras_private.DataAdapter):
         for number, batch in enumerate(indexed_reading.batches(self.source, self.order, start), start):
             yield pass_, number, held(batch, (pass_, number), copy=not isinstance(self.source, keras_private.ArrayDataAdapter))
 
-    def from_place(self, place: Place) -> tuple[Iterator[Any], Any]:
-        """(The batches of a pass from there on, the digest of those before if they were read.)"""
+    def from_place(self, place: Place) -> tuple[Iterator[PyTree], Digest | None]:
+        """Return (the batches of a pass from the place on, the digest of the batches before it if they were read)."""
 
         def begin(pass_: int, start: int = 0) -> Iterator[Item]:
             self.order.passes = pass_
             return self._items(start)
 
         if not self.has_index:
-            items, chain = streamed(place, begin, self.size)
-            return (batch for _, _, batch in items), chain
+            items, digest = streamed(place, begin, self.size)
+            return (batch for _, _, batch in items), digest
         items = indexed(place, begin, functools.partial(indexed_reading.skip, self.source), self.size)
         return one_ahead(batch for _, _, batch in items), None
 
     @property
     def has_index(self) -> bool:
-        """Whether a later batch can be had without those before it."""
+        """Return whether a later batch can be read without the batches before it."""
         return indexed_reading.has_index(self.source)
 
     def size(self) -> Size:
-        """Of the data, in the pass that it has come to."""
+        """Return the size of the data in the current pass."""
         return indexed_reading.size_of(self.source)
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
+    def get_numpy_iterator(self) -> Iterator[UserBatch]:
         return self.source.get_numpy_iterator()
 
     @property
@@ -84,17 +87,18 @@ class GlobalBatches(keras_private.DataAdapter):
         indexed_reading.hooks_of(self.source).on_epoch_end()
 
 
-def one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same batches, each asked for before the one before it is handed out; an error comes in its own turn."""
-    nothing = object()
-    ready = next(batches, nothing)
-    while ready is not nothing:
+def one_ahead(batches: Iterator[T]) -> Iterator[T]:
+    """Yield the same batches, each read before the previous one is yielded; an error is raised after the last good batch."""
+    end = object()
+    ready = next(batches, end)
+    while ready is not end:
         error = None
         try:
-            ahead = next(batches, nothing)
-        except Exception as e:
-            error, ahead = e, nothing
-        yield ready
+            ahead = next(batches, end)
+        except Exception as raised:
+            error = raised
+            ahead = end
+        yield cast(T, ready)
         if error is not None:
             raise error
         ready = ahead

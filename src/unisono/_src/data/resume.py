@@ -1,4 +1,4 @@
-"""Going on in a source of batches where a training stopped: by its index, or by reading forward."""
+"""Resuming in a source of batches at the place where a training stopped: by its index, or by reading forward."""
 
 from __future__ import annotations
 
@@ -7,37 +7,40 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 from unisono._src.data.global_batch import Position
-from unisono._src.data.progress import Place, Size, digest_of, put
+from unisono._src.data.progress import Digest, Place, Size, digest_of, put
+from unisono._src.typing import PyTree
 
 SAY_AFTER = 2.0
+"""Seconds until the first message of a source that is read forward."""
 SAY_EVERY = 10.0
+"""Seconds between two messages."""
 
 
-Item = tuple[int, int, Any]
+Item: TypeAlias = tuple[int, int, PyTree]
 """(pass, number, batch)"""
 
 
 def indexed(
     place: Place, begin: Callable[[int, int], Iterator[Item]], skip: Callable[[range], None], size: Callable[[], Size]
 ) -> Iterator[Item]:
-    """The batches from the place on; the last one that was trained on is read again and compared.
+    """Return the batches from the place on; the batch that was trained on last is read again and compared.
 
     Args:
-        place: Where to go on.
-        begin: Gives the batches of a pass from one on.
+        place: The place to resume at.
+        begin: (pass, number) to the batches of the pass from this number on.
         skip: Takes the source past some passes.
-        size: Says how large the source is in the pass that it has come to.
+        size: Returns the size of the source in its current pass.
     """
     pass_, number = place.position
-    before = place.last[0] if place.last is not None else pass_
-    skip(range(place.first_pass, before))
+    last_pass = place.last[0] if place.last is not None else pass_
+    skip(range(place.first_pass, last_pass))
     check_size(place, size)
     if place.last is not None and place.digest is not None and place.digest.startswith("last "):
         check_last(place.last, place.digest, begin(*place.last))
-    skip(range(before, pass_))
+    skip(range(last_pass, pass_))
     return begin(pass_, number)
 
 
@@ -48,30 +51,37 @@ SAME_ROWS = (
 
 
 def check_size(place: Place, size: Callable[[], Size]) -> None:
+    """Refuse data of another size than in the last pass of the place."""
     now = size() if place.last is not None else {}
-    other = [
+    differences = [
         f"{place.size[what]} {what} then, {now[what]} now" for what in place.size if what in now and now[what] != place.size[what]
     ]
-    if other and place.last is not None:
-        raise ValueError(f"The data are not those of the checkpoint: pass {place.last[0]} had {', '.join(other)}. {SAME_ROWS}")
+    if differences and place.last is not None:
+        raise ValueError(
+            f"The data are not those of the checkpoint: pass {place.last[0]} had {', '.join(differences)}. {SAME_ROWS}"
+        )
 
 
 def check_last(position: Position, digest: str, items: Iterator[Item]) -> None:
-    found = next(items, None)
+    """Refuse batches whose first one has another digest."""
+    item = next(items, None)
     close = getattr(items, "close", None)
     if close is not None:
         close()
-    if found is None or f"last {digest_of(found[2])}" != digest:
-        what = "is missing" if found is None else "has other rows"
+    if item is None or f"last {digest_of(item[2])}" != digest:
+        what = "is missing" if item is None else "has other rows"
         raise ValueError(
             f"The data are not those of the checkpoint: batch {position[1]} of pass {position[0]} {what} now. {SAME_ROWS}"
         )
 
 
-def streamed(place: Place, begin_pass: Callable[[int], Iterable[Item]], size: Callable[[], Size]) -> tuple[Iterator[Item], Any]:
-    """(The batches from the place on, the digest of those before it), after all of them were read again from the first pass on."""
+def streamed(
+    place: Place, begin_pass: Callable[[int], Iterable[Item]], size: Callable[[], Size]
+) -> tuple[Iterator[Item], Digest]:
+    """Return (the batches from the place on, the digest of the batches before it), after reading forward from the first pass."""
     pass_, number = place.position
-    chain, say = hashlib.sha256(), Saying(place.position)
+    digest = hashlib.sha256()
+    report = ForwardReport(place.position)
 
     def begin(pass_: int) -> Iterator[Item]:
         if place.last is not None and pass_ == place.last[0]:
@@ -80,45 +90,45 @@ def streamed(place: Place, begin_pass: Callable[[int], Iterable[Item]], size: Ca
 
     def read(items: Iterator[Item], most: int | None) -> Iterator[Item]:
         for _, _, batch in itertools.islice(items, most):
-            put(chain, batch)
-            say.one_more()
+            put(digest, batch)
+            report.count_batch()
         return items
 
     for earlier in range(place.first_pass, pass_):
         read(begin(earlier), None)
     rest = read(begin(pass_), number)
-    say.done()
-    if place.digest is not None and place.digest.startswith("all ") and place.digest != f"all {chain.hexdigest()[:32]}":
+    report.finish()
+    if place.digest is not None and place.digest.startswith("all ") and place.digest != f"all {digest.hexdigest()[:32]}":
         raise ValueError(
             f"The data are not those of the checkpoint: the batches up to batch {number} of pass {pass_} have other rows now, or come in "
             f"another order, than when they were trained on. A stream must give the same batches each time it is made: seed its "
             f"shuffling, and read the same files."
         )
-    return rest, chain
+    return rest, digest
 
 
-class Saying:
-    """Says what reading forward costs, where it takes a while."""
+class ForwardReport:
+    """Messages about how long reading forward takes, where it takes a while."""
 
     def __init__(self, position: Position) -> None:
-        self._to = f"batch {position[1]} of pass {position[0]}"
+        self._target = f"batch {position[1]} of pass {position[0]}"
         self._count = 0
         self._since = time.perf_counter()
-        self._next = self._since + SAY_AFTER
+        self._next_message = self._since + SAY_AFTER
 
-    def one_more(self) -> None:
+    def count_batch(self) -> None:
         self._count += 1
-        if time.perf_counter() > self._next:
-            self._next = time.perf_counter() + SAY_EVERY
-            print(f"Reading forward to {self._to}: {self._so_far()}.", file=sys.stderr)
+        if time.perf_counter() > self._next_message:
+            self._next_message = time.perf_counter() + SAY_EVERY
+            print(f"Reading forward to {self._target}: {self._describe()}.", file=sys.stderr)
 
-    def done(self) -> None:
-        if self._next > self._since + SAY_AFTER:
+    def finish(self) -> None:
+        if self._next_message > self._since + SAY_AFTER:
             print(
-                f"Read forward to {self._to}: {self._so_far()}. Arrays, lists of batches, a keras.utils.PyDataset and a "
+                f"Read forward to {self._target}: {self._describe()}. Arrays, lists of batches, a keras.utils.PyDataset and a "
                 f"grain.MapDataset have an index, and begin there at once.",
                 file=sys.stderr,
             )
 
-    def _so_far(self) -> str:
+    def _describe(self) -> str:
         return f"{self._count} batches in {time.perf_counter() - self._since:.0f} s"

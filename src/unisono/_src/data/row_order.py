@@ -1,7 +1,7 @@
 """The order of rows, as a function of (seed, pass, batch).
 
-A pass is one way through the data; passes are counted over the model's life, so that two fits of one epoch are one fit of
-two. NumPy promises the streams of `RandomState` for all its versions.
+A pass reads the data once; passes are counted over the model's life, so that two fits of one epoch equal one fit of two
+epochs. NumPy promises the streams of `RandomState` for all its versions.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from unisono._src.processes.agreement import current
 
 
 def draw_seed() -> int:
-    """The seed of a model's data order: from `keras.utils.set_random_seed`, else from NumPy's generator as it stands.
+    """Return the seed of a model's data order: from `keras.utils.set_random_seed`, else from the state of NumPy's generator.
 
-    Nothing is drawn: the layers of the model must start from the numbers that plain Keras gives them. Of several processes the first one's
-    is taken.
+    Nothing is drawn from the generator: the layers of the model must start from the numbers that plain Keras gives them. Of several
+    processes the first one decides.
     """
-    return current().of_first("the seed of the order of rows", own_seed)
+    return current().of_first("the seed of the order of rows", read_seed)
 
 
-def own_seed() -> int:
+def read_seed() -> int:
     seed = keras_private.get_random_seed()
     if seed is not None:
         return seed
@@ -36,7 +36,7 @@ def own_seed() -> int:
 
 @dataclasses.dataclass
 class Order:
-    """Where a model is in its data: the seed, and the number of passes that it has begun to train on."""
+    """The order of a model's data: the seed, and the number of passes that the model has begun to train on."""
 
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(32))
     passes: int = 0
@@ -45,12 +45,12 @@ class Order:
         return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, *position])))
 
     def of_pass(self, count: int) -> np.ndarray:
-        """The order of `count` rows or batches in the pass that is about to begin."""
+        """Return the order of `count` rows or batches in the pass that is about to begin."""
         return self.random(self.passes).permutation(count)
 
     def within_batch(self, pass_: int, batch: int, rows: int) -> np.ndarray:
         return self.random(pass_, batch).permutation(rows)
 
     def trained_on(self, pass_: int) -> None:
-        """A batch of this pass was trained on: the next pass is another one."""
+        """Note that a batch of this pass was trained on: the next pass is a later one."""
         self.passes = max(self.passes, pass_ + 1)

@@ -19,24 +19,25 @@ from unisono._src.data.resume import Item, indexed, streamed
 from unisono._src.data.row_order import Order, draw_seed
 from unisono._src.distributed.per_replica import is_value
 from unisono._src.distributed.replicated import is_array
+from unisono._src.typing import KerasObject, UserBatch, UserObject
 
 
 class Source:
-    """Where global batches come from: a pass at a time, with their positions."""
+    """A source of global batches with their positions, one pass at a time."""
 
-    def __init__(self, adapter: Any, unwrap: bool = False) -> None:
-        """`unwrap`: whether the adapter wraps each batch in a tuple of one."""
+    def __init__(self, adapter: KerasObject, unwrap: bool = False) -> None:
+        """Take the batches of a Keras adapter; `unwrap` where it wraps each batch in a tuple of one."""
         self._adapter = adapter
         self._unwrap = unwrap
 
     @property
     def is_stream(self) -> bool:
-        """Whether a batch that was read and not trained on is lost."""
+        """Return whether a batch that was read and not trained on is lost."""
         return isinstance(self._adapter, keras_private.GeneratorDataAdapter)
 
     @functools.cached_property
     def order(self) -> Order:
-        """The seed is drawn when it is first needed, as fit does."""
+        """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
         return Order(draw_seed())
 
     @property
@@ -45,12 +46,13 @@ class Source:
 
     @property
     def has_index(self) -> bool:
-        """Whether a later batch can be had without those before it."""
+        """Return whether a later batch can be read without the batches before it."""
         return indexed_reading.has_index(self._adapter)
 
     def batches(self, start: int = 0) -> Iterator[Item]:
-        """One pass, from a later batch on only where there is an index."""
-        pass_, adapter = self.order.passes, GlobalBatches(self._adapter, self.order)
+        """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
+        pass_ = self.order.passes
+        adapter = GlobalBatches(self._adapter, self.order)
         adapter.on_epoch_begin()
         for number, batch in enumerate(adapter.get_jax_iterator(start), start):
             self.order.trained_on(pass_)
@@ -58,11 +60,11 @@ class Source:
         adapter.on_epoch_end()
 
     def skip(self, passes: range) -> None:
-        """As if these passes had been gone through, where there is an index."""
+        """Take the source past these passes, where there is an index."""
         indexed_reading.skip(self._adapter, passes)
 
     def from_place(self, place: Place) -> tuple[Iterator[Item], Any]:
-        """(The batches of a pass from there on, the digest of those before if they were read.)"""
+        """Return (the batches of a pass from the place on, the digest of earlier batches if they were read)."""
 
         def begin(pass_: int, start: int = 0) -> Iterator[Item]:
             self.order.passes = pass_
@@ -71,12 +73,12 @@ class Source:
         return (indexed(place, begin, self.skip, self.size), None) if self.has_index else streamed(place, begin, self.size)
 
     def size(self) -> Size:
-        """Of the data, in the pass that it has come to."""
+        """Return the size of the data in the current pass."""
         return indexed_reading.size_of(self._adapter)
 
     @property
     def seeds(self) -> list[int]:
-        """Of the orders in which rows come."""
+        """Return the seeds of the orders in which rows come."""
         return [self.order.seed]
 
     @seeds.setter
@@ -84,10 +86,10 @@ class Source:
         (self.order.seed,) = seeds
 
 
-class Sequence(Source):
-    """Any iterable of global batches."""
+class IterableSource(Source):
+    """A source that reads any iterable of global batches."""
 
-    def __init__(self, batches: Iterable[Any]) -> None:
+    def __init__(self, batches: Iterable[UserBatch]) -> None:
         self.order = Order(0)
         self._batches = batches
 
@@ -107,7 +109,7 @@ class Sequence(Source):
         return {} if self.length is None else {"batches": self.length}
 
     def skip(self, passes: range) -> None:
-        """Nothing in a list changes."""
+        """Do nothing: a list does not change between passes."""
 
     def batches(self, start: int = 0) -> Iterator[Item]:
         pass_ = self.order.passes
@@ -117,14 +119,14 @@ class Sequence(Source):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         batches = enumerate(itertools.islice(self._batches, start, None), start)
-        found = (held(undistributed(batch), (pass_, number)) for number, batch in batches)
-        for number, batch in enumerate(found if self.is_stream else one_ahead(found), start):
+        read = (held(undistributed(batch), (pass_, number)) for number, batch in batches)
+        for number, batch in enumerate(read if self.is_stream else one_ahead(read), start):
             self.order.trained_on(pass_)
             yield pass_, number, batch
 
 
-def undistributed(batch: Any) -> Any:
-    """A batch, unless it was distributed already."""
+def undistributed(batch: UserBatch) -> UserBatch:
+    """Return the batch; refuse a batch that is distributed already."""
     if any(map(is_value, jax.tree.leaves(batch, is_leaf=is_value))):
         raise ValueError(
             "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
@@ -149,7 +151,7 @@ class OfSource(keras_private.DataAdapter):
     def size(self) -> Size:
         return self._source.size()
 
-    def batches_from(self, start: int) -> Iterator[Any]:
+    def batches_from(self, start: int) -> Iterator[UserBatch]:
         return (batch for _, _, batch in self._source.batches(start))
 
     def skip(self, passes: range) -> None:
@@ -163,10 +165,10 @@ class OfSource(keras_private.DataAdapter):
     def seeds(self, seeds: list[int]) -> None:
         self._source.seeds = seeds
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def get_jax_iterator(self) -> Iterator[UserBatch]:
         return (batch for _, _, batch in self._source.batches())
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
+    def get_numpy_iterator(self) -> Iterator[UserBatch]:
         return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_whole) for batch in self.get_jax_iterator())
 
     @property
@@ -186,8 +188,8 @@ class OfSource(keras_private.DataAdapter):
         return None
 
 
-def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
-    """The source of whatever `distribute_dataset` may be given."""
+def source_of(dataset: UserObject, batch_size: int | None, shuffle: bool) -> Source:
+    """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")
     if isinstance(dataset, tuple | dict) or is_array(dataset):
@@ -216,4 +218,4 @@ def source_of(dataset: Any, batch_size: int | None, shuffle: bool) -> Source:
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "
             f"dict of arrays with batch_size=, a keras.utils.PyDataset, a grain or tf.data dataset, or a torch DataLoader."
         )
-    return Sequence(dataset)
+    return IterableSource(dataset)

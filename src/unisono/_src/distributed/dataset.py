@@ -1,4 +1,4 @@
-"""Distributed datasets: global batches of which each replica will get its rows, read and sent ahead."""
+"""Distributed datasets: global batches, of which each replica gets its shard, read and sent ahead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -20,10 +19,11 @@ from unisono._src.distributed.batch_sources import OfSource, Source
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.placement import Placement
 from unisono._src.step.plan import plan
+from unisono._src.typing import Json, PyTree, UserBatch, UserObject
 
 
 class DistributedDataset:
-    """Global batches; iterate over it as often as you like.
+    """Global batches, over which a program may loop any number of times.
 
     `len()` is the number of batches, where the source knows it.
     """
@@ -32,9 +32,9 @@ class DistributedDataset:
         self.source = source
         self.progress = Progress()
         self.listeners: list[Callable[[], None]] = []
-        """Called between two batches."""
+        """Functions that are called between two batches."""
         self.thread: int | None = None
-        """In which the last batch was asked for."""
+        """The thread in which the last batch was asked for."""
         self._place: Place | None = None
         self._placement = placement
         self._warned = False
@@ -46,28 +46,29 @@ class DistributedDataset:
 
     @property
     def position(self) -> Position:
-        """(passes that were begun before this one, batches of this one that were handed out)"""
+        """Return (number of passes before this one, number of batches of this pass that were yielded)."""
         return self.progress.position or (0, 0)
 
     def will_be_saved(self) -> None:
-        """Before it is trained on: of a stream, every batch then counts for the digest."""
+        """Count every batch of a stream for the digest. To be called before the first training step."""
         if not self.source.has_index:
             self.progress.count_all()
 
-    def get_state(self) -> dict[str, Any]:
-        """Where it is, in JSON."""
+    def get_state(self) -> dict[str, Json]:
+        """Return the place in the data, in JSON."""
         place = self._place or self.progress.place
         return {"seeds": self.source.seeds, "place": None if place is None else place._asdict()}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """The next loop over it goes on there."""
+    def set_state(self, state: dict[str, Json]) -> None:
+        """Let the next loop go on at the place that `get_state` has returned."""
         self.source.seeds = state["seeds"]
         self._place = None if state["place"] is None else Place.of_json(state["place"])
         if self._place is None:  # before the first batch
-            self.progress, self.source.order.passes = Progress(), 0
+            self.progress = Progress()
+            self.source.order.passes = 0
 
-    def begin(self) -> Iterator[Item]:
-        """The batches of a pass: of the next one, or after a restore the rest of the one that was interrupted."""
+    def begin_pass(self) -> Iterator[Item]:
+        """Return the batches of the next pass, or after a restore the rest of the interrupted pass."""
         place, self._place = self._place, None
         if place is None:
             return self.source.batches()
@@ -75,32 +76,33 @@ class DistributedDataset:
         self.progress = restored(place, chain)
         return items
 
-    def pass_is_over(self) -> None:
-        """The next loop is over another pass."""
+    def end_pass(self) -> None:
+        """Note that the next loop is over another pass."""
         if self.progress.position is not None:
             self.source.order.trained_on(self.progress.position[0])
         self.progress.ended()
 
-    def between_batches(self) -> None:
-        """Called before a batch is handed out, when all that was done with the one before it is asked for."""
+    def call_listeners(self) -> None:
+        """Call the listeners: all work on the last batch is asked for, and the next batch is not yielded yet."""
         self.thread = threading.get_ident()
         for function in self.listeners:
             function()
 
-    def handed_out(self, batch: Any, begun: Callable[[], None]) -> Any:
-        """For the replicas. `begun` is called when the devices have begun with it."""
+    def shard_batch(self, batch: UserBatch, begun: Callable[[], None]) -> PyTree:
+        """Return the batch with `Shards` in place of its arrays. `begun` is called when the devices have begun with the batch."""
         return jax.tree.map(lambda rows: Shards(rows, self._placement, begun), batch, is_leaf=is_whole)
 
-    def send(self, shards: list[Shards]) -> None:
-        """To the devices, before they are asked for."""
+    def send_shards(self, shards: list[Shards]) -> None:
+        """Send the shards to the devices, before a step asks for them."""
         parts = self._plans(shards[0].shape[0], shards[0].sizes).parts
         runs = [(part.device, run) for part in parts for run in part.runs]
         for array in shards:
             array.send(runs)
 
-    def check_size(self, shards: list[Shards]) -> None:
-        """Of a batch that is not the last."""
-        rows, sizes = shards[0].shape[0], shards[0].sizes
+    def warn_of_empty_replicas(self, shards: list[Shards]) -> None:
+        """Warn once of a batch, not the last one, that leaves replicas without rows."""
+        rows = shards[0].shape[0]
+        sizes = shards[0].sizes
         if sizes is None and rows < self.replicas and not self._warned:
             self._warned = True
             warnings.warn(
@@ -117,86 +119,87 @@ class DistributedDataset:
 
     @property
     def adapter(self) -> OfSource:
-        """For Keras' loops."""
+        """Return the source as an adapter for Keras' loops."""
         return OfSource(self.source)
 
     @property
     def replicas(self) -> int:
-        """Of the strategy that distributes it."""
+        """Return the number of replicas of the strategy that distributes the dataset."""
         return self._placement.replicas
 
 
 class DistributedIterator:
     """One pass over a distributed dataset.
 
-    When the devices have begun with a batch, the next one is read and sent to them, except from a generator: a batch that was
-    taken from one and not trained on would be lost.
+    When the devices have begun with a batch, the next batch is read and sent to them. A generator is the exception: a batch that was
+    taken from it and not trained on would be lost.
     """
 
     def __init__(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
-        self._batches = dataset.begin()
+        self._batches = dataset.begin_pass()
         self._position: Position | None = None
-        """Of the last batch."""
+        """The position of the last batch."""
         self._last: list[Shards] | None = None
-        self._ahead: list[tuple[Item, Any]] = []
+        self._ahead: list[tuple[Item, PyTree]] = []
         self._over = False
         self._error: BaseException | None = None
 
     def __iter__(self) -> DistributedIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         execution_mode.check()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        self._dataset.between_batches()
+        self._dataset.call_listeners()
         try:
-            (pass_, number, rows), batch = self._ahead.pop() if self._ahead else self._read()
+            (pass_, number, rows), batch = self._ahead.pop() if self._ahead else self._read_batch()
         except StopIteration:
             if not self._over:
                 self._over = True
-                self._dataset.pass_is_over()
+                self._dataset.end_pass()
             raise
         self._position = pass_, number
         if self._last is not None:
-            self._dataset.check_size(self._last)
-        self._last = leaves_of(batch)
+            self._dataset.warn_of_empty_replicas(self._last)
+        self._last = list_shards(batch)
         self._dataset.progress.trained(rows, self._position, self._dataset.source.size)
         return batch
 
-    def _read(self) -> tuple[Item, Any]:
+    def _read_batch(self) -> tuple[Item, PyTree]:
+        """Return the next batch of the source, and the same batch with `Shards` in place of its arrays."""
         pass_, number, batch = next(self._batches)
-        myself = weakref.ref(self)  # who holds a batch need not hold what comes after it
+        myself = weakref.ref(self)  # a batch must not keep the batches after it alive
 
         def begun() -> None:
             iterator = myself()
             if iterator is not None:
-                iterator.look_ahead((pass_, number))
+                iterator.read_ahead((pass_, number))
 
-        return (pass_, number, batch), self._dataset.handed_out(batch, begun)
+        return (pass_, number, batch), self._dataset.shard_batch(batch, begun)
 
-    def look_ahead(self, position: Position) -> None:
-        """Reads the batch behind this one, if that is not known to be the last, and sends it. An error comes in its turn."""
+    def read_ahead(self, position: Position) -> None:
+        """Read the batch after this position and send it, unless the pass ends there. Its error is raised when that batch is asked for."""
         source = self._dataset.source
         if self._ahead or self._error or self._position != position or source.is_stream or position[1] + 1 == source.length:
             return
         try:
-            self._ahead = [self._read()]
-            self._dataset.send(leaves_of(self._ahead[0][1]))
+            self._ahead = [self._read_batch()]
+            self._dataset.send_shards(list_shards(self._ahead[0][1]))
         except StopIteration:
             return
         except Exception as error:
             self._error = error
 
 
-def leaves_of(batch: Any) -> list[Shards]:
+def list_shards(batch: PyTree) -> list[Shards]:
     return jax.tree.leaves(batch, is_leaf=is_whole)
 
 
-def undistributed(dataset: Any) -> Any:
-    """What a user wants to distribute, unless that was done already."""
+def undistributed(dataset: UserObject) -> UserObject:
+    """Return what a user wants to distribute; refuse what is distributed already."""
     replicated.check_not_tensorflows(dataset, "strategy.distribute_dataset")
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):

@@ -1,4 +1,4 @@
-"""What `run` takes and returns: a value for each replica."""
+"""Values of which each replica has its own: the batches that `run` takes, and the values that it returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -18,34 +18,39 @@ from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.trace_recorder import current
 from unisono._src.step.plan import Run
 from unisono._src.step.step import Output
+from unisono._src.typing import PyTree
 
 
-def is_value(thing: Any) -> bool:
-    """What is one leaf in a tree of arguments or results."""
+def is_value(thing: object) -> bool:
+    """Return whether this is a value with a part for each replica: one leaf in a tree of arguments or results."""
     return isinstance(thing, PerReplica | Shards)
 
 
 class NotOneArray:
-    """Lines that take it for one array are refused."""
+    """A value with a part for each replica. Uses of it as one array are refused."""
 
-    __array__ = __jax_array__ = __iter__ = __float__ = __int__ = __bool__ = __getitem__ = lambda self, *_, **__: refuse(self)
+    __array__ = __jax_array__ = __iter__ = __float__ = __int__ = __bool__ = __getitem__ = lambda self, *_, **__: (
+        refuse_as_one_array(self)
+    )
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __neg__ = __array__
     __matmul__ = __rmatmul__ = __mod__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __array__
     numpy = __array__
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> bool:
         return (
-            refuse(self) if isinstance(other, int | float) or (hasattr(other, "dtype") and not is_value(other)) else self is other
+            refuse_as_one_array(self)
+            if isinstance(other, int | float) or (hasattr(other, "dtype") and not is_value(other))
+            else self is other
         )
 
 
 class Shards(NotOneArray, Rows):
-    """An array of a global batch, of which each replica gets its rows."""
+    """An array of a global batch, of which each replica gets its shard."""
 
     placement: Placement
     begun: Callable[[], None]
-    """To be called when the devices have begun with it: then there is time to see to the next batch."""
+    """To be called when the devices have begun with the batch: then there is time to read the next batch."""
 
     def __init__(self, rows: Rows, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
         super().__init__(rows.source, rows.position, rows.sizes, rows.chosen)
@@ -53,14 +58,14 @@ class Shards(NotOneArray, Rows):
         object.__setattr__(self, "begun", begun)
 
     def send(self, runs: Iterable[tuple[int, Run]]) -> None:
-        """To the devices that run it, by their indices, as a step will ask for it."""
+        """Send the rows of these runs to their devices, given by index, in the form in which a step asks for them."""
         for device, run in runs:
-            there = self.placement.devices[device]
-            self.on(there, run.rows, (self.placement.replicas, run.size))
+            target = self.placement.devices[device]
+            self.on(target, run.rows, (self.placement.replicas, run.size))
 
     @property
     def values(self) -> tuple[np.ndarray, ...]:
-        """The rows of each replica, in order."""
+        """Return the rows of each replica, in the order of the replicas."""
         if self.sizes is not None:
             return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
         return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(self.shape[0], self.placement.replicas))
@@ -69,10 +74,10 @@ class Shards(NotOneArray, Rows):
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"
 
 
-def arrays_of(value: Any) -> Any:
-    """The arrays of a distributed dataset's batch, which Keras takes as a global one."""
+def arrays_of(value: PyTree) -> PyTree:
+    """Return a distributed batch as arrays of the global batch, for Keras' methods."""
 
-    def bare(leaf: Any) -> Any:
+    def read_array(leaf: object) -> object:
         if not isinstance(leaf, Shards):
             return leaf
         if leaf.sizes is not None:
@@ -82,7 +87,7 @@ def arrays_of(value: Any) -> Any:
             )
         return leaf.array
 
-    return jax.tree.map(bare, value, is_leaf=is_value)
+    return jax.tree.map(read_array, value, is_leaf=is_value)
 
 
 class PerReplica(NotOneArray):
@@ -100,13 +105,13 @@ class PerReplica(NotOneArray):
     ) -> None:
         """
         Args:
-            placement: Where they ran.
-            like: Has the rows of the global batch that the values were made of.
-            outputs: Of the replicas of this process.
+            placement: The placement of the replicas that ran.
+            like: An array with the rows of the global batch that the values were made of.
+            outputs: The outputs of the replicas of this process.
             index: The array's place among the outputs.
-            total: The sum over replicas, where the step has made it already.
-            is_share: Whether each is a replica's share of a loss.
-            shapes: By the rows of a replica; needed where replicas run in other processes.
+            total: The sum over replicas, where the step has computed it already.
+            is_share: Whether each value is a replica's share of a loss.
+            shapes: The shape of a value, by the rows of its replica; needed where replicas run in other processes.
         """
         self.placement = placement
         self.like = like
@@ -114,26 +119,26 @@ class PerReplica(NotOneArray):
         self.total = total
         self._outputs = outputs
         self._index = index
-        self._given = shapes
+        self._given_shapes = shapes
 
     @functools.cached_property
     def _shapes(self) -> dict[int, jax.ShapeDtypeStruct]:
-        """By the rows of a replica."""
-        found = {output.run.size: output.arrays[self._index] for output in self._outputs}
-        return {size: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for size, a in found.items()} | dict(self._given)
+        """Return the shape of a value, by the rows of its replica."""
+        arrays = {output.run.size: output.arrays[self._index] for output in self._outputs}
+        return {size: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for size, a in arrays.items()} | dict(self._given_shapes)
 
     @property
     def dtype(self) -> np.dtype:
         return next(iter(self._shapes.values())).dtype
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
-        """The value of a replica with so many rows."""
+        """Return the shape of the value of a replica with `size` rows."""
         if size not in self._shapes:
             raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
         return self._shapes[size]
 
     def on(self, device: int, run: Run) -> jax.Array:
-        """The values of neighbouring replicas, behind one another."""
+        """Return the values of the replicas of one run, stacked in their order."""
         for output in self._outputs:
             if (output.device, output.run) == (device, run):
                 return output.arrays[self._index]
@@ -141,31 +146,31 @@ class PerReplica(NotOneArray):
 
     @property
     def present(self) -> dict[int, jax.Array]:
-        """The values of the replicas that had rows, each on its device; on the lead, where several processes run them."""
+        """Return the values of the replicas that had rows, each on its device; on the lead device, where several processes run them."""
         here = {
             output.run.first + number: output.arrays[self._index][number]
             for output in self._outputs
             for number in range(output.run.count)
         }
-        return here if self.placement.processes is None else self._of_all(here)
+        return here if self.placement.processes is None else self._gather_all(here)
 
     @property
     def count(self) -> int:
-        """How many replicas had rows."""
+        """Return the number of replicas that had rows."""
         return sum(size > 0 for size in self._sizes)
 
     @property
     def _sizes(self) -> Sequence[int]:
         return sizes_of(global_batch(self.like), self.placement.replicas)
 
-    def _of_all(self, here: dict[int, jax.Array]) -> dict[int, jax.Array]:
-        """Every process asks for them at the same line."""
+    def _gather_all(self, here: dict[int, jax.Array]) -> dict[int, jax.Array]:
+        """Return the values of the replicas of all processes. Every process calls this at the same line."""
         shapes = {replica: self._shapes[size] for replica, size in enumerate(self._sizes) if size}
-        lengths = {replica: math.prod(of.shape) for replica, of in shapes.items()}
-        flat = [jnp.ravel(jax.device_put(here[replica], self.placement.lead)) for replica in sorted(here)]
-        mine = jnp.concatenate(flat) if flat else jax.device_put(jnp.zeros(0, self.dtype), self.placement.lead)
+        lengths = {replica: math.prod(struct.shape) for replica, struct in shapes.items()}
+        flat_values = [jnp.ravel(jax.device_put(here[replica], self.placement.lead)) for replica in sorted(here)]
+        mine = jnp.concatenate(flat_values) if flat_values else jax.device_put(jnp.zeros(0, self.dtype), self.placement.lead)
         (whole,) = rows_of_all(self.placement)(
-            [mine], [[sum(lengths.get(r, 0) for r in of) for of in self.placement.of_processes]]
+            [mine], [[sum(lengths.get(r, 0) for r in block) for block in self.placement.of_processes]]
         )
         ends = itertools.accumulate(lengths.values(), initial=0)
         return {
@@ -175,19 +180,21 @@ class PerReplica(NotOneArray):
 
     @property
     def values(self) -> tuple[jax.Array, ...]:
-        """The value of each replica, in order; of one without rows, no rows, or zero where the value has none."""
-        present, like = self.present, next(iter(self._shapes.values()))
-        by_rows = all(of.shape[:1] == (size,) for size, of in self._shapes.items())
+        """Return the value of each replica, in order; for a replica without rows no rows, or zero where values have no rows."""
+        present = self.present
+        like = next(iter(self._shapes.values()))
+        by_rows = all(struct.shape[:1] == (size,) for size, struct in self._shapes.items())
         shape = (0, *like.shape[1:]) if by_rows else like.shape
         return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self.placement.replicas))
 
-    shape = ndim = property(lambda self: refuse(self))
+    shape = ndim = property(lambda self: refuse_as_one_array(self))
 
     def __repr__(self) -> str:
         return f"<a {self.dtype} for each of {self.placement.replicas} replicas>"
 
 
-def refuse(value: Any) -> Any:
+def refuse_as_one_array(value: object) -> NoReturn:
+    """Refuse to use the value as one array, in words for replica code or for the code around it."""
     if current() is not None:
         raise ValueError(
             f"{value!r} reaches replica code by a name, where it is the value of no replica. Give it to the function as an argument: "
@@ -200,8 +207,8 @@ def refuse(value: Any) -> Any:
     )
 
 
-def check(value: Any, placement: Placement, call: str) -> None:
-    """`call` is how the method of the strategy is called that gets the value."""
+def check(value: PyTree, placement: Placement, call: str) -> None:
+    """Refuse values of another number of replicas; `call` is the name of the strategy's method, for the message."""
     for leaf in jax.tree.leaves(value, is_leaf=is_value):
         if is_value(leaf) and leaf.placement.replicas != placement.replicas:
             raise ValueError(

@@ -1,10 +1,9 @@
-"""Global batches of the replicas' own pipelines: one for each, wherever it runs."""
+"""Global batches that are joined from the replicas' own pipelines, one for each replica, wherever it runs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,10 +15,11 @@ from unisono._src.data.row_order import Order
 from unisono._src.distributed.batch_sources import Source, source_of
 from unisono._src.distributed.replicated import is_array
 from unisono._src.replica.refused_calls import rows_differ
+from unisono._src.typing import UserBatch, UserObject
 
 
-class Pipelines(Source):
-    """A source for each replica: what they give at a time is one global batch."""
+class PipelineSource(Source):
+    """A source that joins one batch from the source of each replica to a global batch."""
 
     def __init__(self, sources: list[Source]) -> None:
         self.order = Order(0)
@@ -53,7 +53,9 @@ class Pipelines(Source):
     def seeds(self, seeds: list[int]) -> None:
         left = list(seeds)
         for source in self._sources:
-            source.seeds, left = left[: len(source.seeds)], left[len(source.seeds) :]
+            count = len(source.seeds)
+            source.seeds = left[:count]
+            left = left[count:]
 
     def batches(self, start: int = 0) -> Iterator[Item]:
         pass_ = self.order.passes
@@ -61,24 +63,24 @@ class Pipelines(Source):
             source.order.passes = pass_
         for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
             if number == start:
-                check_differ([None if part is None else part[2] for part in parts])
+                refuse_same_rows([None if part is None else part[2] for part in parts])
             self.order.trained_on(pass_)
-            yield pass_, number, joined([None if part is None else part[2] for part in parts], (pass_, number))
+            yield pass_, number, join_batches([None if part is None else part[2] for part in parts], (pass_, number))
 
 
-def joined(parts: list[Any], position: Position) -> Any:
-    """One global batch of those of the replicas; None is that of one whose pipeline has ended."""
+def join_batches(parts: list[UserBatch], position: Position) -> UserBatch:
+    """Return one global batch from the replicas' batches; None stands for a replica whose pipeline has ended."""
     present = [part for part in parts if part is not None]
     structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
     if len(structures) > 1:
         raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
     sizes = tuple(0 if part is None else jax.tree.leaves(part, is_leaf=is_whole)[0].shape[0] for part in parts)
-    join = lambda *rows: Rows(np.concatenate([of.array for of in rows]), position, sizes)  # noqa: E731
+    join = lambda *rows: Rows(np.concatenate([shard.array for shard in rows]), position, sizes)  # noqa: E731
     return jax.tree.map(join, *present, is_leaf=is_whole)
 
 
-def check_differ(parts: list[Any]) -> None:
-    """The first batches of the replicas: those of a function that does not look at its context are the same."""
+def refuse_same_rows(parts: list[UserBatch]) -> None:
+    """Refuse first batches that are equal on all replicas: then the user's function does not look at its context."""
     rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_whole)] for part in parts if part is not None]
     alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])
     if alike and any(rows_differ(array) for array in rows[0]):
@@ -90,7 +92,7 @@ def check_differ(parts: list[Any]) -> None:
 
 
 class InputContext:
-    """For which replica a pipeline is."""
+    """The number of the replica that a pipeline is for, and the number of replicas."""
 
     def __init__(self, input_pipeline_id: int, replicas: int) -> None:
         self.input_pipeline_id = input_pipeline_id
@@ -98,7 +100,7 @@ class InputContext:
         self.num_replicas_in_sync = replicas
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The rows of a replica, of a global batch of so many."""
+        """Return the rows of a replica in a global batch of this size."""
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"A global batch of {global_batch_size} rows cannot be dealt out evenly to {self.num_replicas_in_sync} replicas. Choose a "
@@ -107,8 +109,9 @@ class InputContext:
         return global_batch_size // self.num_replicas_in_sync
 
 
-def pipelines(dataset_fn: Callable[[InputContext], Any], replicas: int) -> Pipelines:
-    found = []
+def pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: int) -> PipelineSource:
+    """Return the source of the datasets that the function makes, one for each replica."""
+    sources = []
     for replica in range(replicas):
         dataset = dataset_fn(InputContext(replica, replicas))
         if isinstance(dataset, tuple | dict) or is_array(dataset):
@@ -116,5 +119,5 @@ def pipelines(dataset_fn: Callable[[InputContext], Any], replicas: int) -> Pipel
                 "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
                 "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
             )
-        found.append(source_of(dataset, None, False))
-    return Pipelines(found)
+        sources.append(source_of(dataset, None, False))
+    return PipelineSource(sources)

@@ -1,10 +1,10 @@
-"""What every replica gets whole: `un.replicate`, and what an array is, of whatever library."""
+"""Arrays that every replica gets whole: `un.replicate`. And the test for an array of any library."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -13,13 +13,14 @@ import keras
 import numpy as np
 
 from unisono._src.near_names import says_near_names
+from unisono._src.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated:
-    """A tree of arrays that every replica is meant to get whole. One array is used like the array."""
+    """A tree of arrays that every replica is meant to get whole. A tree of one array is used like the array."""
 
-    value: Any
+    value: PyTree
     is_for_all: ClassVar[bool] = True
 
     def __jax_array__(self) -> jax.Array:
@@ -28,11 +29,11 @@ class Replicated:
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         return np.asarray(self.value, *args, **kwargs)
 
-    def __getitem__(self, key: Any) -> Any:
-        """A part of a tree, or of the array."""
+    def __getitem__(self, key: Any) -> Replicated | Array:
+        """Return a part of the tree, or of the array."""
         return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         if isinstance(self.value, dict):
             return iter(self.value)
         return iter(self.__jax_array__()) if is_array(self.value) else map(Replicated, self.value)
@@ -41,21 +42,22 @@ class Replicated:
         return len(self.value)
 
     def __getattr__(self, name: str) -> Any:
-        """What the array has."""
+        """Return an attribute of the array."""
         if name.startswith("__") or not is_array(self.value):
             raise AttributeError(name)
         return getattr(self.__jax_array__(), name)
 
 
-def of_array(name: str) -> Any:
+def forward_operator(name: str) -> Callable[..., Array]:
+    """Return the method of this name, which computes with the array of a `Replicated`."""
     return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
 
 
 for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
     for _name in (f"__{_operator}__", f"__r{_operator}__"):
-        setattr(Replicated, _name, of_array(_name))
+        setattr(Replicated, _name, forward_operator(_name))
 for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Replicated, f"__{_operator}__", of_array(f"__{_operator}__"))
+    setattr(Replicated, f"__{_operator}__", forward_operator(f"__{_operator}__"))
 
 
 # A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
@@ -65,20 +67,20 @@ jax.tree_util.register_pytree_node(
 
 
 @says_near_names
-def replicate(value: Any) -> Any:
-    """Says that every replica is meant to get the whole of `value`, an array or a tree of arrays.
+def replicate(value: PyTree) -> PyTree:
+    """Mark `value`, an array or a tree of arrays, as meant to reach every replica as a whole.
 
     Args:
         value: For example a vector of class weights.
 
     Returns:
-        What stands for the value: an argument of `strategy.run`, or, for one array, the array in code that finds it by its name.
+        A stand-in for the value: an argument of `strategy.run`, or, for one array, the array in code that finds it by its name.
     """
     return Replicated(value)
 
 
-def check_not_tensorflows(thing: Any, call: str) -> None:
-    """Refuse what a strategy of TensorFlow has distributed."""
+def check_not_tensorflows(thing: object, call: str) -> None:
+    """Refuse data that a strategy of TensorFlow has distributed."""
     if type(thing).__module__.startswith("tensorflow.python.distribute"):
         raise TypeError(
             f"{call} received a {type(thing).__name__}, whose rows a strategy of TensorFlow has dealt out to its own replicas. Give it the "
@@ -87,8 +89,8 @@ def check_not_tensorflows(thing: Any, call: str) -> None:
         )
 
 
-def is_array(thing: Any) -> bool:
-    """An array of whatever library."""
+def is_array(thing: object) -> bool:
+    """Return whether this is an array of any library."""
     return (
         hasattr(thing, "shape")
         and hasattr(thing, "dtype")

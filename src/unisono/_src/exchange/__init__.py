@@ -1,4 +1,4 @@
-"""How devices add up what their replicas contribute: implementations of one protocol."""
+"""Exchanges, which add up the contributions of replicas over devices and processes: implementations of one protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["AcrossProcesses", "Collectives", "Exchange", "Transfers", "choose"]
 
 
 def choose(placement: Placement) -> Exchange:
-    """Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes."""
+    """Return the exchange of a placement.
+
+    Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes.
+    """
     if placement.processes is not None:
         return AcrossProcesses(placement)
     needs_no_links = len(set(placement.devices)) == 1 or all(device.platform == "cpu" for device in placement.devices)

@@ -1,25 +1,25 @@
 """Sums over several processes: copies inside of each, and one program of collectives between their leads.
 
-Each process meets the others with a single device: collectives over several CPU devices of a process starve.
+Each process takes part in the collectives with a single device: collectives over several CPU devices of a process starve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.data.global_batch import GlobalBatch, Position
 from unisono._src.exchange.collectives import Meeting
-from unisono._src.exchange.protocol import Add, Elsewhere
+from unisono._src.exchange.protocol import Add, DeviceSums, Elsewhere
 from unisono._src.exchange.transfers import Transfers
 from unisono._src.placement import Placement
 from unisono._src.processes import agreement
+from unisono._src.typing import PyTree
 
 
 class AcrossProcesses:
-    """The lead of each process is its home."""
+    """An exchange between processes; the lead of each process is its home."""
 
     homes = (0,)
 
@@ -30,41 +30,44 @@ class AcrossProcesses:
         self._inside = Transfers(placement)
         self._between = Meeting(placement.processes.leads, [placement.lead])
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
-        assert elsewhere is not None
-        here = self._inside.on_lead(nodes)
-        mine = [self._inside.sum_of(span, here, add) for span, _ in elsewhere.spans[self._number]]
-        schedule = tuple(tuple((span.start, span.stop, there) for span, there in of) for of in elsewhere.spans)
+    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
+        assert description is not None
+        sums = self._inside.on_lead(nodes)
+        own_sums = [self._inside.sum_of(span, sums, add) for span, _ in description.spans[self._number]]
+        schedule = tuple(tuple((span.start, span.stop, has_rows) for span, has_rows in spans) for spans in description.spans)
         wish = agreement.current().wishes
-        totals, heard = self._between.total([mine], schedule, leaves, elsewhere.like, (*words_of(elsewhere.batch), wish))
-        agreement.current().heard = bool(heard[:, -1].any())
-        check_rows(heard[:, :-1])
+        words = (*make_words(description.batch), wish)
+        totals, all_words = self._between.total([own_sums], schedule, leaves, description.like, words)
+        agreement.current().heard = bool(all_words[:, -1].any())
+        check_rows(all_words[:, :-1])
         return totals
 
 
-NOWHERE = (-1, -1)
+NO_POSITION: Position = (-1, -1)
 """The position of a batch that has none."""
 
 
-def words_of(batch: GlobalBatch) -> tuple[int, int, int]:
-    """By which processes know whether they have read the same, each for itself."""
-    pass_, number = batch.position or NOWHERE
+def make_words(batch: GlobalBatch) -> tuple[int, int, int]:
+    """Return (pass, batch, digest of the rows), by which the processes compare what each has read."""
+    pass_, number = batch.position or NO_POSITION
     return pass_, number, batch.digest
 
 
 def check_rows(words: np.ndarray) -> None:
-    """Those of each process."""
-    places, digests = [tuple(of) for of in words[:, :2].tolist()], words[:, 2].tolist()
-    other = next((number for number, of in enumerate(words.tolist()) if of != words[0].tolist()), None)
+    """Refuse processes that have read different rows; `words` has a row for each process."""
+    positions: list[Position] = [(pass_, number) for pass_, number in words[:, :2].tolist()]
+    digests = words[:, 2].tolist()
+    other = next((process for process, of_process in enumerate(words.tolist()) if of_process != words[0].tolist()), None)
     if other is None:
         return
-    if places[other] != places[0]:
+    if positions[other] != positions[0]:
         raise ValueError(
-            f"Process 0 is at {named(places[0])}, and process {other} at {named(places[other])}: their data have other lengths. {WHOLE_DATA}"
+            f"Process 0 is at {describe_position(positions[0])}, and process {other} at {describe_position(positions[other])}: their data "
+            f"have other lengths. {WHOLE_DATA}"
         )
     raise ValueError(
-        f"{named(places[0]).capitalize()} has other rows in process {other} than in process 0 (digests {digests[other]:08x} and "
-        f"{digests[0]:08x}). {WHOLE_DATA}"
+        f"{describe_position(positions[0]).capitalize()} has other rows in process {other} than in process 0 (digests {digests[other]:08x} "
+        f"and {digests[0]:08x}). {WHOLE_DATA}"
     )
 
 
@@ -74,5 +77,5 @@ WHOLE_DATA = (
 )
 
 
-def named(place: tuple[int, int]) -> str:
-    return "a batch" if place == NOWHERE else f"batch {place[1]} of pass {place[0]}"
+def describe_position(position: Position) -> str:
+    return "a batch" if position == NO_POSITION else f"batch {position[1]} of pass {position[0]}"

@@ -1,4 +1,4 @@
-"""Rows that the processes have computed, put together on each of them."""
+"""Rows that the processes have computed, concatenated on each of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unisono._src.exchange.collectives import piece
 from unisono._src.placement import Placement
 from unisono._src.processes.progress import current
+from unisono._src.typing import Array
 
 
 @functools.cache
-def rows_of_all(placement: Placement) -> RowsOfAll:
-    """One for each placement, which keeps its compiled programs."""
-    return RowsOfAll(placement)
+def rows_of_all(placement: Placement) -> RowGatherer:
+    """Return the gatherer of a placement: one for each, since it keeps compiled programs."""
+    return RowGatherer(placement)
 
 
-class RowsOfAll:
-    """`rows(arrays, counts)`: called by every process with its rows, returns those of all, in the order of the processes."""
+class RowGatherer:
+    """Gathers rows: every process calls it with its own rows, and gets those of all, in the order of the processes."""
 
     def __init__(self, placement: Placement) -> None:
         assert placement.processes is not None
@@ -30,29 +31,33 @@ class RowsOfAll:
         self._mesh = Mesh(np.array(placement.processes.leads), ("processes",))
         self._gather = jax.jit(lambda arrays: arrays, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
-    def __call__(self, arrays: Sequence[jax.Array], counts: Sequence[Sequence[int]]) -> list[jax.Array]:
-        """`counts` are, for each array, the rows of each process. The arrays lie on the lead."""
-        most = [max(of) for of in counts]
-        filled = [
-            jnp.pad(array, [(0, rows - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
-            for array, rows in zip(arrays, most, strict=True)
+    def __call__(self, arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[Array]:
+        """Return, for each array, the rows of all processes. `counts` are the rows of each process, for each array.
+
+        The arrays lie on the lead.
+        """
+        lengths = [max(process_counts) for process_counts in counts]
+        padded = [
+            jnp.pad(array, [(0, length - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
+            for array, length in zip(arrays, lengths, strict=True)
         ]
         # As in the sums: on CPU nothing else may be in flight.
         with current().busy("computing"):
-            filled = jax.block_until_ready(filled)
+            padded = jax.block_until_ready(padded)
         with current().waiting("for the rows of all"):
-            everywhere = jax.block_until_ready(self._gather([self._global(array) for array in filled]))
-        found = [piece(array, self._lead) for array in everywhere]
+            everywhere = jax.block_until_ready(self._gather([self._global(array) for array in padded]))
+        gathered = [piece(array, self._lead) for array in everywhere]
         return [
-            jnp.concatenate([array[number * rows : number * rows + count] for number, count in enumerate(of)])
-            for array, rows, of in zip(found, most, counts, strict=True)
+            jnp.concatenate([array[process * length : process * length + count] for process, count in enumerate(process_counts)])
+            for array, length, process_counts in zip(gathered, lengths, counts, strict=True)
         ]
 
-    def of_first(self, array: jax.Array) -> jax.Array:
-        """The array of process 0, of as many rows everywhere."""
+    def of_first(self, array: Array) -> Array:
+        """Return the array of process 0; the arrays of all processes have the same shape."""
         rows = array.shape[0]
         return self([array], [[rows] + [0] * (self._mesh.size - 1)])[0]
 
-    def _global(self, array: jax.Array) -> jax.Array:
+    def _global(self, array: Array) -> Array:
+        """Return an array over all processes, of which this process holds `array`."""
         shape = len(self._mesh.devices) * array.shape[0], *array.shape[1:]
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, PartitionSpec("processes")), [array])

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
+from unisono._src.typing import PyTree
 
-Add = Callable[[jax.Device, Any, Any], Any]
-"""The compiled sum of two contributions on a device: the same machine code on all of them."""
+Add: TypeAlias = Callable[[jax.Device, PyTree, PyTree], PyTree]
+"""The compiled sum of two contributions on a device: the same machine code on all devices."""
+
+DeviceSums: TypeAlias = Mapping[range, PyTree | None]
+"""The finished sums of a device, by the spans of replicas that they add up. None stands for replicas without rows."""
 
 
 class Elsewhere(NamedTuple):
-    """What a process knows of the others' part in a sum."""
+    """A sum over several processes, in the words in which each of them describes it."""
 
     spans: tuple[tuple[tuple[range, bool], ...], ...]
-    """For each process, the spans of replicas whose sums it hands on, and whether some of them have rows."""
-    like: Any
-    """What is added, in shapes: a process may have no replica with rows."""
+    """For each process, the spans of replicas whose sums it sends, and whether some of these replicas have rows."""
+    like: PyTree
+    """A contribution, in shapes: a process may have no replica with rows."""
     batch: GlobalBatch
-    """Of which it is a sum: the processes compare what they have read."""
+    """The batch that the contributions come from: the processes compare what they have read."""
 
 
 class Exchange(Protocol):
@@ -32,15 +36,19 @@ class Exchange(Protocol):
 
     @property
     def homes(self) -> tuple[int, ...]:
-        """The indices of the devices on which totals arrive, the lead's first. What depends on a total is computed on
-        each of them, and sent from the lead to devices that are no home."""
+        """Return the indices of the devices on which totals arrive, the lead's first.
+
+        A result that depends on a total is computed on each of them, and sent from the lead to the other devices.
+        """
         ...
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
-        """The sum over all replicas, once for each home of this process.
+    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
+        """Return the sum over all replicas, once for each home of this process.
 
-        `nodes` has, for each device, the sums that it has finished, by their spans of replicas: the cover of its block
-        in the tree over so many leaves. None stands for replicas without rows. All values are trees of arrays of one structure.
-        `elsewhere` is needed where several processes take part.
+        Args:
+            nodes: For each device the sums that it has finished: the cover of its block in the reduction tree. All values have one structure.
+            add: Adds two of them.
+            leaves: The number of leaves of the reduction tree.
+            description: Needed where several processes take part.
         """
         ...

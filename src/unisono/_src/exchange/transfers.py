@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
 from unisono._src import reduction_tree
-from unisono._src.exchange.protocol import Add, Elsewhere
+from unisono._src.exchange.protocol import Add, DeviceSums, Elsewhere
 from unisono._src.placement import Placement
+from unisono._src.typing import PyTree
 
 
 class Transfers:
-    """Every device's nodes are copied to the lead and added there, in the order of the tree."""
+    """An exchange that copies every device's sums to the lead and adds them there, in the order of the reduction tree."""
 
     homes = (0,)
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
-    def total(self, nodes: Sequence[Mapping[range, Any]], add: Add, leaves: int, elsewhere: Elsewhere | None = None) -> list[Any]:
+    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
         return [self.sum_of(range(leaves), self.on_lead(nodes), add)]
 
-    def on_lead(self, nodes: Sequence[Mapping[range, Any]]) -> dict[range, Any]:
-        """The nodes of all devices, copied."""
-        here = dict(nodes[0])
-        away = [item for of_device in nodes[1:] for item in of_device.items()]
+    def on_lead(self, nodes: Sequence[DeviceSums]) -> dict[range, PyTree | None]:
+        """Copy the sums of all devices to the lead."""
+        sums = dict(nodes[0])
+        away = [item for device_sums in nodes[1:] for item in device_sums.items()]
         if away:
             copies = jax.device_put([value for _, value in away], self.placement.lead)
-            here |= zip((span for span, _ in away), copies, strict=True)
-        return here
+            sums |= zip((span for span, _ in away), copies, strict=True)
+        return sums
 
-    def sum_of(self, span: range, here: Mapping[range, Any], add: Add) -> Any:
-        """Over a span of replicas, of nodes that lie on the lead; None where none of them has rows."""
-        return reduction_tree.total(span, here.__contains__, here.__getitem__, functools.partial(add, self.placement.lead))
+    def sum_of(self, span: range, sums: DeviceSums, add: Add) -> PyTree | None:
+        """Add sums that lie on the lead, over a span of replicas; return None where none of these replicas has rows."""
+        return reduction_tree.total(span, sums.__contains__, sums.__getitem__, functools.partial(add, self.placement.lead))

@@ -1,4 +1,4 @@
-"""What formats need that is not installed with Unisono."""
+"""The packages that formats need and that are not installed with Unisono."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib.util
 
 
 def check(module: str, extra: str, what: str) -> None:
-    """Raises where a module is missing, with what to write.
+    """Raise an error that says what to install, if a module is missing.
 
     Args:
-        module: Its name.
+        module: The name of the module.
         extra: The extra of Unisono that installs it.
-        what: What is done with it.
+        what: The thing that needs the module, for the error.
     """
     if importlib.util.find_spec(module) is None:
         raise ImportError(f"{what} needs {module}, which is not installed. Write pip install unisono[{extra}].")

@@ -1,10 +1,9 @@
-"""`un.export` and `un.load_exported`: which format is which."""
+"""`un.export` and `un.load_exported`, which choose the format."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -12,27 +11,32 @@ from unisono._src import keras_private
 from unisono._src.export import onnx, saved_model, stablehlo, write_place
 from unisono._src.export.saved_model import SavedModel
 from unisono._src.near_names import says_near_names
+from unisono._src.typing import UserBatch
 
 FORMATS = ("stablehlo", "saved_model", "onnx")
 NAMES = {name: name for name in FORMATS} | {"tf_saved_model": "saved_model"}
-"""What a user may write: Keras calls one of them otherwise."""
+"""The formats by the names that a user may write: Keras has another name for one of them."""
 
 
 @says_near_names
 def export(
-    model: keras.Model, path: str | os.PathLike[str], format: str = "stablehlo", overwrite: bool = False, inputs: Any = None
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    format: str = "stablehlo",
+    overwrite: bool = False,
+    inputs: UserBatch | None = None,
 ) -> str:
-    """Writes a model to files that run without its code: for `un.load_exported`, or for other programs.
+    """Write a model to files that run without the model's code: for `un.load_exported`, or for other programs.
 
     The files hold the forward pass and the weights, and nothing of devices or of a strategy.
 
     Args:
-        model: A model that is built, made in a scope or outside; in a callback of fit, too.
-        path: What to write: a directory, for ONNX a file.
+        model: A built model, made in a scope or outside. A callback of fit may export too.
+        path: The directory to write, or for ONNX the file.
         format: "stablehlo"; "saved_model" (needs `unisono[tf]`); "onnx" (needs `unisono[onnx]`).
-        overwrite: Whether an export that is there is replaced, in the moment in which the new one is complete.
-        inputs: A row or more of data, as an example. Subclassed models need it, since they do not know the dtypes of their inputs;
-            for others it fixes lengths that they leave open.
+        overwrite: Whether an export at this path is replaced, as soon as the new one is complete.
+        inputs: An example of the inputs, with a row or more. Subclassed models need it, since they do not know the dtypes of their
+            inputs; for other models it fixes lengths that they leave open.
 
     Returns:
         The path.
@@ -46,30 +50,31 @@ def export(
     """
     if format not in NAMES:
         raise ValueError(f"un.export received format={format!r}. Write one of {', '.join(map(repr, FORMATS))}.")
-    check_model(model)
-    kind, place = NAMES[format], Path(path).absolute()
+    check_exportable(model)
+    kind = NAMES[format]
+    place = Path(path).absolute()
     if kind == "onnx" and place.suffix != ".onnx":
         raise ValueError(f"un.export received the path {str(path)!r} for an ONNX file. Write {str(path) + '.onnx'!r}.")
     write_place.check(place, overwrite)
     if kind == "stablehlo":
-        write_place.written(place, overwrite, lambda to: stablehlo.write(model, to, inputs))
+        write_place.written(place, overwrite, lambda temporary: stablehlo.write(model, temporary, inputs))
     elif kind == "saved_model":
         saved_model.check()
-        write_place.written(place, overwrite, lambda to: saved_model.write(model, to, inputs))
+        write_place.written(place, overwrite, lambda temporary: saved_model.write(model, temporary, inputs))
     else:
         onnx.check()
-        write_place.written(place, overwrite, lambda to: onnx.write(model, to, inputs))
+        write_place.written(place, overwrite, lambda temporary: onnx.write(model, temporary, inputs))
     return str(path)
 
 
 @says_near_names
 def load_exported(path: str | os.PathLike[str]) -> keras.Model:
-    """A model that `un.export` wrote, in a strategy's scope or outside: to call, as a layer of another, or to compile.
+    """Load a model that `un.export` wrote, in a strategy's scope or outside: to call, to use as a layer, or to compile.
 
-    What was exported as StableHLO is evaluated and trained; a SavedModel, also of plain Keras, is evaluated by TensorFlow.
+    A StableHLO export is evaluated and trained; a SavedModel, also of plain Keras, is evaluated by TensorFlow.
 
     Args:
-        path: What `un.export` was given.
+        path: The path that `un.export` was given.
 
     Returns:
         The model, which is a layer as well.
@@ -92,7 +97,8 @@ def load_exported(path: str | os.PathLike[str]) -> keras.Model:
     raise ValueError(f"{place} is no export: it is neither StableHLO of un.export nor a SavedModel. {other}")
 
 
-def check_model(model: Any) -> None:
+def check_exportable(model: object) -> None:
+    """Refuse what is no model, or a model whose variables have no values."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"un.export received {model!r} of type {type(model).__name__}. It exports a keras.Model; write keras.Sequential([layer]) for a "

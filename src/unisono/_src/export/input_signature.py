@@ -1,11 +1,11 @@
-"""What an exported model takes: names, shapes and dtypes of arrays, and the structure that they come in."""
+"""The inputs of an exported model: names, shapes and dtypes of arrays, and their structure."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import jax
 import keras
@@ -15,68 +15,95 @@ from keras import ops
 
 from unisono._src import keras_private
 from unisono._src.export.structure import Structure, leaves_like, put_together, taken_apart
+from unisono._src.typing import KerasObject, PyTree, UserBatch
 
-Shape = tuple[int | None, ...]
+if TYPE_CHECKING:
+    from jax.typing import DTypeLike
+
+OpenShape: TypeAlias = tuple[int | None, ...]
+"""A shape in which None stands for an open length."""
+
+Tensor: TypeAlias = KerasObject
+"""An array, or a symbolic tensor of Keras."""
+
+Leaf = TypeVar("Leaf")
+
+
+class ArraySpec(Protocol):
+    """An array, a symbolic tensor, or anything else that has a shape and a dtype."""
+
+    @property
+    def shape(self) -> Sequence[int | None]: ...
+
+    @property
+    def dtype(self) -> DTypeLike: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The inputs of a model. The first axis of each array counts rows, and None stands for a length that is left open."""
+    """The inputs of a model. The first axis of each array counts rows; None stands for an open length."""
 
     structure: Structure
     names: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[OpenShape, ...]
     dtypes: tuple[str, ...]
     converts: bool
-    """Whether the model brings what it gets to these dtypes and ranks by itself, as functional and sequential models do."""
+    """Whether the model converts its inputs to these dtypes and ranks by itself, as functional and sequential models do."""
 
-    def arrays(self, given: Any) -> list[Any]:
-        """What is given in the model's structure, as arrays in their order, checked and brought to their dtypes."""
-        found = leaves_like(self.structure, given, self.names)
-        return [self._array(index, ops.convert_to_tensor(array)) for index, array in enumerate(found)]
+    def arrays(self, given: UserBatch) -> list[Tensor]:
+        """Return the arrays of a batch in order, checked and converted to the dtypes of the inputs."""
+        leaves = leaves_like(self.structure, given, self.names)
+        return [self._convert_array(index, ops.convert_to_tensor(array)) for index, array in enumerate(leaves)]
 
-    def nested(self, arrays: Sequence[Any]) -> Any:
-        """The arrays in the structure that the model takes."""
+    def nested(self, arrays: Sequence[Leaf]) -> PyTree:
+        """Return the arrays in the structure that the model takes."""
         return put_together(self.structure, arrays)
 
     @property
-    def specs(self) -> list[Any]:
-        """What Keras' own export is told: one positional argument, with its structure."""
+    def specs(self) -> list[PyTree]:
+        """Return the signature for Keras' own export: one positional argument, with its structure."""
         described = zip(self.names, self.shapes, self.dtypes, strict=True)
         return [self.nested([keras.InputSpec(shape=shape, dtype=dtype, name=name) for name, shape, dtype in described])]
 
     @property
     def open_lengths(self) -> int:
-        """How many lengths beside the number of rows are left open."""
+        """Return the number of open lengths, beside the number of rows."""
         return sum(length is None for shape in self.shapes for length in shape[1:])
 
     def symbolic(self, shared: bool) -> list[jax.ShapeDtypeStruct]:
-        """For a trace that holds for any number of rows; and for any lengths that were left open, which are the same along an axis
-        of all inputs if they are `shared`."""
+        """Return shapes and dtypes for a trace that holds for any number of rows, and for any open lengths. With `shared`, open
+        lengths along the same axis of several inputs are equal."""
         scope = jax_export.SymbolicScope()
 
-        def length(index: int, axis: int, of: int | None) -> str:
-            return str(of) if of is not None else f"length_{axis}" if shared else f"length_{index}_{axis}"
+        def show_length(index: int, axis: int, length: int | None) -> str:
+            return str(length) if length is not None else f"length_{axis}" if shared else f"length_{index}_{axis}"
 
-        found = []
+        specs = []
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            lengths = ["rows", *(length(index, axis, of) for axis, of in enumerate(shape[1:], 1))]
-            found.append(jax.ShapeDtypeStruct(jax_export.symbolic_shape(",".join(lengths), scope=scope), dtype))
-        return found
+            lengths = ["rows", *(show_length(index, axis, length) for axis, length in enumerate(shape[1:], 1))]
+            specs.append(jax.ShapeDtypeStruct(jax_export.symbolic_shape(",".join(lengths), scope=scope), dtype))
+        return specs
 
     def of_rows(self, rows: int, length: int) -> list[jax.ShapeDtypeStruct]:
-        """For a trace with so many rows, and this length wherever one was left open."""
-        shapes = [(rows, *(length if of is None else of for of in shape[1:])) for shape in self.shapes]
+        """Return shapes and dtypes for a trace with this number of rows, and this length in place of each open length."""
+        shapes = [(rows, *(length if known is None else known for known in shape[1:])) for shape in self.shapes]
         return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
 
-    def _array(self, index: int, array: Any) -> Any:
-        name, shape, dtype = self.names[index], self.shapes[index], self.dtypes[index]
+    def _convert_array(self, index: int, array: Tensor) -> Tensor:
+        """Return one input with the rank and the dtype that the program takes; refuse other shapes and dtypes."""
+        name = self.names[index]
+        shape = self.shapes[index]
+        dtype = self.dtypes[index]
         if self.converts and array.ndim == len(shape) + 1 and array.shape[-1] == 1:
             array = ops.squeeze(array, -1)
         elif self.converts and array.ndim == len(shape) - 1 and shape[-1] == 1:
             array = ops.expand_dims(array, -1)
-        if array.ndim != len(shape) or any(is_other(ours, theirs) for ours, theirs in zip(shape, array.shape, strict=True)):
-            raise ValueError(f"The exported model takes {name!r} of shape {as_text(shape)}, and received {tuple(array.shape)}.")
+        if array.ndim != len(shape) or any(
+            is_other_length(ours, theirs) for ours, theirs in zip(shape, array.shape, strict=True)
+        ):
+            raise ValueError(
+                f"The exported model takes {name!r} of shape {show_shape(shape)}, and received {tuple(array.shape)}."
+            )
         if not self.converts and is_float(array.dtype) != is_float(dtype):
             raise TypeError(
                 f"The exported model takes {name!r} as {dtype}, as in the example that it was exported with, and received {array.dtype}. "
@@ -85,12 +112,12 @@ class Inputs:
         return ops.cast(array, dtype)
 
 
-def of_model(model: Any, example: Any) -> Inputs:
-    """What a built model takes.
+def of_model(model: keras.Model, example: UserBatch | None) -> Inputs:
+    """Return the inputs of a built model.
 
     Args:
         model: A Keras model.
-        example: Arrays of a batch, or what has their shapes and dtypes; None where the model has to know by itself.
+        example: Arrays of a batch, or objects with their shapes and dtypes; None if the model itself tells them.
     """
     tensors = keras_private.input_tensors(model)
     if tensors is None and example is None:
@@ -104,20 +131,24 @@ def of_model(model: Any, example: Any) -> Inputs:
     known = taken_apart(tensors)[1]
     return Inputs(
         structure,
-        tuple(names_of(known if len(known) == len(leaves) else leaves)),
+        tuple(name_inputs(known if len(known) == len(leaves) else leaves)),
         tuple((None, *leaf.shape[1:]) for leaf in leaves),
         tuple(str(jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves),
         converts=tensors is not None,
     )
 
 
-def names_of(leaves: Sequence[Any]) -> list[str]:
-    """Those that were given; an automatic name depends on what a program has made before."""
+def name_inputs(leaves: Sequence[object]) -> list[str]:
+    """Return the names that the user gave; else new ones, since an automatic name depends on what the program made before."""
     given = [getattr(leaf, "name", None) or "" for leaf in leaves]
-    return [f"input_{i}" if re.fullmatch(r"((keras_tensor|input_layer)(_\d+)?)?", name) else name for i, name in enumerate(given)]
+    return [
+        f"input_{index}" if re.fullmatch(r"((keras_tensor|input_layer)(_\d+)?)?", name) else name
+        for index, name in enumerate(given)
+    ]
 
 
-def check_leaf(leaf: Any) -> None:
+def check_leaf(leaf: ArraySpec) -> None:
+    """Refuse what is no array, has no axis, or holds texts."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or leaf.shape is None or not len(leaf.shape):
         raise TypeError(
             f"inputs= received {leaf!r} of type {type(leaf).__name__}. Give arrays whose first axis counts rows, such as x[:1], or "
@@ -130,14 +161,14 @@ def check_leaf(leaf: Any) -> None:
         )
 
 
-def is_other(ours: int | None, theirs: Any) -> bool:
-    """Of lengths that are both known."""
+def is_other_length(ours: int | None, theirs: object) -> bool:
+    """Return whether two known lengths differ."""
     return ours is not None and isinstance(theirs, int) and ours != theirs
 
 
-def is_float(dtype: Any) -> bool:
+def is_float(dtype: DTypeLike) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
 
 
-def as_text(shape: Shape) -> str:
+def show_shape(shape: OpenShape) -> str:
     return str(tuple(shape)).replace("None", "rows", 1)

@@ -1,10 +1,9 @@
-"""What `un.load_exported` makes of StableHLO: a Keras model whose forward pass is the program of the file."""
+"""The model that `un.load_exported` makes of StableHLO: its forward pass is the program of the file."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,18 +13,19 @@ from unisono._src.export import model_variables
 from unisono._src.export.content import Content
 from unisono._src.export.input_signature import Inputs, of_model
 from unisono._src.export.structure import put_together
+from unisono._src.typing import Config, Json, Outputs, UserBatch
 
 
 @keras.saving.register_keras_serializable(package="unisono")
 class LoadedModel(keras.Model):
     """A model that was exported, without the code of its layers.
 
-    It is evaluated and trained like any other, by itself or as a layer. Its variables are those of the exported model, and its random
-    generators go on from where they were. Frozen (`trainable = False`) it computes as in inference, in training too.
+    It is evaluated and trained like any other model, by itself or as a layer. Its variables are those of the exported model, and its
+    random generators go on from their exported state. Frozen (`trainable = False`) it computes as in inference, in training too.
 
     Args:
-        content: What the file holds.
-        values: The variables' values; without them zeros, for Keras' loading, which puts them in afterwards.
+        content: The content of the file, without the values.
+        values: The variables' values; None for zeros, as Keras' loading needs it, which assigns the values afterwards.
         name: The model's name.
         trainable: Whether it is trained.
     """
@@ -37,30 +37,32 @@ class LoadedModel(keras.Model):
         super().__init__(name=name, dtype=content.policy, autocast=False)
         self.content = content
         if values is None:
-            values = [np.zeros(of.shape, of.dtype) for of in content.variables]
-        self._generators = [keras.random.SeedGenerator(0) for of in content.variables if of.seed]
+            values = [np.zeros(described.shape, described.dtype) for described in content.variables]
+        self._generators = [keras.random.SeedGenerator(0) for described in content.variables if described.seed]
         generators = iter(self._generators)
-        for of, value in zip(content.variables, values, strict=True):
-            if of.seed:
+        for described, value in zip(content.variables, values, strict=True):
+            if described.seed:
                 state = next(generators).state
                 state.assign(value)
-            self._in_order.append(state if of.seed else model_variables.made(self, of, value))
+            self._in_order.append(state if described.seed else model_variables.made(self, described, value))
         if content.output_names is not None:
             self.output_names = list(content.output_names)
         self.trainable = trainable
         self.built = True
 
     @property
-    def variables(self) -> list[Any]:
-        """In the order of the exported model, so that both have one fingerprint."""
+    def variables(self) -> list[keras.Variable]:
+        """Return the variables in the order of the exported model, so that both have one fingerprint."""
         return list(self._in_order)
 
     @property
-    def weights(self) -> list[Any]:
-        """In the same order, so that `get_weights` and `set_weights` of both fit."""
-        return [v for v, of in zip(self._in_order, self.content.variables, strict=True) if not of.seed]
+    def weights(self) -> list[keras.Variable]:
+        """Return the weights in the same order, so that `get_weights` and `set_weights` of both models fit."""
+        return [
+            variable for variable, described in zip(self._in_order, self.content.variables, strict=True) if not described.seed
+        ]
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: UserBatch, training: bool = False) -> Outputs:
         content = self.content
         program = content.programs["training" if training and self.trainable else "inference"]
         results = program([variable.value for variable in self._in_order], content.inputs.arrays(inputs))
@@ -72,16 +74,16 @@ class LoadedModel(keras.Model):
             keras_private.set_keras_mask(results.outputs[index], mask)
         return put_together(program.outputs, results.outputs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, Json]:
         codes = {mode: base64.b64encode(program.code).decode() for mode, program in self.content.programs.items()}
         return {"name": self.name, "trainable": self.trainable, "record": self.content.record(), "codes": codes}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LoadedModel:
+    def from_config(cls, config: Config, custom_objects: object = None) -> LoadedModel:
         codes = {mode: base64.b64decode(code) for mode, code in config["codes"].items()}
         return cls(Content.of_record(config["record"], codes), name=config["name"], trainable=config["trainable"])
 
 
-def inputs_of(model: Any, example: Any) -> Inputs:
-    """What a model takes that is exported; one that was loaded knows it."""
+def inputs_of(model: keras.Model, example: UserBatch | None) -> Inputs:
+    """Return the inputs of a model that is exported; a model that was loaded knows its own."""
     return model.content.inputs if isinstance(model, LoadedModel) and example is None else of_model(model, example)

@@ -1,4 +1,4 @@
-"""The variables of an exported model: what is known of each, and how they are made again."""
+"""The variables of an exported model: their descriptions, and how they are made again."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.replica import random_keys
+from unisono._src.typing import Json
 
 CONSTRAINTS = {
-    of.__name__: of
-    for of in (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.NonNeg, keras.constraints.UnitNorm)
+    kind.__name__: kind
+    for kind in (keras.constraints.MaxNorm, keras.constraints.MinMaxNorm, keras.constraints.NonNeg, keras.constraints.UnitNorm)
 }
-"""Those that a file may name; a name from a file finds no other class."""
+"""The constraints that a file may name; a name from a file finds no other class."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Described:
     """A variable without its value."""
 
     name: str
-    """By its place in the model."""
+    """The name, by the variable's place in the model."""
     shape: tuple[int, ...]
     dtype: str
     trainable: bool
@@ -34,35 +34,42 @@ class Described:
     """Whether it is the state of a random generator."""
     aggregation: str
     overwrite_with_gradient: bool
-    constraint: tuple[str, dict[str, Any]] | None
+    constraint: tuple[str, dict[str, Json]] | None
+    """The class and the configuration of the constraint."""
 
 
-def of_model(model: Any) -> tuple[list[Any], tuple[Described, ...]]:
-    """(variables, what is known of them), in the model's order; not those of its optimizer and its metrics."""
+def of_model(model: keras.Model) -> tuple[list[keras.Variable], tuple[Described, ...]]:
+    """Return the variables and their descriptions in the model's order, without those of its optimizer and its metrics."""
     named = {id(variable): name for name, variable in keras_private.variables_by_structure(model, "model")}
     variables = list(model.variables)
     trainable = {id(variable) for variable in model.trainable_variables}
-    names = [place(named[id(v)], v) for v in variables]
-    found = [described(v, name, id(v) in trainable) for v, name in zip(variables, names, strict=True)]
-    left = [of.name for of, v in zip(found, variables, strict=True) if v.constraint is not None and of.constraint is None]
-    if left:
+    names = [name_variable(named[id(variable)], variable) for variable in variables]
+    descriptions = [
+        describe_variable(variable, name, id(variable) in trainable) for variable, name in zip(variables, names, strict=True)
+    ]
+    unconstrained = [
+        described.name
+        for described, variable in zip(descriptions, variables, strict=True)
+        if variable.constraint is not None and described.constraint is None
+    ]
+    if unconstrained:
         warnings.warn(
-            f"The constraint of {', '.join(left)} is of a class of your own, which a file cannot hold: the loaded model is trained without "
+            f"The constraint of {', '.join(unconstrained)} is of a class of your own, which a file cannot hold: the loaded model is trained without "
             f"it. Evaluation and prediction do not need it.",
             stacklevel=5,
         )
-    return variables, tuple(found)
+    return variables, tuple(descriptions)
 
 
-def place(path: str, variable: Any) -> str:
-    """The variable's place in the model, and its name unless that was given automatically; as a name of a variable."""
+def name_variable(path: str, variable: keras.Variable) -> str:
+    """Return a name for the variable: its place in the model, and the name that the user gave."""
     parts = path.split("/")[1:]
     if not re.fullmatch(r"variable(_\d+)?", variable.name):
         parts = [*parts[:-1], f"{parts[-1]}.{variable.name}"]
     return ".".join(parts)
 
 
-def described(variable: Any, name: str, trainable: bool) -> Described:
+def describe_variable(variable: keras.Variable, name: str, trainable: bool) -> Described:
     constraint = variable.constraint
     known = CONSTRAINTS.get(type(constraint).__name__) is type(constraint)
     return Described(
@@ -77,25 +84,25 @@ def described(variable: Any, name: str, trainable: bool) -> Described:
     )
 
 
-def values(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
-    """The newest ones, also in a callback, while fit holds them outside of the model."""
+def values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    """Return the newest values, also in a callback, while fit holds them outside the model."""
     newest = keras_private.newest_values(model)
     return [np.array(newest[id(variable)]) for variable in variables]
 
 
-def made(layer: Any, of: Described, value: np.ndarray) -> Any:
-    """A variable of the layer."""
+def made(layer: keras.Layer, described: Described, value: np.ndarray) -> keras.Variable:
+    """Add the described variable to the layer, with this value, and return it."""
     variable = layer.add_weight(
-        shape=of.shape,
+        shape=described.shape,
         initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(value, dtype),
-        dtype=of.dtype,
-        trainable=of.trainable,
+        dtype=described.dtype,
+        trainable=described.trainable,
         autocast=False,  # the program casts where the model did
-        aggregation=of.aggregation,
-        overwrite_with_gradient=of.overwrite_with_gradient,
-        name=of.name,
+        aggregation=described.aggregation,
+        overwrite_with_gradient=described.overwrite_with_gradient,
+        name=described.name,
     )
-    if of.constraint is not None:
-        name, config = of.constraint
+    if described.constraint is not None:
+        name, config = described.constraint
         variable.constraint = CONSTRAINTS[name](**config)
     return variable

@@ -1,4 +1,4 @@
-"""The format "onnx", written by Keras, for programs that run such files."""
+"""The format "onnx", written by Keras, for programs that run ONNX files."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import contextlib
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax.numpy
+import keras
 
 from unisono._src import keras_private
 from unisono._src.export import extras
 from unisono._src.export.loaded_model import inputs_of
+from unisono._src.typing import UserBatch
 
 
 def check() -> None:
     extras.check("jax2onnx", "onnx", 'format="onnx"')
 
 
-def write(model: Any, path: Path, example: Any) -> None:
+def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     taken = inputs_of(model, example)
     keras_private.settle(model)
-    with as_before(jax.numpy):  # jax2onnx leaves a `cumsum` of its own there
+    with restore_names(jax.numpy):  # jax2onnx leaves its own `cumsum` there
         model.export(str(path), format="onnx", verbose=False, input_signature=taken.specs)
 
 
 @contextlib.contextmanager
-def as_before(module: types.ModuleType) -> Iterator[None]:
-    """After the block, the module's names stand for what they stood for."""
+def restore_names(module: types.ModuleType) -> Iterator[None]:
+    """Restore the values of the module's names after the block."""
     before = dict(vars(module))
     try:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import jax
 import keras
@@ -15,21 +15,29 @@ from unisono._src import keras_private
 from unisono._src.export import extras
 from unisono._src.export.input_signature import Inputs
 from unisono._src.export.loaded_model import inputs_of
-from unisono._src.export.structure import put_together, taken_apart
+from unisono._src.export.structure import Structure, put_together, taken_apart
+from unisono._src.typing import Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
-"""What Keras calls the forward pass in a SavedModel."""
+"""The name of the forward pass in a SavedModel of Keras."""
+
+
+class Endpoint(Protocol):
+    """A function of a SavedModel, as TensorFlow loads it."""
+
+    @property
+    def concrete_functions(self) -> Sequence[KerasObject]: ...
 
 
 def check() -> None:
     extras.check("tensorflow", "tf", "A SavedModel")
 
 
-def write(model: Any, path: Path, example: Any) -> None:
+def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     taken = inputs_of(model, example)
     keras_private.settle(model)
     with warnings.catch_warnings():
-        # Keras 3.15.1 tells jax2tf what is the default there, which JAX 0.10.2 warns of.
+        # Keras 3.15.1 gives jax2tf an argument that is the default there, and JAX 0.10.2 warns of it.
         warnings.filterwarnings(
             "ignore", message="The `native_serialization` parameter is deprecated", category=DeprecationWarning
         )
@@ -37,9 +45,9 @@ def write(model: Any, path: Path, example: Any) -> None:
 
 
 class SavedModel(keras.Model):
-    """A SavedModel that evaluates and predicts by calling TensorFlow, on the CPU or where TensorFlow computes.
+    """A SavedModel that evaluates and predicts by calls of TensorFlow, on the CPU or where TensorFlow computes.
 
-    It has no variables and no gradient. Frozen (`trainable = False`) it can be the beginning of a model that is trained behind it.
+    It has no variables and no gradient. Frozen (`trainable = False`) it can be the first layer of a model whose other layers train.
 
     Args:
         path: The directory.
@@ -56,13 +64,13 @@ class SavedModel(keras.Model):
                 f"The SavedModel {path} has no endpoint {ENDPOINT!r}, only {sorted(restored.signatures)}: Keras did not write it by "
                 f"model.export. Call it by tensorflow.saved_model.load."
             )
-        keras_private.set_on(self, "_restored", restored)  # no layer, and nothing to track
+        keras_private.set_on(self, "_restored", restored)  # hidden from Keras, which would track it
         keras_private.set_on(self, "_known", {})
         self._path = path
-        self._inputs = signature_of(restored.serve)
+        self._inputs = read_signature(restored.serve)
         self.built = True
 
-    def call(self, inputs: Any, training: bool = False) -> Any:
+    def call(self, inputs: UserBatch, training: bool = False) -> Outputs:
         if training and self.trainable:
             raise ValueError(
                 f"{self.name!r} was loaded from the SavedModel {self._path}, which is evaluated by TensorFlow and has no gradients for JAX: "
@@ -70,51 +78,58 @@ class SavedModel(keras.Model):
                 f"layer.trainable = False to train only what stands behind it."
             )
         arrays = self._inputs.arrays(inputs)
-        structure, like = self._results_of([(tuple(array.shape), array.dtype) for array in arrays])
-        return put_together(structure, jax.pure_callback(self._served, like, *arrays))
+        structure, like = self._find_results([(tuple(array.shape), array.dtype) for array in arrays])
+        return put_together(structure, jax.pure_callback(self._serve, like, *arrays))
 
-    def compute_output_spec(self, inputs: Any, training: bool = False) -> Any:
-        """Lengths that change with the number of rows stay open."""
-        tensors = self._inputs.nested(list(self._inputs.names)), keras.tree.flatten(inputs)
-        found = []
+    def compute_output_spec(self, inputs: PyTree, training: bool = False) -> PyTree:
+        """Return the shapes and dtypes of the outputs. Lengths that change with the number of rows stay open."""
+        tensors = keras.tree.flatten(inputs)
+        results = []
         for rows in (2, 3):
-            shapes = [tuple(rows if of is None else of for of in tensor.shape) for tensor in tensors[1]]
-            structure, like = self._results_of([(s, np.dtype(t.dtype)) for s, t in zip(shapes, tensors[1], strict=True)])
-            found.append(like)
+            shapes = [tuple(rows if length is None else length for length in tensor.shape) for tensor in tensors]
+            dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
+            structure, like = self._find_results(list(zip(shapes, dtypes, strict=True)))
+            results.append(like)
         specs = [
-            keras.KerasTensor([a if a == b else None for a, b in zip(two.shape, three.shape, strict=True)], str(two.dtype))
-            for two, three in zip(*found, strict=True)
+            keras.KerasTensor(
+                [length if length == other else None for length, other in zip(two.shape, three.shape, strict=True)],
+                str(two.dtype),
+            )
+            for two, three in zip(*results, strict=True)
         ]
         return put_together(structure, specs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, Json]:
         raise NotImplementedError(
             f"{self.name!r} is a view of the SavedModel {self._path} and is not saved again. Copy that directory, or export the original "
             f'model with format="stablehlo".'
         )
 
-    def _results_of(self, shapes: Sequence[tuple[Any, Any]]) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
-        """(structure, shapes and dtypes) of the results for inputs of such shapes and dtypes: found by one call with zeros."""
-        key = tuple(shapes)
+    def _find_results(self, inputs: Sequence[tuple[Shape, np.dtype]]) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
+        """Return the structure, the shapes and the dtypes of the results for inputs of these shapes and dtypes, by one call with zeros."""
+        key = tuple(inputs)
         if key not in self._known:
-            structure, arrays = taken_apart(self._answer([np.zeros(shape, dtype) for shape, dtype in shapes]))
-            self._known[key] = structure, [jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays]
+            structure, arrays = taken_apart(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
+            self._known[key] = (
+                structure,
+                [jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays],
+            )
         return self._known[key]
 
-    def _served(self, *arrays: Any) -> list[np.ndarray]:
-        """Called by the compiled program, with arrays of the host."""
-        results = taken_apart(self._answer([np.asarray(array) for array in arrays]))[1]
-        return [a.astype(jax.dtypes.canonicalize_dtype(a.dtype)) for a in results]
+    def _serve(self, *arrays: Array) -> list[HostArray]:
+        """Return the results of the endpoint. The compiled program calls this, with arrays of the host."""
+        results = taken_apart(self._call_endpoint([np.asarray(array) for array in arrays]))[1]
+        return [array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in results]
 
-    def _answer(self, arrays: Sequence[np.ndarray]) -> Any:
-        cast = [array.astype(dtype) for array, dtype in zip(arrays, self._inputs.dtypes, strict=True)]
-        return keras.tree.map_structure(lambda tensor: tensor.numpy(), self._restored.serve(self._inputs.nested(cast)))
+    def _call_endpoint(self, arrays: Sequence[HostArray]) -> PyTree:
+        converted = [array.astype(dtype) for array, dtype in zip(arrays, self._inputs.dtypes, strict=True)]
+        return keras.tree.map_structure(lambda tensor: tensor.numpy(), self._restored.serve(self._inputs.nested(converted)))
 
 
-def signature_of(serve: Any) -> Inputs:
-    """The inputs of an endpoint that Keras wrote: one positional argument with its structure."""
+def read_signature(serve: Endpoint) -> Inputs:
+    """Return the inputs of an endpoint that Keras wrote: one positional argument with its structure."""
     positional, _ = serve.concrete_functions[0].structured_input_signature
-    structure, specs = taken_apart(plain(positional[0]))
+    structure, specs = taken_apart(unwrap_containers(positional[0]))
     return Inputs(
         structure,
         tuple(spec.name or f"input_{index}" for index, spec in enumerate(specs)),
@@ -124,10 +139,11 @@ def signature_of(serve: Any) -> Inputs:
     )
 
 
-def plain(nested: Any) -> Any:
-    """Without the classes in which TensorFlow wraps lists and dicts, and without its order of keys, which changes from run to run."""
+def unwrap_containers(nested: PyTree) -> PyTree:
+    """Return lists and dicts without TensorFlow's wrappers, with sorted keys: TensorFlow's order changes from run to run."""
     if isinstance(nested, dict):
-        return {key: plain(nested[key]) for key in sorted(nested)}
+        return {key: unwrap_containers(nested[key]) for key in sorted(nested)}
     if isinstance(nested, list | tuple):
-        return [plain(value) for value in nested] if isinstance(nested, list) else tuple(plain(value) for value in nested)
+        values = [unwrap_containers(value) for value in nested]
+        return values if isinstance(nested, list) else tuple(values)
     return nested

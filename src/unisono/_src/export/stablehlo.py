@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import keras
@@ -15,15 +14,17 @@ from unisono._src.export import model_variables, write_place
 from unisono._src.export.content import Content
 from unisono._src.export.forward_program import program_of
 from unisono._src.export.loaded_model import LoadedModel, inputs_of
+from unisono._src.typing import UserBatch
 
-WEIGHTS, PROGRAMS = "weights/", "programs/"
-"""Before the names of arrays."""
+WEIGHTS = "weights/"
+PROGRAMS = "programs/"
+"""The prefixes of the names of arrays."""
 
 
-def write(model: Any, path: Path, example: Any) -> None:
-    """Writes a built model to a directory that is not there yet."""
-    content, values = exported(model, example)
-    arrays = {f"{WEIGHTS}{of.name}": value for of, value in zip(content.variables, values, strict=True)}
+def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
+    """Write a built model to a directory that does not exist yet."""
+    content, values = export_model(model, example)
+    arrays = {f"{WEIGHTS}{described.name}": value for described, value in zip(content.variables, values, strict=True)}
     arrays |= {f"{PROGRAMS}{mode}": np.frombuffer(program.code, np.uint8) for mode, program in content.programs.items()}
     record = {"export": content.record(), "versions": {"keras": keras.__version__, "jax": jax.__version__}}
     store = Store(path, write_place.NAME)
@@ -31,29 +32,31 @@ def write(model: Any, path: Path, example: Any) -> None:
     store.wait()
 
 
-def exported(model: Any, example: Any) -> tuple[Content, list[np.ndarray]]:
-    """(what a file holds of the model, the values of its variables)."""
+def export_model(model: keras.Model, example: UserBatch | None) -> tuple[Content, list[np.ndarray]]:
+    """Return the content of a file for the model, and the values of its variables."""
     taken = inputs_of(model, example)
-    found, described = model_variables.of_model(model)
-    values = model_variables.values(model, found)
-    programs = {mode: program_of(model, found, taken, training) for mode, training in (("inference", False), ("training", True))}
-    names = getattr(model, "output_names", None)  # of functional models alone
-    return Content(taken, described, programs, policy_of(model), names and tuple(names)), values
+    variables, described = model_variables.of_model(model)
+    values = model_variables.values(model, variables)
+    programs = {
+        mode: program_of(model, variables, taken, training) for mode, training in (("inference", False), ("training", True))
+    }
+    names = getattr(model, "output_names", None)  # only functional models have them
+    return Content(taken, described, programs, read_policy_name(model), names and tuple(names)), values
 
 
 def read(path: Path) -> LoadedModel:
-    """Reads and checks it, and makes a model of it."""
+    """Read an export, check it, and return its model."""
     try:
-        found = load(path / f"{write_place.NAME}_1")
+        loaded = load(path / f"{write_place.NAME}_1")
     except DamagedError as error:
         raise DamagedError(
             f"The export {path} is damaged: {str(error).partition(' is damaged: ')[2]} Export the model again, or take another copy."
         ) from error
-    codes = {name.removeprefix(PROGRAMS): a.tobytes() for name, a in found.arrays.items() if name.startswith(PROGRAMS)}
-    content = Content.of_record(found.record["export"], codes)
-    return LoadedModel(content, [found.arrays[f"{WEIGHTS}{of.name}"] for of in content.variables])
+    codes = {name.removeprefix(PROGRAMS): code.tobytes() for name, code in loaded.arrays.items() if name.startswith(PROGRAMS)}
+    content = Content.of_record(loaded.record["export"], codes)
+    return LoadedModel(content, [loaded.arrays[f"{WEIGHTS}{described.name}"] for described in content.variables])
 
 
-def policy_of(model: Any) -> str:
-    """By name. Of a quantized model that of its activations: the program has the rest."""
+def read_policy_name(model: keras.Model) -> str:
+    """Return the name of the model's precision; of a quantized model, that of its activations: the program has the rest."""
     return model.dtype_policy.name.rpartition("_from_")[2]

@@ -1,4 +1,4 @@
-"""Where an export is written: beside its place first, so that it is there as a whole or not at all."""
+"""Writing of an export: first beside its path, so that it is there as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 NAME = "stablehlo"
-"""Of the checkpoint inside an export as StableHLO."""
+"""The name of the checkpoint inside an export as StableHLO."""
 
 
 def check(path: Path, overwrite: bool) -> None:
-    """Before anything is computed."""
+    """Refuse a path that exists, unless an export is to be replaced. Called before anything is computed."""
     if not path.exists() and not path.is_symlink():
         return
     if not overwrite:
@@ -38,21 +38,22 @@ def is_saved_model(path: Path) -> bool:
 
 
 def written(path: Path, overwrite: bool, write: Callable[[Path], None]) -> None:
-    """Calls `write` with a path of the same name in a new room beside it, and moves what is there then to its place."""
+    """Call `write` with a path of the same name in a new folder beside it, and move what it has written to the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=path.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=path.parent))
     try:
-        inside = room / "new"
+        inside = folder / "new"
         inside.mkdir()
         write(inside / path.name)
         check(path, overwrite)
-        for made in inside.iterdir():  # an ONNX file may have its weights beside it
-            moved(made, path.parent / made.name, room)
+        for source in inside.iterdir():  # an ONNX file may have its weights beside it
+            move_into_place(source, path.parent / source.name, folder)
     finally:
-        shutil.rmtree(room)
+        shutil.rmtree(folder)
 
 
-def moved(made: Path, to: Path, room: Path) -> None:
-    if to.exists():
-        os.rename(to, room / f"old {to.name}")
-    os.rename(made, to)
+def move_into_place(source: Path, target: Path, folder: Path) -> None:
+    """Move a file or folder to its path; what was there goes into `folder`."""
+    if target.exists():
+        os.rename(target, folder / f"old {target.name}")
+    os.rename(source, target)

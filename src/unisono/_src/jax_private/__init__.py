@@ -1,1 +1,1 @@
-"""What is private in JAX, each in a file that says with which versions it was checked."""
+"""Private parts of JAX, each in a file that says with which versions it was checked."""

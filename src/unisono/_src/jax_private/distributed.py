@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
+if TYPE_CHECKING:
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
 NOBODY = "coordinator_address should be defined."
-"""What `jax.distributed.initialize()` raises where it detects no cluster."""
+"""The error of `jax.distributed.initialize()` where it detects no cluster."""
+
+
+class KeyValueStore(Protocol):
+    """The client of the key-value store that process 0 keeps: the part of jaxlib's DistributedRuntimeClient that Unisono calls."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
 
 
 def place() -> tuple[int, int]:
-    """(the number of processes, this one's); asking `jax.process_count()` would make the devices."""
+    """Return the number of processes, and the number of this process. `jax.process_count()` would make the devices."""
     return distributed.global_state.num_processes, distributed.global_state.process_id
 
 
-def client() -> Any:
-    """What talks to the key-value store of process 0."""
+def client() -> KeyValueStore | None:
+    """Return the client of the key-value store of process 0; None in a process that is not connected."""
     return distributed.global_state.client
 
 
 def keep_collectives_on_loopback() -> None:
-    """gloo would listen at the address of this machine's name, where others may reach it."""
+    """Have gloo listen on loopback: by default it listens at the address of this machine's name, where others may reach it."""
 
-    def make() -> Any:
+    def make_cpu_client() -> xla_client.Client:
         gloo = _jax.make_gloo_tcp_collectives(distributed_client=client(), hostname="127.0.0.1") if client() is not None else None
         return xla_bridge.make_cpu_client(gloo)
 
-    xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
+    xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
 def leave_unseen() -> None:
-    """Forgets the connection to others that are gone: taking leave would wait for them, for minutes, and then abort."""
+    """Forget the connection to processes that are gone. A regular shutdown would wait for them, for minutes, and then abort."""
     for connection in (distributed.global_state.client, distributed.global_state.service):
         if connection is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor takes leave too
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # its destructor shuts the connection down too
     distributed.global_state.preemption_sync_manager = None
     distributed.global_state.client = distributed.global_state.service = None

@@ -1,6 +1,6 @@
-"""Everything private in Keras that Unisono leans on: nothing outside of this room touches an underscored name of Keras.
+"""Everything private in Keras that Unisono uses: nothing outside of this room touches an underscored name of Keras.
 
-Checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses others by name.
+It was checked with Keras 3.15.0 and 3.15.1 on the JAX backend; a strategy refuses others by name.
 """
 
 from keras.src.losses.loss import apply_mask as apply_mask

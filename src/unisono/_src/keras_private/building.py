@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import keras
 
 from unisono._src.keras_private.data_adapters import unpack
 from unisono._src.keras_private.models import is_built, layers_of
+from unisono._src.typing import UserBatch
 
 
-def needs_batch(model: Any) -> bool:
+def needs_batch(model: keras.Model) -> bool:
     """Return whether Keras needs a batch to build the model, its metrics or its losses."""
-    of_compile = [of for of in (model._compile_metrics, model._compile_loss) if of is not None]
-    return not all(of.built for of in [*layers_of(model), *of_compile])
+    containers = [container for container in (model._compile_metrics, model._compile_loss) if container is not None]
+    return not all(part.built for part in [*layers_of(model), *containers])
 
 
-def build_by_calling(model: Any, batch: Any) -> None:
+def build_by_calling(model: keras.Model, batch: UserBatch) -> None:
     """Build what Keras could not build without values, by a forward pass, the metrics and the losses on these rows.
 
-    What had a value before keeps it, and metrics are reset.
+    Variables that had a value before keep it, and metrics are reset.
     """
     x, y, sample_weight = jax.tree.map(jnp.asarray, unpack(batch))
     before = [(variable, variable.value) for variable in model.variables]
     y_pred = model(x, training=False)
-    for _ in layers_of(model):  # a layer counts as built when all layers inside of it were before the call
+    for _ in layers_of(model):  # a layer counts as built only if all its inner layers were built before the call
         if is_built(model):
             break
         y_pred = model(x, training=False)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Protocol, cast
 
 import keras
 from keras.src import utils as keras_utils
 from keras.src.callbacks.callback_list import CallbackList
 
+from unisono._src.typing import Arguments, Keywords, UserObject
+
 HOOKS = {
-    mode: tuple(f"on_{of}batch_{when}" for of in ("", f"{mode}_") for when in ("begin", "end")) for mode in ("train", "test")
+    mode: tuple(f"on_{prefix}batch_{when}" for prefix in ("", f"{mode}_") for when in ("begin", "end"))
+    for mode in ("train", "test")
 }
 
 
-KEEPER = "keeps_what_others_decide"
-"""What a callback is that comes after all others, whatever its place in the list."""
+KEEPER_MARKER = "keeps_what_others_decide"
+"""The attribute of a callback that runs after all others, at any place in the list."""
 
-BOUND = "steps_until_due"
-"""The method of a callback that takes steps in groups, and says how many may come at once: `steps_until_due(step)`. It also has
-`fit_is_over()`, which is called however fit ended."""
+BOUND_METHOD = "steps_until_due"
+"""The method by which a callback is recognized that limits the steps per call: see `StepBound`."""
 
 
 CHANGING: dict[type, tuple[str, ...]] = {
@@ -28,7 +31,7 @@ CHANGING: dict[type, tuple[str, ...]] = {
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
 }
-"""What changes in Keras' callbacks that decide; checked with keras 3.15.0 and 3.15.1 by a test that reads their sources."""
+"""Attributes that change in callbacks of Keras that decide; checked with keras 3.15.0 and 3.15.1 by a test that reads their sources."""
 
 WITHOUT_STATE = (
     keras.callbacks.History,
@@ -37,7 +40,7 @@ WITHOUT_STATE = (
     keras.callbacks.TerminateOnNaN,
     keras.callbacks.CSVLogger,
 )
-"""Callbacks of Keras that decide nothing by what they have seen."""
+"""Callbacks of Keras that decide nothing by earlier steps."""
 
 WRITING = (
     keras.callbacks.ModelCheckpoint,
@@ -46,16 +49,28 @@ WRITING = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-"""Callbacks of Keras that write or send something, and change no training: of several processes one has them."""
+"""Callbacks of Keras that write or send something and do not change the training: only one of several processes runs them."""
 
-WRITER = "writes_for_all"
-"""What such a callback of ours has."""
+WRITER_MARKER = "writes_for_all"
+"""The attribute of our own callbacks that only one of several processes runs."""
 
 OF_EVERY_CALLBACK = set(vars(keras.callbacks.Callback()))
 
 
-def argument(method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An argument of a call of one of Keras' methods; None where the call does not fit, which Keras will say."""
+class StepBound(Protocol):
+    """A callback that acts at some steps, and limits the steps per call so that a call ends there."""
+
+    def steps_until_due(self, step: int) -> int:
+        """Return the number of steps from `step` on that one call may take."""
+        ...
+
+    def fit_is_over(self) -> None:
+        """Clean up. It is called however fit ended."""
+        ...
+
+
+def argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
+    """Return an argument of a call of one of Keras' methods; None if the call does not fit the method, which Keras will report."""
     try:
         bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
     except TypeError:
@@ -63,77 +78,88 @@ def argument(method: str, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     return bound.arguments.get(name)
 
 
-def wants_batches(callbacks: Any, hooks: tuple[str, ...]) -> bool:
-    """Whether a callback does something at these hooks of single batches. Keras' bar shows what it is given, and callbacks
-    that save or log by epochs have such hooks and do nothing there."""
+def wants_batches(callbacks: UserObject, hooks: tuple[str, ...]) -> bool:
+    """Return whether a callback does something at these hooks of single batches.
+
+    Keras' progress bar does not count. Callbacks that save or log by epochs have such hooks too, and do nothing there.
+    """
     for callback in listed(callbacks):
-        idle = (
-            hasattr(callback, BOUND)
+        is_idle = (
+            hasattr(callback, BOUND_METHOD)
             or isinstance(callback, keras.callbacks.ProgbarLogger)
-            or (isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore) and by_epoch(callback))
+            or (
+                isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
+                and saves_by_epoch(callback)
+            )
         )
-        if not idle and not all(keras_utils.is_default(getattr(callback, hook)) for hook in hooks):
+        if not is_idle and not all(keras_utils.is_default(getattr(callback, hook)) for hook in hooks):
             return True
     return False
 
 
-def by_epoch(callback: Any) -> bool:
+def saves_by_epoch(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "save_freq", getattr(callback, "_save_freq", None)) == "epoch"
 
 
-def listed(callbacks: Any) -> list[Any]:
-    """Of what fit was given as callbacks."""
+def listed(callbacks: UserObject) -> list[keras.callbacks.Callback]:
+    """Return the callbacks in the argument `callbacks` of fit."""
     if isinstance(callbacks, CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
-def bounds_of(callbacks: Any) -> list[Any]:
-    return [getattr(callback, BOUND) for callback in listed(callbacks) if hasattr(callback, BOUND)]
+def bounds_of(callbacks: UserObject) -> list[Callable[[int], int]]:
+    """Return the methods of callbacks that limit the steps per call."""
+    return [getattr(callback, BOUND_METHOD) for callback in listed(callbacks) if hasattr(callback, BOUND_METHOD)]
 
 
-def has_keeper(callbacks: list[Any]) -> bool:
-    return any(hasattr(callback, KEEPER) for callback in callbacks)
+def has_keeper(callbacks: Iterable[keras.callbacks.Callback]) -> bool:
+    """Return whether one of the callbacks keeps the decisions of the others."""
+    return any(hasattr(callback, KEEPER_MARKER) for callback in callbacks)
 
 
-def fit_is_over(callbacks: list[Any]) -> None:
+def fit_is_over(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+    """Tell the callbacks that limit the steps per call that fit is over."""
     for callback in callbacks:
-        if hasattr(callback, BOUND):
-            callback.fit_is_over()
+        if hasattr(callback, BOUND_METHOD):
+            cast(StepBound, callback).fit_is_over()
 
 
-def with_last(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of fit with those callbacks last that keep what the others decide."""
-    given = argument("fit", "callbacks", args, kwargs)
-    if not has_keeper(listed(given)):
+def with_last(model: keras.Model, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of fit in which callbacks that keep the decisions of others come last."""
+    callbacks = argument("fit", "callbacks", args, kwargs)
+    if not has_keeper(listed(callbacks)):
         return args, kwargs
-    in_order = sorted(listed(given), key=lambda callback: hasattr(callback, KEEPER))
-    if isinstance(given, CallbackList):
-        given.callbacks[:] = in_order
+    in_order = sorted(listed(callbacks), key=lambda callback: hasattr(callback, KEEPER_MARKER))
+    if isinstance(callbacks, CallbackList):
+        callbacks.callbacks[:] = in_order
         return args, kwargs
     bound = inspect.signature(keras.Model.fit).bind(model, *args, **kwargs)
     bound.arguments["callbacks"] = in_order
     return bound.args[1:], bound.kwargs
 
 
-def without_writing(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of fit or evaluate, for a process that neither writes files nor shows progress."""
+def without_writing(method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of fit or evaluate for a process that neither writes files nor shows progress."""
     bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
     bound.arguments["verbose"] = 0
     bound.arguments["callbacks"] = that_do_not_write(bound.arguments.get("callbacks"))
     return bound.args[1:], bound.kwargs
 
 
-def that_do_not_write(callbacks: Any) -> list[Any]:
-    return [of for of in listed(callbacks) if not isinstance(of, WRITING) and not hasattr(of, WRITER)]
+def that_do_not_write(callbacks: UserObject) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that write and send nothing."""
+    return [
+        callback for callback in listed(callbacks) if not isinstance(callback, WRITING) and not hasattr(callback, WRITER_MARKER)
+    ]
 
 
-def begin_with_epoch(model: Any, epoch: int) -> None:
-    """Of the call of fit that is about to begin."""
+def begin_with_epoch(model: keras.Model, epoch: int) -> None:
+    """Set the first epoch of the call of fit that is about to begin."""
     model._initial_epoch = epoch
 
 
-def forget_first_epoch(model: Any) -> None:
-    """Keras keeps it for every later call of fit."""
+def forget_first_epoch(model: keras.Model) -> None:
+    """Reset the first epoch: Keras would keep it for every later call of fit."""
     if model._initial_epoch:
         model._initial_epoch = None

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import keras
 from jax import lax
 from jax.core import Tracer
 
-from unisono._src.keras_private.method_calls import Method, replaced
+from unisono._src.keras_private.instances import Method
+from unisono._src.keras_private.method_calls import replaced
 from unisono._src.keras_private.models import layers_of
+from unisono._src.typing import AnyArray, KerasObject
 
 
 def crop_by_slices(stock: Method) -> Method:
-    """Return what `RandomCrop.transform_images` is to be in a trace.
+    """Return the form that `RandomCrop.transform_images` has in a trace.
 
-    Keras cuts by `images[top : top + height]`, which JAX takes with known positions alone. The size is known, so that a slice at a
-    traced position gives the same numbers. Everything else (an image no larger than the crop, which is resized) stays Keras'.
+    Keras cuts by `images[top : top + height]`, which JAX accepts only with known positions. The size is known, so that a slice at a
+    traced position gives the same numbers. Everything else (an image no larger than the crop, which is resized) stays as in Keras.
     """
 
-    def transform_images(self: Any, images: Any, transformation: Any, training: bool = True) -> Any:
+    def transform_images(
+        self: KerasObject,
+        images: AnyArray,
+        transformation: tuple[int | AnyArray, int | AnyArray],
+        training: bool = True,
+    ) -> AnyArray:
         top, left = transformation
         if not (training and isinstance(top, Tracer)):
             return stock(self, images, transformation, training)
@@ -31,8 +37,8 @@ def crop_by_slices(stock: Method) -> Method:
     return transform_images
 
 
-def compilable_crops(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Around a trace of the model: its layers RandomCrop are in the form that can be compiled."""
+def compilable_crops(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a trace of the model: in it, layers RandomCrop have the form that can be compiled."""
     if any(isinstance(layer, keras.layers.RandomCrop) for layer in layers_of(model)):
         return replaced({"crop": crop_by_slices})
     return contextlib.nullcontext()

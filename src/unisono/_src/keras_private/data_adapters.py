@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from multiprocessing.context import BaseContext
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import keras
 import numpy as np
@@ -21,162 +22,187 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from unisono._src.keras_private.instances import wrapped_method
+from unisono._src.keras_private.instances import Method, wrapped_method
+from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
 
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 DataAdapter = data_adapter.DataAdapter
 PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
 unpack = data_adapter_utils.unpack_x_y_sample_weight
 
+RowNumbers: TypeAlias = slice | np.ndarray
+"""Rows of an array: a range of them, or their numbers."""
+
+Batches: TypeAlias = "Iterator[UserBatch] | NoStep"
+"""The batches of a step."""
+
+
+class TorchLoader(Protocol):
+    """A DataLoader of torch."""
+
+    num_workers: int
+    multiprocessing_context: BaseContext | None
+
 
 def array_batches(
-    adapter: Any, rows_of_batch: Callable[[int, int, int], Any], chosen: Callable[[np.ndarray, Any], Any], first: int = 0
-) -> Iterator[Any]:
-    """Keras' batches of arrays from a first one on.
+    adapter: ArrayDataAdapter,
+    rows_of_batch: Callable[[int, int, int], RowNumbers],
+    chosen: Callable[[np.ndarray, RowNumbers], object],
+    first: int = 0,
+) -> Iterator[UserBatch]:
+    """Return Keras' batches of arrays, from batch `first` on.
 
     Args:
-        rows_of_batch: (batch, start, stop) to its rows.
-        chosen: (an array of NumPy, rows) to those rows. Others are taken and converted by Keras.
+        rows_of_batch: Returns the rows of a batch, from (batch, start, stop).
+        chosen: Returns the rows of an array of NumPy, from (array, rows). Keras slices and converts other arrays.
     """
 
-    def iterator(slice_and_convert: Callable[..., Any], inputs: Any) -> Iterator[Any]:
-        def taken(rows: Any, sliceable: Any) -> Any:
+    def iterator(slice_and_convert: Method, inputs: PyTree) -> Iterator[UserBatch]:
+        def take_rows(rows: RowNumbers, sliceable: array_slicing.Sliceable) -> object:
             if type(sliceable) is array_slicing.NumpySliceable:
                 return chosen(sliceable.array, rows)
             return slice_and_convert(sliceable, indices=rows)
 
-        for b in range(first, adapter._size):
-            start = b * adapter._batch_size
-            rows = rows_of_batch(b, start, min(start + adapter._batch_size, adapter._num_samples))
-            yield keras.tree.map_structure(functools.partial(taken, rows), inputs, none_is_leaf=False)
+        for batch in range(first, adapter._size):
+            start = batch * adapter._batch_size
+            rows = rows_of_batch(batch, start, min(start + adapter._batch_size, adapter._num_samples))
+            yield keras.tree.map_structure(functools.partial(take_rows, rows), inputs, none_is_leaf=False)
 
     with wrapped_method(adapter, "_get_iterator", lambda _: iterator):
         return adapter.get_jax_iterator()
 
 
-def array_order(adapter: Any) -> tuple[int, Any]:
-    """(number of rows, shuffle argument) of an adapter of arrays."""
+def array_order(adapter: ArrayDataAdapter) -> tuple[int, bool | str]:
+    """Return (number of rows, shuffle argument) of an adapter of arrays."""
     return adapter._num_samples, adapter._shuffle
 
 
-def tf_dataset(adapter: Any) -> Any:
+def tf_dataset(adapter: data_adapters.TFDatasetAdapter) -> UserObject:
+    """Return the dataset of tf.data that an adapter reads."""
     return adapter._dataset
 
 
-def is_map_dataset(adapter: Any) -> bool:
-    """Whether it reads a `grain.MapDataset`, whose batches have an index."""
+def is_map_dataset(adapter: object) -> TypeGuard[data_adapters.GrainDatasetAdapter]:
+    """Return whether an adapter reads a `grain.MapDataset`, whose batches have an index."""
     return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
 
 
-def map_batches(adapter: Any, start: int) -> Iterator[Any]:
-    """The batches of a `grain.MapDataset` from one on, as Keras converts them."""
+def map_batches(adapter: data_adapters.GrainDatasetAdapter, start: int) -> Iterator[UserBatch]:
+    """Return the batches of a `grain.MapDataset` from batch `start` on, as Keras converts them."""
     return iter(adapter.get_jax_iterator()[start:])
 
 
-def is_pipeline(dataset: Any) -> bool:
-    """A dataset of grain, tf.data or torch, which Keras reads by an adapter of its own."""
+def is_pipeline(dataset: UserObject) -> bool:
+    """Return whether the dataset is one of grain, tf.data or torch, for which Keras has adapters."""
     return any(
         is_one(dataset)
         for is_one in (data_adapters.is_tf_dataset, data_adapters.is_torch_dataloader, data_adapters.is_grain_dataset)
     )
 
 
-def loader_of_torch(adapter: Any) -> Any | None:
-    """The DataLoader of torch that an adapter reads; None of another source."""
+def loader_of_torch(adapter: object) -> TorchLoader | None:
+    """Return the DataLoader of torch that an adapter reads; None if it reads another source."""
     return getattr(adapter, "_dataloader", None)
 
 
-def adapter_of(x: Any, batch_size: int | None, steps: int | None) -> Any:
-    """Keras' adapter for inputs without targets."""
+def adapter_of(x: UserObject, batch_size: int | None, steps: int | None) -> DataAdapter:
+    """Return Keras' adapter for inputs without targets."""
     return get_data_adapter(x, batch_size=batch_size, steps_per_epoch=steps)
 
 
-def first_batch(iterator: Any) -> Any:
-    """The first batch; the iterator goes back to its start."""
+def first_batch(iterator: KerasObject) -> UserBatch:
+    """Return the first batch, and move the iterator back to its start."""
     _, _, batches = next(iter(iterator))
     batch = next(batches)
     iterator.reset()
     return batch
 
 
-def static_rows(model: Any) -> int | None:
-    """The number of rows that the model's inputs fix, by `Input(batch_size=...)`; None where they are free.
+def static_rows(model: keras.Model) -> int | None:
+    """Return the number of rows that the model's inputs fix, by `Input(batch_size=...)`; None if the number is free.
 
-    A Sequential model that was built by a batch has that batch's rows in its inputs, and means nothing by it.
+    A Sequential model that was built by a batch has the rows of this batch in its inputs, but they fix nothing.
     """
     inputs = keras.tree.flatten(model.inputs) if isinstance(model, Functional) else []
     return next((tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0] is not None), None)
 
 
-def replace_adapter(iterator: EpochIterator, adapt: Callable[[Any], Any]) -> None:
+def replace_adapter(iterator: EpochIterator, adapt: Callable[[DataAdapter], DataAdapter]) -> None:
+    """Replace the adapter of an iterator over an epoch by `adapt(adapter)`."""
     iterator.data_adapter = adapt(iterator.data_adapter)
-    # Keras would send whole batches to the first device, ahead of time, where that is no CPU.
+    # Keras would send whole batches to the first device, ahead of time, unless it is a CPU.
     object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
 
 
 class Epochs:
-    """Takes over how Keras' loop goes through the steps of an epoch."""
+    """Control over the way in which Keras' loop goes through the steps of an epoch."""
 
     def __init__(self, iterator: EpochIterator) -> None:
-        self._iterator: Any = iterator
+        self._iterator: KerasObject = iterator
         self._stock = iterator._enumerate_iterator
         self._size: Callable[[int], int] | None = None
         self._group: Any = None
-        self._begin: tuple[int, Iterator[Any], int] | None = None
+        self._begin: tuple[int, Iterator[UserBatch], int] | None = None
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
-    def in_groups(self, size: Callable[[int], int], group: Callable[[Iterator[Any], int], Any]) -> None:
-        """Several batches at a time, as with `steps_per_execution`, but as many as `size(step)` says each time, none of them over the
-        end of the epoch. The steps get `group(batches, count)` in place of the iterator."""
-        self._size, self._group = size, group
+    def in_groups(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
+        """Take several steps at a time, as with `steps_per_execution`: `size(step)` of them, but none beyond the end of the epoch.
 
-    def begin_at(self, step: int, batches: Iterator[Any], read: int) -> None:
-        """The next epoch begins with this step and these batches, of whose pass so many were read before.
+        The steps get `group(batches, count)` in place of the iterator.
+        """
+        self._size = size
+        self._group = group
 
-        Where no batch is left, the step before comes again, with `NoStep` in place of batches: Keras ends an epoch by what its
-        last step has said.
+    def begin_at(self, step: int, batches: Iterator[UserBatch], read: int) -> None:
+        """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
+
+        If no batch is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of
+        its last step.
         """
         self._begin = step, batches, read
 
     @property
-    def adapter(self) -> Any:
+    def adapter(self) -> KerasObject:
         return self._iterator.data_adapter
 
     @property
     def steps(self) -> int | None:
-        """In an epoch, where that is known."""
+        """Return the number of steps in an epoch; None if it is not known."""
         return self._iterator.num_batches
 
     def pass_is_over(self, read: int) -> bool:
-        """At the end of an epoch: whether the next one begins with the first batch of another pass, if so many were read of this."""
-        iterator, length = self._iterator, self._iterator._num_batches
+        """Return, at the end of an epoch, whether the next epoch begins another pass, if `read` batches of this pass were read."""
+        iterator = self._iterator
+        length = self._iterator._num_batches
         return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
 
-    def _steps(self) -> Iterator[tuple[int, int, Any]]:
+    def _steps(self) -> Iterator[tuple[int, int, Batches]]:
         return self._singles() if self._size is None else self._groups(self._size)
 
-    def _singles(self) -> Iterator[tuple[int, int, Any]]:
+    def _singles(self) -> Iterator[tuple[int, int, Batches]]:
         if self._begin is None:
             yield from self._stock()
             return
         (first_step, batches, read), self._begin = self._begin, None
-        iterator, ahead = self._iterator, next(batches, None)
-        if ahead is None:
+        iterator = self._iterator
+        first = next(batches, None)
+        if first is None:
             yield first_step - 1, first_step - 1, NoStep()
             return
-        batches = itertools.chain([ahead], batches)
+        batches = itertools.chain([first], batches)
         if iterator.steps_per_epoch is None:  # Keras asks for the batches of the pass
 
-            def once() -> Iterator[Any]:
-                object.__setattr__(iterator, "_get_iterator", asked)
+            def get_batches_once() -> Iterator[UserBatch]:
+                object.__setattr__(iterator, "_get_iterator", get_iterator)
                 return batches
 
-            asked = iterator._get_iterator
-            object.__setattr__(iterator, "_get_iterator", once)
-        iterator._current_iterator, iterator._steps_seen = batches, read - first_step
-        yield from ((begin, end, of) for begin, end, of in self._stock() if begin >= first_step)
+            get_iterator = iterator._get_iterator
+            object.__setattr__(iterator, "_get_iterator", get_batches_once)
+        iterator._current_iterator = batches
+        iterator._steps_seen = read - first_step
+        yield from ((begin, end, remaining) for begin, end, remaining in self._stock() if begin >= first_step)
 
-    def _groups(self, size: Callable[[int], int]) -> Iterator[tuple[int, int, Any]]:
+    def _groups(self, size: Callable[[int], int]) -> Iterator[tuple[int, int, Batches]]:
         singles = self._singles()
         for begin, end, batches in singles:
             if not isinstance(batches, NoStep):
@@ -187,13 +213,14 @@ class Epochs:
             yield begin, end, batches
 
     def _more_in_epoch(self, step: int) -> bool:
-        # Asked for one too many, Keras' generator would end the epoch before its last batches were read.
-        iterator, length = self._iterator, self._iterator._num_batches
+        # One request too many, and Keras' generator would end the epoch before its last batches were read.
+        iterator = self._iterator
+        length = self._iterator._num_batches
         return step < (iterator.steps_per_epoch or length or 0) and not (length and iterator._steps_seen >= length)
 
 
 class NoStep:
-    """In place of batches: nothing is left to train on in this epoch."""
+    """A substitute for batches: nothing is left to train on in this epoch."""
 
 
 def has_length(iterator: EpochIterator) -> bool:

@@ -4,43 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import keras
 
-from unisono._src.keras_private.instances import wrapped_method
+from unisono._src.keras_private.instances import Method, wrapped_method
 from unisono._src.keras_private.models import layers_of
+from unisono._src.typing import KerasObject, PyTree
 
 
 @contextlib.contextmanager
-def in_evaluation(*models: Any) -> Iterator[None]:
-    """For the block, layers of these that draw in training, or normalize by the rows that they see, are called as in evaluation."""
+def in_evaluation(*models: keras.Layer) -> Iterator[None]:
+    """Call, for the block, the layers that draw in training, or that normalize by the rows of the batch, as in evaluation."""
     layers = {id(layer): layer for model in models for layer in layers_of(model)}
     with contextlib.ExitStack() as stack:
         for layer in layers.values():
-            if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or draws(layer)):
-                stack.enter_context(wrapped_method(layer, "call", without_training))
+            if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or has_seed_generator(layer)):
+                stack.enter_context(wrapped_method(layer, "call", call_without_training))
         yield
 
 
-def draws(layer: Any) -> bool:
+def has_seed_generator(layer: keras.Layer) -> bool:
     """Return whether a layer has a seed generator of its own."""
     return bool(layer._seed_generators) and not isinstance(layer, keras.Model)
 
 
-def without_training(call: Callable[..., Any]) -> Callable[..., Any]:
+def call_without_training(call: Method) -> Method:
     @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_in_evaluation(*args: PyTree, **kwargs: KerasObject) -> PyTree:
         return call(*args, **kwargs | {"training": False})
 
-    return called
+    return call_in_evaluation
 
 
-COARSE = ("bfloat16", "float16")
+COARSE_DTYPES = ("bfloat16", "float16")
 
 
-def are_coarse(models: Iterable[Any]) -> bool:
-    """Return whether layers of these compute in half precision, or in less."""
+def are_coarse(models: Iterable[keras.Layer]) -> bool:
+    """Return whether a layer of these models computes in half precision, or in less."""
     policies = [layer.dtype_policy for model in models for layer in layers_of(model)]
-    return any(policy.compute_dtype in COARSE or policy.quantization_mode is not None for policy in policies)
+    return any(policy.compute_dtype in COARSE_DTYPES or policy.quantization_mode is not None for policy in policies)

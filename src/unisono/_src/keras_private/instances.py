@@ -1,20 +1,27 @@
-"""What is set on one object, unseen by Keras' tracking of layers and variables."""
+"""Attributes of one object that Keras does not see when it tracks layers and variables."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeAlias
+
+import keras
+
+from unisono._src.typing import KerasObject
+
+Method: TypeAlias = Callable[..., KerasObject]
+"""A method of Keras, or a function in its place."""
 
 
-def set_on(model: Any, name: str, value: Any) -> None:
-    """An attribute of this one model, unseen by Keras' tracking of layers and variables."""
+def set_on(model: object, name: str, value: object) -> None:
+    """Set an attribute of one object, unseen by Keras' tracking of layers and variables."""
     object.__setattr__(model, name, value)
 
 
 @contextlib.contextmanager
-def wrapped_method(instance: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """For the block, `instance.name` is wrapped, on this one object."""
+def wrapped_method(instance: object, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
+    """Wrap `instance.name` for the block, on this one object."""
     before = instance.__dict__.get(name)
     object.__setattr__(instance, name, wrap(getattr(instance, name)))
     try:
@@ -26,6 +33,6 @@ def wrapped_method(instance: Any, name: str, wrap: Callable[[Callable[..., Any]]
             object.__setattr__(instance, name, before)
 
 
-def wrapped_function(metric: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """For the block, the function that a MeanMetricWrapper takes the mean of is wrapped."""
+def wrapped_function(metric: keras.metrics.Metric, wrap: Callable[[Method], Method]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the function that a MeanMetricWrapper averages is wrapped."""
     return wrapped_method(metric, "_fn", wrap)

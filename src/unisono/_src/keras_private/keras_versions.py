@@ -8,6 +8,7 @@ CHECKED = ("3.15.0", "3.15.1")
 
 
 def check_version() -> None:
+    """Refuse versions of Keras that this room was not checked with."""
     if keras.__version__ not in CHECKED:
         raise ImportError(
             f"Unisono drives parts of Keras that are private, and was checked with keras {' and '.join(CHECKED)}; "

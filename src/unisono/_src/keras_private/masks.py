@@ -10,15 +10,15 @@ from keras.src.backend.common.masking import get_keras_mask as get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask as set_keras_mask
 
 MASKS = "_keras_mask_dict"
-"""Where Keras keeps the masks of tensors that take no attributes, traced ones."""
+"""The name of the dict in which Keras keeps the masks of tensors that take no attributes, such as traced ones."""
 
 
 @contextlib.contextmanager
 def fresh_masks() -> Iterator[None]:
-    """Around a trace: no tensor has a mask but those that get one in it.
+    """Hide all masks for the block, which is a trace: only tensors that get a mask in it have one.
 
-    Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets one when its tensor is collected. Where
-    another thread collects it (one that writes a checkpoint, say), the mask stays, for the next tensor that gets this id.
+    Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets a mask when its tensor is collected. If
+    another thread collects the tensor (for example one that writes a checkpoint), the mask stays, for the next tensor with this id.
     """
     before = global_state.get_global_attribute(MASKS)
     global_state.set_global_attribute(MASKS, {})

@@ -1,11 +1,11 @@
-"""Models of a scope: how they are noticed, what is set on them, and what they are made of."""
+"""Models of a scope: their creation, the attributes that are set on them, and their layers."""
 
 from __future__ import annotations
 
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 from keras.src.backend.jax.trainer import JAXTrainer
@@ -13,7 +13,11 @@ from keras.src.layers.layer import Layer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from unisono._src.keras_private.instances import set_on
+from unisono._src.keras_private.instances import Method, set_on
+from unisono._src.typing import KerasObject
+
+Made: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
+"""An object whose creation `Watch` notices."""
 
 METHODS = {
     "compile": "compile",
@@ -29,29 +33,36 @@ METHODS = {
     "build_by": "_symbolic_build",
     "take_state": "_get_jax_state",
 }
-"""What is set on a model of a scope: our names for methods of Keras' JAX trainer."""
+"""The methods that are set on a model of a scope: our names for methods of Keras' JAX trainer."""
 
 
 BOND = "_unisono"
-"""The attribute by which a model of a scope knows what ties it to its strategy."""
+"""The attribute of a model of a scope that ties it to its strategy."""
 
 
 INHERITED = object()
-"""Stands for a method that a class has from another."""
+"""A mark for a method that a class inherits."""
 
 
 class Watch:
-    """While it is entered, by however many threads: calls `made(thing)` for each layer, optimizer, metric and variable made,
-    `model_made(model)` for each model, and `model_used(model)` before a model is compiled or trained. Keras' classes are the stock
-    objects before and after."""
+    """A watch over Keras' classes while a thread is inside of it; any number of threads may enter it.
 
-    def __init__(self, made: Callable[[Any], None], model_made: Callable[[Any], None], model_used: Callable[[Any], None]) -> None:
+    It calls `made(thing)` for each new layer, optimizer, metric and variable, `model_made(model)` for each new model, and
+    `model_used(model)` before a model is compiled or trained. Before and after, Keras' classes are unchanged.
+    """
+
+    def __init__(
+        self,
+        made: Callable[[Made], None],
+        model_made: Callable[[keras.Model], None],
+        model_used: Callable[[keras.Model], None],
+    ) -> None:
         self._made = made
         self._model_made = model_made
         self._used = model_used
         self._entered = 0
         self._lock = threading.Lock()
-        self._stock: dict[tuple[type, str], Any] = {}
+        self._stock: dict[tuple[type, str], object] = {}
 
     def __enter__(self) -> None:
         with self._lock:
@@ -59,43 +70,50 @@ class Watch:
             if self._entered == 1:
                 self._patch()
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._entered -= 1
             if self._entered == 0:
-                for (of, name), stock in self._stock.items():
+                for (cls, name), stock in self._stock.items():
                     if stock is INHERITED:
-                        delattr(of, name)
+                        delattr(cls, name)
                     else:
-                        setattr(of, name, stock)
+                        setattr(cls, name, stock)
                 self._stock = {}
 
     def _patch(self) -> None:
         self._replace(JAXTrainer, "__init__", after=self._model_made)
-        for of in (BaseOptimizer, keras.metrics.Metric, keras.Variable):
-            self._replace(of, "__init__", after=self._made)
+        for cls in (BaseOptimizer, keras.metrics.Metric, keras.Variable):
+            self._replace(cls, "__init__", after=self._made)
         self._watch_layers()
         self._replace(Trainer, "compile", before=self._used)
         self._replace(JAXTrainer, "make_train_function", before=self._used)
 
     def _watch_layers(self) -> None:
-        """By `__new__`: Keras reads the arguments of `__init__` to know how to save a layer."""
-        stock, made = Layer.__dict__["__new__"], self._made
+        """Watch layers by `__new__`: Keras reads the arguments of `__init__` to know how to save a layer."""
+        stock = Layer.__dict__["__new__"]
+        made = self._made
         self._stock[Layer, "__new__"] = stock
 
-        def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        def __new__(cls: type, *args: object, **kwargs: object) -> Layer:
             layer = stock(cls, *args, **kwargs)
             made(layer)
             return layer
 
         Layer.__new__ = staticmethod(__new__)
 
-    def _replace(self, of: type, name: str, before: Callable[[Any], None] | None = None, after: Any = None) -> None:
-        stock = getattr(of, name)
-        self._stock[of, name] = vars(of).get(name, INHERITED)
+    def _replace(
+        self,
+        cls: type,
+        name: str,
+        before: Callable[[KerasObject], None] | None = None,
+        after: Callable[[KerasObject], None] | None = None,
+    ) -> None:
+        stock = getattr(cls, name)
+        self._stock[cls, name] = vars(cls).get(name, INHERITED)
 
         @functools.wraps(stock)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: KerasObject, *args: KerasObject, **kwargs: KerasObject) -> KerasObject:
             if before is not None:
                 before(self)
             result = stock(self, *args, **kwargs)
@@ -103,48 +121,49 @@ class Watch:
                 after(self)
             return result
 
-        setattr(of, name, method)
+        setattr(cls, name, method)
 
 
-def bond_of(model: Any) -> Any | None:
-    """What ties the model to the strategy in whose scope it was made; None outside."""
+def bond_of(model: object) -> Any | None:
+    """Return the bond between the model and the strategy in whose scope it was made; None for a model outside of scopes."""
     return getattr(model, BOND, None)
 
 
-def of_class(model: Any, name: str) -> Callable[..., Any]:
-    """The method of the model's class, by our name, behind one that was set on the model."""
+def of_class(model: keras.Model, name: str) -> Method:
+    """Return the method of the model's class, by our name, even if another one was set on the model."""
     return getattr(type(model), METHODS[name]).__get__(model)
 
 
-def drop_state(model: Any) -> None:
-    """The end of a loop, however it ended: the variables hold the state again, and nothing else does."""
+def drop_state(model: keras.Model) -> None:
+    """Write the state into the variables and drop all other references to it, at the end of a loop, however it ended."""
     model.jax_state_sync()
     set_on(model, "_jax_state", None)
 
 
-def layers_of(model: Any) -> list[Any]:
+def layers_of(model: keras.Layer) -> list[keras.Layer]:
+    """Return a model or a layer with all its inner layers."""
     return list(model._flatten_layers())
 
 
-def says_it_compiles(model: Any) -> bool:
-    """Whether all layers of the model say so. Where one does not, Keras compiles nothing; most such layers can be compiled on JAX."""
+def supports_jit(model: keras.Model) -> bool:
+    """Return whether all layers of the model declare that they can be compiled. If one does not, Keras compiles nothing."""
     return all(layer.supports_jit for layer in layers_of(model))
 
 
-def eager_option(model: Any) -> str | None:
-    """What compile() was given that says that steps are not to be compiled; None where they are.
+def eager_option(model: keras.Model) -> str | None:
+    """Return the option of compile() that forbids to compile steps; None if they are compiled.
 
-    Where a layer does not say that it compiles, Keras' `jit_compile` is False without being asked; most such layers can be compiled on JAX.
+    If a layer does not declare that it can be compiled, Keras' `jit_compile` is False by default; most such layers can be compiled on JAX.
     """
     if model.run_eagerly:
         return "run_eagerly=True"
-    return "jit_compile=False" if not model.jit_compile and says_it_compiles(model) else None
+    return "jit_compile=False" if not model.jit_compile and supports_jit(model) else None
 
 
-def is_built(model: Any) -> bool:
+def is_built(model: keras.Layer) -> bool:
     return all(layer.built for layer in layers_of(model))
 
 
-def overrides(model: Any, method: str) -> bool:
-    """Whether the model's class has a method of its own in place of Keras' trainer's."""
+def overrides(model: keras.Model, method: str) -> bool:
+    """Return whether the model's class overrides a method of Keras' trainer."""
     return getattr(type(model), method) is not getattr(keras.Model, method)

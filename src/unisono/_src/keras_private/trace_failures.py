@@ -1,32 +1,32 @@
-"""Which layer a trace failed in, and the error behind the one that Keras raises."""
+"""The layer in which a trace failed, and the error that caused the one of Keras."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 
 MADE_ANEW_IN_VAIN = "has no attribute '_error_repr'"
-"""What an error says that is nobody's mistake: to add the arguments of a layer's call, Keras 3.15.1 makes an error again from a
-text, and JAX's errors of traced values take an array in its place."""
+"""The text of an error without meaning: to add the arguments of a layer's call, Keras 3.15.1 makes an error again from a text, and
+JAX's errors of traced values are made from an array."""
 
 IN_BUILDING = "Unable to automatically build the model."
-"""How an error begins by which Keras tells that a model could not be built on its first batch."""
+"""The beginning of Keras' error for a model that could not be built on its first batch."""
 
 
-class Failure(NamedTuple):
-    """A layer whose call raised something, and what it raised first."""
+class LayerFailure(NamedTuple):
+    """A layer whose call raised an error, and the first error that it raised."""
 
-    layer: Any
+    layer: keras.Layer
     cause: BaseException
 
 
-def failure_behind(error: BaseException) -> Failure | None:
-    """Return the innermost layer in whose call the error was raised; None where it comes from elsewhere."""
+def failure_behind(error: BaseException) -> LayerFailure | None:
+    """Return the innermost layer in whose call the error was raised; None if the error comes from elsewhere."""
     cause = first_raised(error)
-    layers = [layer for layer in layers_in(cause) if not isinstance(layer, keras.Model)]
-    return Failure(layers[-1], cause) if layers else None
+    layers = [layer for layer in walk_layers(cause) if not isinstance(layer, keras.Model)]
+    return LayerFailure(layers[-1], cause) if layers else None
 
 
 def first_raised(error: BaseException) -> BaseException:
@@ -37,13 +37,14 @@ def first_raised(error: BaseException) -> BaseException:
 
 
 def is_made_by_keras(error: BaseException) -> bool:
+    """Return whether Keras has made the error from another one."""
     text = str(error)
-    is_in_vain = isinstance(error, AttributeError) and MADE_ANEW_IN_VAIN in text
-    return hasattr(error, "_keras_call_info_injected") or is_in_vain or text.startswith(IN_BUILDING)
+    is_meaningless = isinstance(error, AttributeError) and MADE_ANEW_IN_VAIN in text
+    return hasattr(error, "_keras_call_info_injected") or is_meaningless or text.startswith(IN_BUILDING)
 
 
-def layers_in(error: BaseException) -> Iterator[Any]:
-    """The layers whose methods the error went through, from the outside."""
+def walk_layers(error: BaseException) -> Iterator[keras.Layer]:
+    """Yield the layers whose methods the error went through, the outermost first."""
     trace = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")

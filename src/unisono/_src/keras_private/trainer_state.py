@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import keras
+from jax import Array
 from keras.src import backend
 
 from unisono._src.keras_private.instances import set_on
+from unisono._src.typing import AnyArray, Values
 
-State = tuple[list[Any], ...]
+State: TypeAlias = tuple[Values, ...]
+"""Values of variables, a list for each group."""
+
 STATE_NAMES = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 WITHOUT_OPTIMIZER = tuple(name for name in STATE_NAMES if name != "optimizer_variables")
 
 
-def hold_state(model: Any, names: tuple[str, ...], state: State) -> None:
-    """Makes `state` what the model goes back to when a callback looks or the loop ends, however it ends."""
+def hold_state(model: keras.Model, names: tuple[str, ...], state: State) -> None:
+    """Keep a state on the model: callbacks read it, and the model returns to it when the loop ends, however it ends."""
     set_on(model, "_jax_state", dict(zip(names, state, strict=True)))
     set_on(model, "_jax_state_synced", False)
 
 
-def take_state(model: Any, purge: bool, **groups: bool) -> State:
-    """The model's state as lists of arrays, as Keras takes it; but at no moment is it nowhere.
+def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
+    """Return the model's state as lists of arrays. Keras takes it in the same way, but here the state is stored somewhere at every moment.
 
-    Keras empties the variables first: what interrupts it there leaves a model without weights. And an array that two variables hold, as
-    weights do that were overwritten by their averages, is copied: the memory of the state is used again.
+    Keras empties the variables first: an interrupt at this moment would leave a model without weights. An array that two variables share, such
+    as weights that were overwritten by their averages, is copied, because the memory of the state is used again.
     """
     names = [name for name in STATE_NAMES if groups.get(name)]
-    held = collections.Counter(id(v._value) for v in all_variables(model))
-    state = tuple([v.value.copy() if held[id(v._value)] > 1 else v.value for v in variables_of(model)[name]] for name in names)
+    times_held = collections.Counter(id(variable._value) for variable in all_variables(model))
+    state = tuple(
+        [
+            variable.value.copy() if times_held[id(variable._value)] > 1 else variable.value
+            for variable in variables_of(model)[name]
+        ]
+        for name in names
+    )
     if purge:
         model._jax_state = dict(zip(names, state, strict=True))
         model._jax_state_synced = False
@@ -38,7 +48,8 @@ def take_state(model: Any, purge: bool, **groups: bool) -> State:
     return state
 
 
-def variables_of(model: Any) -> dict[str, list[Any]]:
+def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
+    """Return the model's variables, by the names of Keras' groups."""
     optimizer = getattr(model, "optimizer", None)
     return dict(
         zip(
@@ -54,69 +65,69 @@ def variables_of(model: Any) -> dict[str, list[Any]]:
     )
 
 
-def ids_of_variables(model: Any) -> list[int]:
-    """Return the ids of the trainable variables and of the others. A count of each does not tell which are trained."""
-    return [id(v) for group in (model.trainable_variables, model.non_trainable_variables) for v in group]
+def ids_of_variables(model: keras.Model) -> list[int]:
+    """Return the ids of the trainable variables and of the others. Their numbers do not tell which variables are trained."""
+    return [id(variable) for group in (model.trainable_variables, model.non_trainable_variables) for variable in group]
 
 
-def current_values(model: Any, names: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
+def current_values(model: keras.Model, names: tuple[str, ...]) -> dict[str, Values]:
+    """Return the newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
     held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
     variables = variables_of(model)
-    return {name: list(held[name]) if held.get(name) else [v.value for v in variables[name]] for name in names}
+    return {name: list(held[name]) if held.get(name) else [variable.value for variable in variables[name]] for name in names}
 
 
-def newest_values(model: Any) -> dict[int, Any]:
-    """The same by the variables' ids."""
+def newest_values(model: keras.Model) -> dict[int, Array]:
+    """Return the newest values of the model's variables, by the variables' ids."""
     variables = variables_of(model)
-    found = current_values(model, STATE_NAMES)
-    return {id(v): value for name in STATE_NAMES for v, value in zip(variables[name], found[name], strict=True)}
+    values = current_values(model, STATE_NAMES)
+    return {id(variable): value for name in STATE_NAMES for variable, value in zip(variables[name], values[name], strict=True)}
 
 
-def holds_value(variable: Any) -> bool:
-    """False while a loop of Keras holds the variable's value outside of it."""
+def holds_value(variable: keras.Variable) -> bool:
+    """Return whether the variable holds its value: it does not while a loop of Keras holds the value."""
     return variable._value is not None
 
 
-def stateless_scope() -> Any:
-    """The innermost StatelessScope around this line, if there is one."""
+def stateless_scope() -> keras.StatelessScope | None:
+    """Return the innermost StatelessScope around this line; None if there is none."""
     return backend.get_stateless_scope() if backend.in_stateless_scope() else None
 
 
-def all_variables(model: Any) -> list[Any]:
-    """Its own, its optimizer's and its metrics'."""
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables of the model, of its optimizer and of its metrics."""
     return [variable for group in variables_of(model).values() for variable in group]
 
 
-def raw_value(variable: Any) -> Any:
-    """The variable's array, in the variable's dtype."""
+def raw_value(variable: keras.Variable) -> Array:
+    """Return the variable's array, in the variable's dtype."""
     return variable._value
 
 
-def set_raw_value(variable: Any, value: Any) -> None:
-    """Takes an array that was computed from the variable's own, of its shape and dtype."""
+def set_raw_value(variable: keras.Variable, value: Array) -> None:
+    """Set the variable's array to one of the same shape and dtype, which was computed from it."""
     variable._value = value
 
 
 class RecordingScope(keras.StatelessScope):
-    """A StatelessScope that remembers which variables were assigned, also those that it was not told of."""
+    """A StatelessScope that records assigned variables, also variables outside of its mapping."""
 
-    def __init__(self, state_mapping: list[tuple[Any, Any]], **options: Any) -> None:
+    def __init__(self, state_mapping: Sequence[tuple[keras.Variable, AnyArray]], **options: bool) -> None:
         super().__init__(state_mapping=state_mapping, **options)
-        self.assigned: dict[int, Any] = {}
+        self.assigned: dict[int, keras.Variable] = {}
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, Array]) -> None:
         self.assigned[id(update[0])] = update[0]
         super().add_update(update)
 
 
 class ReadingScope(RecordingScope):
-    """One that also remembers which variables were read."""
+    """A RecordingScope that also records read variables."""
 
-    def __init__(self, state_mapping: Sequence[tuple[Any, Any]] = (), **options: Any) -> None:
+    def __init__(self, state_mapping: Sequence[tuple[keras.Variable, AnyArray]] = (), **options: bool) -> None:
         super().__init__(state_mapping=list(state_mapping), **options)
-        self.read: dict[int, Any] = {}
+        self.read: dict[int, keras.Variable] = {}
 
-    def get_current_value(self, variable: Any) -> Any:
+    def get_current_value(self, variable: keras.Variable) -> Array | None:
         self.read[id(variable)] = variable
         return super().get_current_value(variable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 from keras import ops
@@ -10,22 +10,25 @@ from keras import ops
 from unisono._src import keras_private
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import ReplicaCode, current
+from unisono._src.typing import AnyArray, Array, KerasObject
 
 
 @says_near_names
-def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None) -> Any:
-    """The sum of the examples' losses over the size of the global batch: this replica's share of the mean.
+def compute_average_loss(
+    per_example_loss: AnyArray, sample_weight: AnyArray | None = None, global_batch_size: int | None = None
+) -> Array:
+    """Return this replica's share of the mean loss: the sum of its examples' losses over the size of the global batch.
 
     Args:
         per_example_loss: One value for each example, of a loss with reduction=None.
         sample_weight: Weights for the examples.
-        global_batch_size: What to divide by. By default the real rows of this global batch.
+        global_batch_size: The number to divide by. By default the real rows of this global batch.
 
     Returns:
-        A number; the sum of all replicas' is the mean over the global batch.
+        A number; the sum of all replicas' numbers is the mean over the global batch.
     """
-    code = needed("compute_average_loss")
-    values: Any = ops.convert_to_tensor(per_example_loss)
+    code = require_replica_code("compute_average_loss")
+    values: KerasObject = ops.convert_to_tensor(per_example_loss)
     if not values.ndim:
         raise ValueError(
             "compute_average_loss received one number; it needs one loss for each example. Make the loss with reduction=None."
@@ -33,35 +36,37 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = ops.cast(values, "float32")
     if sample_weight is not None:
-        check_weights(values, sample_weight)
-    total = keras_private.reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
+        check_sample_weight(values, sample_weight)
+    total: KerasObject = keras_private.reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
         code.note("vector", values)
         return code.note("share", code.divided(total, float(values.shape[0])))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
-    return code.note("share", ops.divide_no_nan(total, code.fixed(float(global_batch_size), values.size // values.shape[0])))
+    divisor = code.fixed(float(global_batch_size), values.size // values.shape[0])
+    return code.note("share", ops.divide_no_nan(total, divisor))  # pyright: ignore[reportReturnType]
 
 
 @says_near_names
-def scale_regularization_loss(regularization_loss: Any) -> Any:
-    """This replica's share of losses that do not depend on the rows, for example `sum(model.losses)`.
+def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]) -> Array:
+    """Return this replica's share of losses that do not depend on the rows, for example `sum(model.losses)`.
 
     Args:
-        regularization_loss: A number, or several to be added.
+        regularization_loss: A number, or several numbers to be added.
 
     Returns:
-        A number; the sum of all replicas' is the loss itself.
+        A number; the sum of all replicas' numbers is the loss itself.
     """
-    code = needed("scale_regularization_loss")
+    code = require_replica_code("scale_regularization_loss")
     losses = regularization_loss if isinstance(regularization_loss, list | tuple) else [regularization_loss]
-    total: Any = 0.0
+    total: KerasObject = 0.0
     for loss in losses:
         total += ops.sum(ops.cast(loss, "float32"))
     return code.note("share", code.share_of_rows * total)
 
 
-def check_weights(values: Any, sample_weight: Any) -> None:
+def check_sample_weight(values: Array, sample_weight: AnyArray) -> None:
+    """Refuse weights whose shape does not fit the losses."""
     shape = jnp.shape(sample_weight)
     rank = values.ndim
     if len(shape) not in (rank - 1, rank, rank + 1) and shape:
@@ -70,7 +75,8 @@ def check_weights(values: Any, sample_weight: Any) -> None:
         raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
 
 
-def needed(name: str) -> ReplicaCode:
+def require_replica_code(name: str) -> ReplicaCode:
+    """Return the replica code that runs here; refuse a call from elsewhere, under the public name of the function."""
     code = current()
     if code is None:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A function of the user's, compiled for the replicas, over the variables that it uses."""
+"""A user function, compiled for the replicas, over the variables that it uses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 import sys
 import types
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from unisono._src import keras_private
@@ -25,6 +25,7 @@ from unisono._src.checks.user_code.staleness import Surroundings
 from unisono._src.checks.user_code.undistributed_arrays import suspicion
 from unisono._src.data.global_batch import GlobalBatch, Rows, global_batch, sizes_of
 from unisono._src.distributed.per_replica import PerReplica
+from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import Arguments, Template, check_arguments
 from unisono._src.placement import Placement
@@ -34,13 +35,16 @@ from unisono._src.replica.variable_discovery import Trace, discover, trace
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan
 from unisono._src.step.step import Output, Step
+from unisono._src.typing import AnyArray, Array, Outputs, PyTree, UserFunction, UserObject
 
 
 class Segment:
-    """`segment(arguments)` runs the function on every replica, and leaves the new state in the variables."""
+    """A user function on all replicas: a call with arguments runs it, and leaves the new state in the variables."""
 
-    def __init__(self, name: str, function: Callable[..., Any], template: Template, strategy: Any, eager: bool = False) -> None:
-        """`eager`: whether the function is not compiled."""
+    def __init__(
+        self, name: str, function: UserFunction, template: Template, strategy: ReplicaStrategy, eager: bool = False
+    ) -> None:
+        """Take a function that is compiled at its first call, or never where it is `eager`."""
         self._eager = eager
         self._function = function
         self._template = template
@@ -48,50 +52,49 @@ class Segment:
         self._name = name
         self._step: Step | EagerStep | None = None
         self._code: OwnCode | None = None
-        self._variables: list[list[Any]] = []
+        self._variables: list[list[keras.Variable]] = []
         self._divisions: Divisions | None = None
-        self._shares: frozenset[int] = frozenset()
-        """Which of the arrays that the function returns are shares of a loss."""
-        self._around = Surroundings(function)
-        self._settings: Any = None
+        self._share_positions: frozenset[int] = frozenset()
+        """Positions, among the arrays that the function returns, of shares of a loss."""
+        self._surroundings = Surroundings(function)
+        self._update_settings: list[object] | None = None
         self._was_traced = False
 
-    def __call__(self, arguments: Arguments) -> Any:
-        placement: Placement = self._strategy.placement
-        batch = batch_of(arguments, placement)
+    def __call__(self, arguments: Arguments) -> Outputs:
+        placement = self._strategy.placement
+        batch = find_global_batch(arguments, placement)
         constants = [as_constant(value) for value in arguments.constants]
         with explained_loop(self._name, batch, self._eager):
             if self._step is None:
-                self._step = self._made(batch, arguments, constants)
-            step, code = self._step, self._code
+                self._step = self._make_step(batch, arguments, constants)
+            step = self._step
+            code = self._code
             assert code is not None
             for optimizer in code.variables.optimizers:
                 self._strategy.check_attributes(optimizer)
-            state = tuple([unshared(v, step.holds) for v in group] for group in self._variables)
+            state = tuple([copy_if_shared(v, step.holds) for v in group] for group in self._variables)
             if self._eager:
-                self._note_unpromised()
+                self._mark_models_eager()
             try:
                 totals, outputs = step.outputs(state, [batch], constants, arguments.carried)
-                outputs = [on_its_device(output, placement) for output in outputs] if self._eager else outputs
+                outputs = [move_to_device(output, placement) for output in outputs] if self._eager else outputs
             finally:
-                self._leave(step)
+                self._store_state(step)
         for shards in arguments.rows:
             shards.begun()
         if self._divisions is not None:
-            self._divisions.check(batch, code.fixed_divisors, [number_of(value) for value in arguments.constants])
-        if self._was_traced:  # and has changed by itself what it then found, as code that counts its traces does
-            self._around, self._settings, self._was_traced = (
-                Surroundings(self._function, self._around),
-                settings(code.variables),
-                False,
-            )
+            self._divisions.check(batch, code.fixed_divisors, [read_host_number(value) for value in arguments.constants])
+        if self._was_traced:  # a trace may change what the function uses, as code that counts its traces does
+            self._surroundings = Surroundings(self._function, self._surroundings)
+            self._update_settings = read_update_settings(code.variables)
+            self._was_traced = False
         like = Rows(np.zeros(batch.rows, np.uint8), batch.position, batch.sizes)
         sizes = set(sizes_of(batch, placement.replicas)) - {0} if placement.processes else ()
         shapes = {size: step.output_shapes(batch, size) for size in sizes}
-        return self._returned(code.returned, like, totals, outputs, shapes)
+        return self._build_result(code.returned, like, totals, outputs, shapes)
 
-    def _note_unpromised(self) -> None:
-        """Of the models whose variables the function uses."""
+    def _mark_models_eager(self) -> None:
+        """Mark the models whose variables the function uses: their bits are not promised any more."""
         for model in self._strategy.owned.models:
             bond = keras_private.bond_of(model)
             if bond is not None and any(id(v) in self.used for v in model.variables):
@@ -99,29 +102,30 @@ class Segment:
 
     @property
     def used(self) -> frozenset[int]:
-        """The ids of the variables that the function uses."""
+        """Return the ids of the variables that the function uses."""
         return frozenset(id(v) for group in self._variables for v in group)
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing has changed that was taken as it was when the function was traced: what it finds by its names, what is frozen,
-        the settings of optimizers."""
+        """Return whether all that the trace took as fixed is unchanged: what the function finds by its names, frozen variables, and the
+        settings of optimizers."""
         assert self._code is not None
-        return self._around.unchanged and self._settings == settings(self._code.variables)
+        return self._surroundings.unchanged and self._update_settings == read_update_settings(self._code.variables)
 
-    def _made(self, batch: GlobalBatch, arguments: Arguments, constants: list[Any]) -> Step | EagerStep:
-        strategy, placement = self._strategy, self._strategy.placement
+    def _make_step(self, batch: GlobalBatch, arguments: Arguments, constants: list[AnyArray]) -> Step | EagerStep:
+        strategy = self._strategy
+        placement = self._strategy.placement
         rows = next(size for size in sizes_of(batch, placement.replicas) if size)
         like = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants]
         with naming(self._function, placement.replicas):
-            variables, seen = self._looked_at(batch, arguments, rows, like)
+            variables, seen = self._trace_and_inspect(batch, arguments, rows, like)
             if variables is None:
-                variables = self._tried(batch, arguments, rows, constants)
+                variables = self._discover_eagerly(batch, arguments, rows, constants)
         if arguments.rows and seen is not None:
-            self._divisions = self._divisions_of(seen, batch, arguments, rows, constants)
+            self._divisions = self._find_divisions(seen, batch, arguments, rows, constants)
         can_be_cut = bool(arguments.rows) and not arguments.carried
         self._code = OwnCode(
-            self._name, self._call, variables, placement.replicas, lambda: strategy.owned.layers, can_be_cut, self._eager
+            self._name, self._call_function, variables, placement.replicas, lambda: strategy.owned.layers, can_be_cut, self._eager
         )
         self._code.is_said = self._divisions is not None and self._divisions.tells
         self._variables = variables.all
@@ -133,14 +137,15 @@ class Segment:
             return EagerStep(self._code, *strategy.on_lead)
         return Step(self._name, self._code, placement, strategy.exchange, most_steps=1)
 
-    def _looked_at(
-        self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]
+    def _trace_and_inspect(
+        self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[jax.ShapeDtypeStruct]
     ) -> tuple[Variables | None, Trace | None]:
-        """(the variables that the function uses, its trace), which is looked at for mistakes; nothing of one that cannot be traced."""
-        strategy, seen = self._strategy, []
+        """Trace the function and look for mistakes; return its variables and its trace, or (None, None) where it cannot be traced."""
+        strategy = self._strategy
+        seen: list[Trace] = []
         shares = [i for i, v in enumerate(arguments.carried, len(batch.leaves)) if v.is_share]
         can_be_traced = bool(arguments.rows) and not arguments.carried
-        trace_of = self._trace_of(batch, constants) if can_be_traced else None
+        trace_of = self._make_tracer(batch, constants) if can_be_traced else None
         received = Received(batch.rows, rows, shares, bool(arguments.rows or arguments.carried), trace_of)
         shapes = batch.shapes(rows)
         if arguments.carried:
@@ -149,18 +154,18 @@ class Segment:
         def check(trace: Trace) -> None:
             seen.append(trace)
             inspect(self._name, self._function, trace, strategy, received)
-            self._shares = shares_among_returned(trace, received)
+            self._share_positions = shares_among_returned(trace, received)
 
         try:
-            variables = self._discovered(shapes, constants, check)
+            variables = self._discover(shapes, constants, check)
         except Exception as error:
             if not (self._eager and needs_values(error)):
                 raise
             return None, None
         return variables, seen[-1]
 
-    def _tried(self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]) -> Variables:
-        """The variables that the function uses on the first replica's rows."""
+    def _discover_eagerly(self, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[AnyArray]) -> Variables:
+        """Return the variables that the function uses on the first replica's rows."""
         first = plan(batch.rows, batch.sizes, self._strategy.placement).shards[0]
         given = jax.tree.unflatten(batch.structure, [jnp.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves])
         if arguments.carried:
@@ -169,12 +174,18 @@ class Segment:
         def check(trace: Trace) -> None:
             inspect_used(self._function, trace, self._strategy)
 
-        return self._discovered(given, [jnp.asarray(constant) for constant in constants], check, eager=True)
+        return self._discover(given, [jnp.asarray(constant) for constant in constants], check, eager=True)
 
-    def _discovered(self, batch: Any, constants: list[Any], check: Callable[[Trace], None], eager: bool = False) -> Variables:
+    def _discover(
+        self,
+        batch: PyTree,
+        constants: Sequence[Array | jax.ShapeDtypeStruct],
+        check: Callable[[Trace], None],
+        eager: bool = False,
+    ) -> Variables:
         owned = self._strategy.owned
         return discover(
-            self._call,
+            self._call_function,
             batch,
             constants,
             self._strategy.num_replicas_in_sync,
@@ -185,10 +196,13 @@ class Segment:
             eager,
         )
 
-    def _divisions_of(self, seen: Trace, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[Any]) -> Divisions:
+    def _find_divisions(
+        self, seen: Trace, batch: GlobalBatch, arguments: Arguments, rows: int, constants: list[AnyArray]
+    ) -> Divisions:
+        """Return by what the function divides its losses, where its trace tells that."""
         replicas = self._strategy.num_replicas_in_sync
         can_be_told = not arguments.carried and bool(seen.noted.keys() & {"loss", "vector"})
-        trace_of = self._trace_of(batch, [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants])
+        trace_of = self._make_tracer(batch, [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in constants])
         parts: list[Part] = []
         if can_be_told and replicas > 1:
             mine = [np.asarray(leaf.array[:rows], leaf.dtype) for leaf in batch.leaves]
@@ -200,13 +214,13 @@ class Segment:
             self._name,
             replicas,
             parts,
-            {rows: scaled(seen)} if can_be_told else {},
-            (lambda size: scaled(trace_of(size))) if can_be_told else None,
+            {rows: find_loss_scaling(seen)} if can_be_told else {},
+            (lambda size: find_loss_scaling(trace_of(size))) if can_be_told else None,
         )
 
-    def _trace_of(self, batch: GlobalBatch, constants: list[Any]) -> Callable[[int], Trace]:
-        """Traces the function on any number of rows."""
-        again = functools.partial(trace, self._call, constants=constants, replicas=self._strategy.num_replicas_in_sync)
+    def _make_tracer(self, batch: GlobalBatch, constants: list[jax.ShapeDtypeStruct]) -> Callable[[int], Trace]:
+        """Return a call that traces the function on any number of rows."""
+        again = functools.partial(trace, self._call_function, constants=constants, replicas=self._strategy.num_replicas_in_sync)
         return lambda size: again(batch.shapes(size), metrics=self._strategy.owned.metrics)
 
     def _warn_of_float16(self, seen: Trace, variables: Variables) -> None:
@@ -219,68 +233,80 @@ class Segment:
                 stacklevel=7,
             )
 
-    def _call(self, batch: Any, constants: Any) -> Any:
+    def _call_function(self, batch: PyTree, constants: Sequence[Array]) -> Outputs:
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         self._was_traced = True
         args, kwargs = self._template.filled(rows=rows, carried=carried, constants=constants)
-        before, function = jax.tree.structure((args, kwargs)), self._function
+        before = jax.tree.structure((args, kwargs))
+        function = self._function
         if isinstance(function, types.MethodType):
-            function = getattr(function.__self__, function.__name__, function)  # as it is while it is watched
+            function = getattr(
+                function.__self__, function.__name__, function
+            )  # the wrapped method, while a trace watches the instance
         with tf_names.NAMES:
             returned = function(*args, **kwargs)
         check_arguments(self._name, before, jax.tree.structure((args, kwargs)))
         return returned
 
-    def _leave(self, step: Step | EagerStep) -> None:
-        """The variables hold the newest state, also when a step was interrupted."""
+    def _store_state(self, step: Step | EagerStep) -> None:
+        """Put the newest state into the variables, also when a step was interrupted."""
         for variables, values in zip(self._variables, step.state, strict=False):
             for variable, value in zip(variables, values, strict=True):
                 keras_private.set_raw_value(variable, value)
 
-    def _returned(self, tree: Any, like: Rows, totals: dict[str, Any], outputs: list[Output], shapes: dict[int, Any]) -> Any:
+    def _build_result(
+        self,
+        tree: PyTree,
+        like: Rows,
+        totals: dict[str, Array],
+        outputs: list[Output],
+        shapes: dict[int, list[jax.ShapeDtypeStruct]],
+    ) -> Outputs:
+        """Return the tree that the function returned, with a `PerReplica` in place of each array."""
         placement = self._strategy.placement
 
-        def value(leaf: Any) -> Any:
+        def wrap_leaf(leaf: object) -> object:
             if not isinstance(leaf, Leaf):
                 return leaf
-            of_sizes = {size: of[leaf.index] for size, of in shapes.items()}
+            shapes_of_leaf = {size: structs[leaf.index] for size, structs in shapes.items()}
             total = totals.get(str(leaf.index))
-            return PerReplica(placement, like, outputs, leaf.index, total, leaf.index in self._shares, of_sizes)
+            return PerReplica(placement, like, outputs, leaf.index, total, leaf.index in self._share_positions, shapes_of_leaf)
 
-        return jax.tree.map(value, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
+        return jax.tree.map(wrap_leaf, tree, is_leaf=lambda leaf: isinstance(leaf, Leaf))
 
 
-def on_its_device(output: Output, placement: Placement) -> Output:
-    """What replicas returned that ran on the first device, where another run looks for it."""
+def move_to_device(output: Output, placement: Placement) -> Output:
+    """Return the output, moved from the first device, where replicas ran, to the device where another run looks for it."""
     return output._replace(arrays=jax.device_put(output.arrays, placement.devices[output.device]))
 
 
-def scaled(of: Trace) -> Scaled:
-    """What the code makes by itself of the losses of a replica's rows."""
-    sources, noted = Sources(of.program, of.arrays), of.noted
+def find_loss_scaling(trace: Trace) -> Scaled:
+    """Return by what the code itself divides the losses of a replica's rows."""
+    sources = Sources(trace.program, trace.arrays)
+    noted = trace.noted
     losses = [loss for _, loss in noted.get("loss", [])]
     shares = [share for kind, share in noted.get("share", []) if kind is None]
     return Scaled(
         [mean for loss in losses for mean in sources.means(loss, shares)],
-        [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],
+        [(vector.aval.shape, sources.scaling(vector)) for _, vector in noted.get("vector", [])],  # pyright: ignore[reportAttributeAccessIssue]
     )
 
 
-def settings(variables: Variables) -> list[Any]:
-    """What decides, beside arrays, how weights are updated."""
+def read_update_settings(variables: Variables) -> list[object]:
+    """Return what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.others)]
     return [trained, *(keras_private.settings_of(optimizer) for optimizer in variables.optimizers)]
 
 
-def unshared(variable: Any, held: Callable[[Any], int]) -> Any:
-    """The variable's array, whose memory a step uses again; a copy where somebody else holds the array too."""
+def copy_if_shared(variable: keras.Variable, count_own: Callable[[Array], int]) -> Array:
+    """Return the variable's array, whose memory a step uses again; a copy where somebody else holds the array too."""
     value = keras_private.raw_value(variable)
-    ours = 3 + held(value)  # the variable, this name, the argument of getrefcount
+    ours = 3 + count_own(value)  # the variable, this name, the argument of getrefcount
     return value.copy() if sys.getrefcount(value) > ours else value
 
 
-def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
-    """The global batch of the arguments; where there is none, a row for each replica, or what made the values that it gets."""
+def find_global_batch(arguments: Arguments, placement: Placement) -> GlobalBatch:
+    """Return the global batch of the arguments; without one, the batch that their carried values were made of, or a row for each replica."""
     for value in [*arguments.rows, *arguments.carried]:
         if value.placement.replicas != placement.replicas:
             raise ValueError(
@@ -299,10 +325,10 @@ def batch_of(arguments: Arguments, placement: Placement) -> GlobalBatch:
     return global_batch([like])
 
 
-def as_constant(value: Any) -> Any:
+def as_constant(value: UserObject) -> AnyArray:
     return value if isinstance(value, jax.Array) else np.asarray(value)
 
 
-def number_of(value: Any) -> float | None:
-    """A number that is known without asking a device."""
+def read_host_number(value: UserObject) -> float | None:
+    """Return a number that is known without asking a device; None for every other value."""
     return None if isinstance(value, jax.Array) or np.ndim(value) else float(value)

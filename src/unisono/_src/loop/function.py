@@ -1,7 +1,7 @@
 """`function`: a step that looks stateful, compiled.
 
-What calls `run` stays in Python on the host, where only its calls of `run` and `reduce` are compiled: values stay on the devices,
-and nothing waits for them. What does not is compiled as a whole, as a pure function of the variables that it uses.
+A function that calls `strategy.run` stays in Python on the host, and only its calls of `run` and `reduce` are compiled: values stay on
+the devices, and nothing waits for them. Any other function is compiled as a whole, as a pure function of the variables that it uses.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import collections
 import functools
 import types
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import jax
 import keras
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from unisono._src import execution_mode, keras_private
 from unisono._src.checks.jax_errors import explained_function
@@ -29,6 +30,7 @@ from unisono._src.function_names import code_of, name_of
 from unisono._src.loop.run_arguments import check_arguments
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import current
+from unisono._src.typing import AnyArray, Array, Outputs, Shape, UserFunction, UserObject, Values
 from unisono._src.xla import tracing
 from unisono._src.xla.determinism import compiler_options
 from unisono._src.xla.rewrite import rewritten
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 ROUNDS = 4
 REMADE = 3
-"""So many compilations for the same arrays are more than anybody means."""
+"""Compilations for the same arrays after which a warning says so: nobody means that many."""
 
 
 @overload
@@ -50,14 +52,14 @@ def function(*, eager: bool = False) -> Callable[[Callable[P, T]], Callable[P, T
 
 
 @says_near_names
-def function(fn: Callable[..., Any] | None = None, *, eager: bool = False) -> Callable[..., Any]:
-    """Compiles a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
+def function(fn: UserFunction | None = None, *, eager: bool = False) -> UserFunction:
+    """Compile a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
 
     Args:
-        fn: A function. With calls of `strategy.run`, its own lines are run by Python each time and its runs are compiled; without,
-            it is compiled as a whole, and its lines are run by Python once for each kind of arguments.
-        eager: Whether nothing is compiled, neither the function nor what it runs on replicas, which are then run one after another,
-            operation by operation: slow, with other last bits, and with breakpoints and values that are known.
+        fn: A function. If it calls `strategy.run`, Python runs its lines each time, and its runs are compiled. If not, it is compiled as
+            a whole, and Python runs its lines once for each kind of arguments.
+        eager: Whether nothing is compiled, neither the function nor what it runs on replicas. Replicas are then run one after another,
+            operation by operation: slow, with other last bits, and with breakpoints and known values.
 
     Returns:
         A function of the same arguments; without `fn`, a decorator that makes one.
@@ -73,27 +75,32 @@ def function(fn: Callable[..., Any] | None = None, *, eager: bool = False) -> Ca
     return functools.wraps(fn)(Function(fn, eager))
 
 
-_made: collections.Counter[Any] = collections.Counter()
-"""How many functions of the same code and variables were compiled."""
+_compilations: collections.Counter[tuple[types.CodeType, frozenset[int]]] = collections.Counter()
+"""Counts of the compiled functions, by their code and the ids of their variables."""
 
 
-class Traced(NamedTuple):
+class TracedFunction(NamedTuple):
     """A function compiled for one kind of arguments."""
 
-    variables: list[Any]
-    program: Callable[..., Any]
+    variables: list[keras.Variable]
+    program: Callable[[Values, list[AnyArray]], tuple[Outputs, dict[int, Array]]]
+    """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
+
+
+CallKey: TypeAlias = tuple[PyTreeDef, tuple[Hashable, ...], tuple[tuple[Shape, str], ...]]
+"""The kind of a call's arguments: (structure, what is no array, shapes and dtypes of the arrays)."""
 
 
 class Function:
-    """What `function` returns."""
+    """A user function that `function` has wrapped."""
 
-    def __init__(self, fn: Callable[..., Any], eager: bool) -> None:
+    def __init__(self, fn: UserFunction, eager: bool) -> None:
         self._fn = fn
         self._eager = eager
         self._runs_replicas: bool | None = None
-        self._traced: dict[Any, tuple[Traced, Surroundings]] = {}
+        self._traced: dict[CallKey, tuple[TracedFunction, Surroundings]] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
         if self._eager:
             with execution_mode.eagerly():
                 return self._fn(*args, **kwargs)
@@ -104,60 +111,60 @@ class Function:
             or tracing.is_disabled()
         ):
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
-        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_of_host)
+        leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_host_only)
         if self._runs_replicas is None:
             self._runs_replicas = runs_replicas(self._fn, execution_mode.Runner, (DistributedDataset, DistributedIterator))
-        if self._runs_replicas or any(map(is_of_host, leaves)):
+        if self._runs_replicas or any(map(is_host_only, leaves)):
             return self._fn(*args, **kwargs)
-        arrays = [leaf for leaf in leaves if is_traced(leaf)]
-        fixed = tuple(None if is_traced(leaf) else hashable(leaf) for leaf in leaves)
+        arrays = [leaf for leaf in leaves if is_array_leaf(leaf)]
+        fixed = tuple(None if is_array_leaf(leaf) else make_hashable(leaf) for leaf in leaves)
         key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
         try:
             traced, around = self._traced.get(key, (None, None))
             if traced is not None and around is not None and around.unchanged:
-                return self._call(traced, arrays)
-            before = Surroundings(method_of(self._fn, leaves))
-            traced = self._compiled(leaves, structure, arrays)
-            returned = self._call(traced, arrays)
+                return self._call_program(traced, arrays)
+            before = Surroundings(bind_self(self._fn, leaves))
+            traced = self._compile(leaves, structure, arrays)
+            returned = self._call_program(traced, arrays)
         except execution_mode.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
         is_new = around is None
-        # As they are when all is traced: code may change them by itself.
-        self._traced[key] = traced, Surroundings(method_of(self._fn, leaves), before)
+        # Read after the trace: the code may change its surroundings by itself.
+        self._traced[key] = traced, Surroundings(bind_self(self._fn, leaves), before)
         if is_new:
-            self._note_compiled(key)
-            self._note_made(traced)
+            self._warn_of_python_numbers(key)
+            self._warn_of_remade_functions(traced)
         return returned
 
-    def __get__(self, instance: Any, _: Any = None) -> Any:
-        """As a method."""
+    def __get__(self, instance: object | None, _: type | None = None) -> Callable[..., Outputs]:
+        """Return the function bound to an instance, where it is used as a method."""
         return self if instance is None else functools.partial(self, instance)
 
-    def _compiled(self, leaves: list[Any], structure: Any, arrays: list[Any]) -> Traced:
+    def _compile(self, leaves: list[UserObject], structure: PyTreeDef, arrays: list[AnyArray]) -> TracedFunction:
         @keras_private.fresh_masks()
-        def call(arrays: list[Any]) -> Any:
+        def call(arrays: list[AnyArray]) -> Outputs:
             left = iter(arrays)
-            args, kwargs = jax.tree.unflatten(structure, [next(left) if is_traced(leaf) else leaf for leaf in leaves])
+            args, kwargs = jax.tree.unflatten(structure, [next(left) if is_array_leaf(leaf) else leaf for leaf in leaves])
             returned = self._fn(*args, **kwargs)
-            check_arguments(name_of(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_of_host))
+            check_arguments(name_of(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_host_only))
             return returned
 
-        variables = self._variables(call, arrays)
+        variables = self._find_variables(call, arrays)
 
-        def pure(values: list[Any], arrays: list[Any]) -> Any:
+        def pure(values: Values, arrays: list[AnyArray]) -> tuple[Outputs, dict[int, Array]]:
             mapping = list(zip(variables, values, strict=True))
             with keras_private.RecordingScope(state_mapping=mapping, collect_losses=True) as scope:
-                returned = jax.tree.map(bare, call(arrays))
+                returned = jax.tree.map(unwrap_variable, call(arrays))
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        check_nothing_left(method_of(self._fn, leaves))
-        check_iterators(method_of(self._fn, leaves))
+        check_nothing_left(bind_self(self._fn, leaves))
+        check_iterators(bind_self(self._fn, leaves))
         platform = jax.default_backend()
-        return Traced(variables, jax.jit(rewritten(pure, platform), compiler_options=compiler_options(platform)))
+        return TracedFunction(variables, jax.jit(rewritten(pure, platform), compiler_options=compiler_options(platform)))
 
-    def _note_compiled(self, key: Any) -> None:
-        """Says once that numbers of Python's, which the compiler takes as they are, change from call to call."""
+    def _warn_of_python_numbers(self, key: CallKey) -> None:
+        """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""
         structure, _, arrays = key
         alike = sum(other[0] == structure and other[2] == arrays for other in self._traced)
         if alike == REMADE:
@@ -167,40 +174,41 @@ class Function:
                 stacklevel=4,
             )
 
-    def _note_made(self, traced: Traced) -> None:
-        """Says once that a line makes functions of the same variables anew, each of which is compiled."""
+    def _warn_of_remade_functions(self, traced: TracedFunction) -> None:
+        """Warn once that a line makes the function again and again, and that each one is compiled."""
         code = code_of(self._fn)
         if code is None or len(self._traced) > 1:
             return
-        made = code, frozenset(map(id, traced.variables))
-        _made[made] += 1
-        if _made[made] == REMADE:
+        key = code, frozenset(map(id, traced.variables))
+        _compilations[key] += 1
+        if _compilations[key] == REMADE:
             warnings.warn(
                 f"un.function has compiled {name_of(self._fn)!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions that were "
                 f"made anew. Make the function once, outside of the loop.",
                 stacklevel=4,
             )
 
-    def _variables(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
-        """Those that the function reads or assigns. Layers and optimizers are built on the way."""
-        known: dict[int, Any] = {}
+    def _find_variables(self, call: Callable[[list[AnyArray]], Outputs], arrays: list[AnyArray]) -> list[keras.Variable]:
+        """Return the variables that the function reads or assigns. Layers and optimizers are built on the way."""
+        known: dict[int, keras.Variable] = {}
         for _ in range(ROUNDS):
             with (
                 explained_function(name_of(self._fn)),
                 keras_private.ReadingScope(collect_losses=True) as scope,
                 execution_mode.tracing(),
             ):
-                jax.eval_shape(lambda arrays: jax.tree.map(bare, call(arrays)), arrays)
-            found = {**scope.read, **scope.assigned}
-            if found.keys() == known.keys():
-                return list(found.values())
-            made, known = [v.path for i, v in found.items() if i not in known], found
+                jax.eval_shape(lambda arrays: jax.tree.map(unwrap_variable, call(arrays)), arrays)
+            used = {**scope.read, **scope.assigned}
+            if used.keys() == known.keys():
+                return list(used.values())
+            made = [v.path for i, v in used.items() if i not in known]
+            known = used
         raise ValueError(
             f"Every call of {name_of(self._fn)!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
             f"layers, optimizers, metrics and variables once, outside of the function."
         )
 
-    def _call(self, traced: Traced, arrays: list[Any]) -> Any:
+    def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
         with execution_mode.tracing():  # the first call traces once more
             returned, assigned = traced.program([keras_private.raw_value(v) for v in traced.variables], arrays)
         for index, value in assigned.items():
@@ -208,21 +216,21 @@ class Function:
         return returned
 
 
-def method_of(fn: Any, leaves: list[Any]) -> Any:
-    """The function with what may be its `self`."""
-    return types.MethodType(fn, leaves[0]) if leaves and not is_traced(leaves[0]) and hasattr(leaves[0], "__dict__") else fn
+def bind_self(fn: UserFunction, leaves: list[UserObject]) -> UserFunction:
+    """Return the function, bound to its first argument where that may be its `self`."""
+    return types.MethodType(fn, leaves[0]) if leaves and not is_array_leaf(leaves[0]) and hasattr(leaves[0], "__dict__") else fn
 
 
-def is_of_host(thing: Any) -> bool:
-    """What only Python's own lines can use."""
+def is_host_only(thing: object) -> bool:
+    """Return whether only lines that Python runs can use the argument."""
     return is_value(thing) or isinstance(thing, DistributedDataset | Iterator)
 
 
-def is_traced(leaf: Any) -> bool:
+def is_array_leaf(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
-def hashable(leaf: Any) -> Any:
+def make_hashable(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
@@ -230,6 +238,6 @@ def hashable(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-def bare(value: Any) -> Any:
-    """The array of a variable."""
+def unwrap_variable(value: object) -> object:
+    """Return the array of a variable, and every other value as it is."""
     return value.value if isinstance(value, keras.Variable) else value

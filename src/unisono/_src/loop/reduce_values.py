@@ -1,41 +1,43 @@
-"""What is made of the replicas' values outside of them: a sum, a mean, all of them behind one another, each."""
+"""Values of the replicas outside of replica code: their sum or mean, all of them in one array, or each of them."""
 
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from unisono._src import reduction_tree
-from unisono._src.distributed.per_replica import PerReplica, is_value
+from unisono._src.distributed.per_replica import PerReplica, Shards, is_value
 from unisono._src.placement import Placement
+from unisono._src.typing import Array, PyTree, UserObject
 
 
 class ReduceOp(enum.Enum):
-    """How `reduce` makes one value of those of the replicas."""
+    """The ways in which `reduce` makes one value of the values of the replicas."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
-    def of(cls, op: Any) -> ReduceOp:
+    def of(cls, op: object) -> ReduceOp:
+        """Return the operation of this name: a string, or a member of any enum, as of TensorFlow's."""
         name = op.name if isinstance(op, enum.Enum) else op
         if isinstance(name, str) and name.upper() in cls.__members__:
             return cls[name.upper()]
         raise ValueError(f'reduce received the operation {op!r}. Write un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".')
 
 
-def by_replica(value: Any) -> dict[int, Any]:
-    """The values of the replicas that have rows."""
+def find_replica_values(value: PerReplica | Shards) -> dict[int, Array]:
+    """Return the values of the replicas that have rows, by their numbers."""
     if isinstance(value, PerReplica):
         return value.present
     return {replica: jnp.asarray(part) for replica, part in enumerate(value.values) if len(part)}
 
 
-def local_results(value: Any, replicas: int) -> tuple[Any, ...]:
+def local_results(value: PyTree, replicas: int) -> tuple[PyTree, ...]:
+    """Return the tree of each replica's values, in the order of the replicas."""
     leaves, structure = jax.tree.flatten(value, is_leaf=is_value)
     if not any(map(is_value, leaves)):
         return (value,)
@@ -43,19 +45,21 @@ def local_results(value: Any, replicas: int) -> tuple[Any, ...]:
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True))
 
 
-def reduced(op: Any, value: Any, axis: int | None, placement: Placement) -> Any:
-    op = ReduceOp.of(op)
-    return jax.tree.map(lambda leaf: _reduced(op, leaf, axis, placement), value, is_leaf=is_value)
+def reduced(op: object, value: PyTree, axis: int | None, placement: Placement) -> PyTree:
+    """Return the tree with the sum or the mean of the replicas in place of each value."""
+    operation = ReduceOp.of(op)
+    return jax.tree.map(lambda leaf: reduce_leaf(operation, leaf, axis, placement), value, is_leaf=is_value)
 
 
-def _reduced(op: ReduceOp, value: Any, axis: int | None, placement: Placement) -> Any:
+def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Placement) -> object:
     if not is_value(value):
-        return of_host(op, value, placement.replicas)
+        return reduce_host_value(op, value, placement.replicas)
     if axis is None and isinstance(value, PerReplica) and value.total is not None:
-        count, total = None, value.total
+        count = None
+        total = value.total
     else:
-        parts = {r: jax.device_put(part, placement.lead) for r, part in by_replica(value).items()}
-        count, total = sums(parts, axis, placement.replicas)
+        parts = {r: jax.device_put(part, placement.lead) for r, part in find_replica_values(value).items()}
+        count, total = sum_over_replicas(parts, axis, placement.replicas)
     if op is ReduceOp.MEAN:
         if count is None:
             count = value.count
@@ -63,8 +67,8 @@ def _reduced(op: ReduceOp, value: Any, axis: int | None, placement: Placement) -
     return total if value.dtype == bool else total.astype(value.dtype)
 
 
-def sums(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
-    """(how many values went into it, the sum): over replicas, in the order of the tree, and over an axis if one is given."""
+def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
+    """Return (number of added values, sum): over replicas, in the order of the reduction tree, and over an axis if one is given."""
     count = len(parts)
     parts = {r: part.astype(jnp.int32) if part.dtype == bool else part for r, part in parts.items()}
     if axis is not None:
@@ -74,29 +78,29 @@ def sums(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[
                 f"reduce received axis={axis} for values of rank {rank}. Write axis=None to sum over replicas alone."
             )
         count = sum(part.shape[axis] for part in parts.values())
-        parts = {r: jnp.sum(wide(part), axis) for r, part in parts.items()}
+        parts = {r: jnp.sum(widen_half(part), axis) for r, part in parts.items()}
     shapes = {part.shape for part in parts.values()}
     if len(shapes) > 1:
         raise ValueError(
             f"reduce received values of shapes {' and '.join(map(str, sorted(shapes)))} from the replicas, which cannot be added. Give "
             f"axis=0 to add over their rows as well, or use strategy.gather(value, axis=0)."
         )
-    total = reduction_tree.total(range(replicas), lambda span: len(span) == 1, lambda span: parts.get(span.start), add)
+    total = reduction_tree.total(range(replicas), lambda span: len(span) == 1, lambda span: parts.get(span.start), add_widened)
     assert total is not None
-    return count, wide(total)
+    return count, widen_half(total)
 
 
-def add(left: jax.Array, right: jax.Array) -> jax.Array:
-    return wide(left) + wide(right)
+def add_widened(left: jax.Array, right: jax.Array) -> jax.Array:
+    return widen_half(left) + widen_half(right)
 
 
-def wide(array: jax.Array) -> jax.Array:
-    """Half precision is summed in float32."""
+def widen_half(array: jax.Array) -> jax.Array:
+    """Return an array of half precision in float32, and every other array as it is."""
     return array.astype(jnp.float32) if array.dtype in (jnp.float16, jnp.bfloat16) else array
 
 
-def of_host(op: ReduceOp, value: Any, replicas: int) -> Any:
-    """A value that is the same for every replica."""
+def reduce_host_value(op: ReduceOp, value: UserObject, replicas: int) -> UserObject:
+    """Return a value that is the same for every replica; refuse to add it over replicas."""
     if op is ReduceOp.MEAN or replicas == 1 or (np.ndim(value) == 0 and value == 0):
         return value
     raise ValueError(
@@ -105,13 +109,15 @@ def of_host(op: ReduceOp, value: Any, replicas: int) -> Any:
     )
 
 
-def gathered(value: Any, axis: int, placement: Placement) -> Any:
-    def one(leaf: Any) -> Any:
+def gathered(value: PyTree, axis: int, placement: Placement) -> PyTree:
+    """Return the tree with one array in place of each value: the values of all replicas, concatenated along the axis."""
+
+    def gather_leaf(leaf: UserObject) -> Array:
         if not is_value(leaf):
             raise ValueError(
                 f"gather received {leaf!r}, one value and not one for each replica. Gather what strategy.run returned."
             )
-        parts = [jax.device_put(part, placement.lead) for part in by_replica(leaf).values()]
+        parts = [jax.device_put(part, placement.lead) for part in find_replica_values(leaf).values()]
         if not parts[0].ndim:
             raise ValueError(
                 "gather received one number for each replica, and puts arrays one behind the other. Write "
@@ -119,4 +125,4 @@ def gathered(value: Any, axis: int, placement: Placement) -> Any:
             )
         return jnp.concatenate(parts, axis)
 
-    return jax.tree.map(one, value, is_leaf=is_value)
+    return jax.tree.map(gather_leaf, value, is_leaf=is_value)

@@ -1,10 +1,11 @@
-"""Who runs here: what replica code can ask."""
+"""The context of a replica: its number, and the number of replicas, for replica code."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NoReturn
 
 from unisono._src.replica.trace_recorder import ReplicaCode, current
+from unisono._src.typing import Array
 
 
 class ReplicaContext:
@@ -14,17 +15,17 @@ class ReplicaContext:
         self._code = code
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
-        """The replica's number, from 0, as a traced integer."""
+    def replica_id_in_sync_group(self) -> Array:
+        """Return the replica's number, from 0, as a traced integer."""
         return self._code.replica
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """R."""
+        """Return R, the number of replicas."""
         return self._code.replicas
 
-    def all_reduce(self, *_: Any, **__: Any) -> Any:
-        """Refused: nothing but the engine adds over replicas."""
+    def all_reduce(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the call: nothing but the engine adds over replicas."""
         raise RuntimeError(
             "Replica code cannot add over replicas by itself: replicas of one device run one after another. Return the value, and "
             'write strategy.reduce("SUM", value, axis=None) after strategy.run.'
@@ -34,7 +35,7 @@ class ReplicaContext:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """In replica code, what it can ask about its replica; None outside.
+    """Return the context of the replica whose code runs here; None outside of replica code.
 
     Example:
         >>> get_replica_context() is None
@@ -45,7 +46,7 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this is not replica code.
+    """Return whether this is not replica code.
 
     Example:
         >>> in_cross_replica_context()

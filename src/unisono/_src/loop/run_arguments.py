@@ -1,95 +1,104 @@
-"""The arguments of `run`: what each replica gets a part of, what all of them get, and what is known to the compiler."""
+"""The arguments of `run`: arrays with a shard for each replica, arrays for all replicas, and values that the compiler knows."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import keras
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from unisono._src.checks.user_code.identity import Same
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_value
 from unisono._src.distributed.replicated import Replicated, check_not_tensorflows, is_array
 from unisono._src.replica.refused_calls import refuse_undistributed
+from unisono._src.typing import Keywords, PyTree, UserObject
 
 
-class Part(NamedTuple):
+class ArrayLeaf(NamedTuple):
     """A leaf that is an array in the program."""
 
     kind: str
-    """The list that holds it: "rows", "carried", "constants"."""
+    """The list that holds the array: "rows", "carried" or "constants"."""
     index: int
 
 
-class Whole(NamedTuple):
+class StaticLeaf(NamedTuple):
     """A leaf that the compiler knows."""
 
     value: Hashable
     kind: type
-    """Its type: 1 and True are equal."""
+    """The type of the value: 1 and True are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
     """The arguments without their arrays."""
 
-    structure: Any
-    leaves: tuple[Part | Whole, ...]
+    structure: PyTreeDef
+    leaves: tuple[ArrayLeaf | StaticLeaf, ...]
 
-    def filled(self, **arrays: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs)"""
-        leaves = [arrays[leaf.kind][leaf.index] if isinstance(leaf, Part) else bare(leaf.value) for leaf in self.leaves]
+    def filled(self, **arrays: Sequence[UserObject]) -> tuple[tuple[UserObject, ...], Keywords]:
+        """Return (args, kwargs) with these arrays in their places."""
+        leaves = [
+            arrays[leaf.kind][leaf.index] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
+        ]
         return jax.tree.unflatten(self.structure, leaves)
 
 
 class Arguments(NamedTuple):
+    """The arguments of one call of `run`, sorted by what replicas get of them."""
+
     template: Template
     rows: list[Shards]
     carried: list[PerReplica]
-    constants: list[Any]
+    """Values that an earlier run returned."""
+    constants: list[UserObject]
+    """Arrays that are the same for every replica."""
 
 
-def bare(value: Any) -> Any:
+def unwrap_same(value: Hashable) -> object:
     return value.thing if isinstance(value, Same) else value
 
 
-def sorted_out(args: Any, kwargs: Any, replicas: int) -> Arguments:
-    lists: dict[str, list[Any]] = {"rows": [], "carried": [], "constants": []}
+def sorted_out(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> Arguments:
+    """Return the arguments sorted by what replicas get; refuse arrays that are not distributed."""
+    lists: dict[str, list[UserObject]] = {"rows": [], "carried": [], "constants": []}
 
-    def part(kind: str, value: Any) -> Part:
+    def add_array(kind: str, value: UserObject) -> ArrayLeaf:
         lists[kind].append(value)
-        return Part(kind, len(lists[kind]) - 1)
+        return ArrayLeaf(kind, len(lists[kind]) - 1)
 
-    def kept(leaf: Any) -> Part | Whole:
+    def sort_leaf(leaf: UserObject) -> ArrayLeaf | StaticLeaf:
         if isinstance(leaf, Shards):
-            return part("rows", leaf)
+            return add_array("rows", leaf)
         if isinstance(leaf, PerReplica):
-            return part("carried", leaf)
-        if isinstance(leaf, Constant):
-            return part("constants", leaf.value)
+            return add_array("carried", leaf)
+        if isinstance(leaf, ReplicatedArray):
+            return add_array("constants", leaf.value)
         if isinstance(leaf, keras.Variable):
-            return Whole(Same(leaf), Same)
+            return StaticLeaf(Same(leaf), Same)
         if is_array(leaf):
             if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
-            return part("constants", leaf)
+            return add_array("constants", leaf)
         check_not_tensorflows(leaf, "strategy.run")
         try:
             hash(leaf)
         except TypeError:
-            return Whole(Same(leaf), Same)
-        return Whole(leaf, type(leaf))
+            return StaticLeaf(Same(leaf), Same)
+        return StaticLeaf(leaf, type(leaf))
 
-    opened = jax.tree.map(opened_up, (tuple(args), dict(kwargs)), is_leaf=is_leaf)
-    leaves, structure = jax.tree.flatten(opened, is_leaf=is_leaf)
-    return Arguments(Template(structure, tuple(map(kept, leaves))), **lists)
+    opened = jax.tree.map(open_replicated, (tuple(args), dict(kwargs)), is_leaf=is_argument_leaf)
+    leaves, structure = jax.tree.flatten(opened, is_leaf=is_argument_leaf)
+    return Arguments(Template(structure, tuple(map(sort_leaf, leaves))), **lists)
 
 
-def check_arguments(name: str, before: Any, after: Any) -> None:
-    """Structures of a function's arguments: what it puts into a list or a dict among them would be lost."""
+def check_arguments(name: str, before: PyTreeDef, after: PyTreeDef) -> None:
+    """Refuse a function that changes the structure of its arguments: what it puts into a list or a dict would be lost."""
     if before != after:
         raise ValueError(
             f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
@@ -98,19 +107,20 @@ def check_arguments(name: str, before: Any, after: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class ReplicatedArray:
     """One array of a `Replicated` tree."""
 
-    value: Any
+    value: UserObject
 
 
-def opened_up(leaf: Any) -> Any:
+def open_replicated(leaf: UserObject) -> PyTree:
+    """Return a `Replicated` tree as a tree of its arrays, each in a wrapper, and every other leaf as it is."""
     return (
-        jax.tree.map(lambda a: Constant(np.asarray(a) if isinstance(a, (int, float)) else a), leaf.value)
+        jax.tree.map(lambda array: ReplicatedArray(np.asarray(array) if isinstance(array, (int, float)) else array), leaf.value)
         if isinstance(leaf, Replicated)
         else leaf
     )
 
 
-def is_leaf(thing: Any) -> bool:
-    return is_value(thing) or isinstance(thing, Replicated | Constant | keras.Variable) or is_array(thing)
+def is_argument_leaf(thing: object) -> bool:
+    return is_value(thing) or isinstance(thing, Replicated | ReplicatedArray | keras.Variable) or is_array(thing)

@@ -6,66 +6,70 @@ import collections
 import functools
 import types
 import warnings
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 from unisono._src import execution_mode
 from unisono._src.checks.user_code.captures import contents
 from unisono._src.checks.user_code.identity import NUMBERS, Same, by_value
+from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.function_names import code_of, name_of
 from unisono._src.loop.compiled_function import Segment
 from unisono._src.loop.run_arguments import sorted_out
+from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
 from unisono._src.xla import tracing
 
-MOST_SEGMENTS = 64
+MOST_FUNCTIONS = 64
 MOST_VARIANTS = 4
-"""Of one function, with other settings around it."""
+"""Compiled forms of one function, with other settings around it."""
 REMADE = 3
-"""So many compilations of one line of code are more than anybody means."""
+"""Compilations of one line of code after which a warning says so: nobody means that many."""
 CHANGED = 8
-"""So many of one function, because something has changed."""
+"""Compilations of one function, each because something has changed, after which a warning says so."""
 
 
 class Runs:
     """The compiled functions of one strategy."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: ReplicaStrategy) -> None:
         self._strategy = strategy
-        self._segments: collections.OrderedDict[Hashable, list[Segment]] = collections.OrderedDict()
-        self._made: collections.Counter[Any] = collections.Counter()
+        self._functions: collections.OrderedDict[Hashable, list[Segment]] = collections.OrderedDict()
+        self._compilations: collections.Counter[tuple[types.CodeType, frozenset[int], bool]] = collections.Counter()
 
-    def __call__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def __call__(self, function: UserFunction, args: Iterable[UserObject], kwargs: Keywords) -> Outputs:
+        """Run the function on every replica; compile it first, if no compiled form is current."""
         arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
         eager = self._is_eager()
         key = identity(function), eager, arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
-        variants = self._segments.get(key, [])
-        segment = next((variant for variant in variants if variant.is_current), None)
-        if segment is not None:
-            self._segments.move_to_end(key)
-            return segment(arguments)
-        segment = Segment(name_of(function), function, arguments.template, self._strategy, eager)
-        returned = segment(arguments)
-        self._segments[key] = [segment, *variants][:MOST_VARIANTS]
-        while len(self._segments) > MOST_SEGMENTS:
-            self._segments.popitem(last=False)
+        variants = self._functions.get(key, [])
+        compiled = next((variant for variant in variants if variant.is_current), None)
+        if compiled is not None:
+            self._functions.move_to_end(key)
+            return compiled(arguments)
+        compiled = Segment(name_of(function), function, arguments.template, self._strategy, eager)
+        returned = compiled(arguments)
+        self._functions[key] = [compiled, *variants][:MOST_VARIANTS]
+        while len(self._functions) > MOST_FUNCTIONS:
+            self._functions.popitem(last=False)
         if not eager:
-            self._note(function, segment.used, is_new=not variants)
+            self._warn_of_recompilation(function, compiled.used, is_new=not variants)
         return returned
 
     def _is_eager(self) -> bool:
-        """In `un.function(..., eager=True)` and under `jax.disable_jit`, and where a model of the strategy is compiled with `run_eagerly=True`."""
+        """Return whether nothing is compiled: in `un.function(..., eager=True)`, under `jax.disable_jit`, and where a model of the strategy
+        has `run_eagerly=True`."""
         return (
             execution_mode.is_eager() or tracing.is_disabled() or any(model.run_eagerly for model in self._strategy.owned.models)
         )
 
-    def _note(self, function: Callable[..., Any], variables: frozenset[int], is_new: bool) -> None:
-        """Counts by what a function uses: the step of another model is another one. One that is compiled again because something around
-        it has changed, as where layers are unfrozen in turn, may be so more often."""
-        code, most = code_of(function), REMADE if is_new else CHANGED
+    def _warn_of_recompilation(self, function: UserFunction, variables: frozenset[int], is_new: bool) -> None:
+        """Warn once of too many compilations, counted by code and variables: the step of another model is another function. Compilations
+        because something around the function has changed, as where layers are unfrozen in turn, may be more."""
+        code = code_of(function)
+        most = REMADE if is_new else CHANGED
         if code is None:
             return
-        self._made[code, variables, is_new] += 1
-        if self._made[code, variables, is_new] == most:
+        self._compilations[code, variables, is_new] += 1
+        if self._compilations[code, variables, is_new] == most:
             why = (
                 "Where the function is made anew for every step (a lambda, a function inside another one), make it once, outside of the "
                 "loop; where a Python number among its arguments changes, pass it as an array: np.float32(value)."
@@ -77,28 +81,28 @@ class Runs:
             warnings.warn(f"strategy.run has compiled {name_of(function)!r} ({where}) {most} times. {why}", stacklevel=4)
 
 
-def identity(function: Callable[..., Any]) -> Hashable:
-    """Equal for functions of the same code that find the same things around them: a lambda that is made anew for every step is
-    compiled once."""
+def identity(function: UserFunction) -> Hashable:
+    """Return a key that is equal for functions of the same code with the same objects around them: a lambda that is made anew for every
+    step is compiled once."""
     if isinstance(function, types.MethodType):
         return identity(function.__func__), Same(function.__self__)
     if isinstance(function, functools.partial):
-        named = tuple((name, known_by(value)) for name, value in sorted(function.keywords.items()))
-        return identity(function.func), tuple(map(known_by, function.args)), named
+        named = tuple((name, make_value_key(value)) for name, value in sorted(function.keywords.items()))
+        return identity(function.func), tuple(map(make_value_key, function.args)), named
     if not isinstance(function, types.FunctionType) or function.__dict__:
         return Same(function)
-    found = [contents(cell) for cell in function.__closure__ or ()]
+    captured = [contents(cell) for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return function.__code__, Same(function.__globals__), tuple(map(known_by, [*found, *defaults]))
+    return function.__code__, Same(function.__globals__), tuple(map(make_value_key, [*captured, *defaults]))
 
 
-def known_by(thing: Any) -> Hashable:
-    """Numbers and texts by what they are, functions as above, and all else by identity."""
+def make_value_key(thing: object) -> Hashable:
+    """Return a key: numbers and texts by value, functions as above, and everything else by identity."""
     if thing is None or isinstance(thing, NUMBERS):
         return by_value(thing)
     return identity(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else Same(thing)
 
 
 def is_recursive(function: types.FunctionType) -> bool:
-    """Whether the function is around itself, or may be."""
+    """Return whether the function captures itself, or may do so."""
     return any(isinstance(contents(cell), types.FunctionType) for cell in function.__closure__ or ())

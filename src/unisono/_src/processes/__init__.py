@@ -1,1 +1,1 @@
-"""What a process says to the others: agreements, its progress, the names of variables and exit codes."""
+"""Communication of a process with the others: agreements, its progress, the names of variables and exit codes."""

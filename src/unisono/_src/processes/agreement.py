@@ -1,19 +1,22 @@
-"""What processes that train together tell each other beside their sums, through the key-value store of `jax.distributed`."""
+"""Agreements of the processes of one training, beside their sums, through the key-value store of `jax.distributed`."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 import jax
 
 from unisono._src.jax_private import distributed
 from unisono._src.processes.progress import current as progress
+from unisono._src.typing import Json
+
+T = TypeVar("T")
 
 SLICE = 2000
-"""Milliseconds."""
+"""Milliseconds of one wait for an answer."""
 
 
 class AgreementError(ValueError):
@@ -21,7 +24,9 @@ class AgreementError(ValueError):
 
 
 class Agreement:
-    """Every process calls the same methods in the same order. One that is alone agrees with itself.
+    """Every process calls the same methods in the same order. A process that is alone agrees with itself.
+
+    Values travel as JSON: a tuple arrives as a list.
 
     Example:
         >>> Agreement().of_first("the answer", lambda: 42)
@@ -32,77 +37,79 @@ class Agreement:
         self.number = number
         self.is_alone = processes == 1
         self.wishes = False
-        """Whether this process wishes to stop, which the others learn with the next sum."""
+        """True where this process wishes to stop. The others learn it with the next sum."""
         self.heard = False
-        """Whether one of them has wished to, with the last sum: at the same step in all of them."""
+        """True where the last sum brought a wish to stop: at the same step in all processes."""
         self._processes = processes
-        self._talks = itertools.count()
+        self._calls = itertools.count()
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and shows for all."""
+        """Return whether this process writes and shows for all."""
         return self.number == 0
 
-    def told(self, about: str, what: Any) -> list[Any]:
-        """What each process says, in JSON."""
-        talk = next(self._talks)
+    def told(self, about: str, value: T) -> list[T]:
+        """Send a value to the other processes, and return the values of all."""
+        call = next(self._calls)
         if self.is_alone:
-            return [what]
-        self._say(talk, about, what)
-        return [self._heard(talk, about, number) for number in range(self._processes)]
+            return [value]
+        self._send(call, about, value)
+        return [self._receive(call, about, number) for number in range(self._processes)]
 
     def meet(self, about: str) -> None:
-        """Until all have come here."""
+        """Wait until all processes have called this."""
         self.told(about, None)
 
-    def of_first(self, about: str, find: Callable[[], Any]) -> Any:
-        """What process 0 finds, in JSON, or the error that it raises; the others do not look."""
-        talk = next(self._talks)
+    def of_first(self, about: str, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns in process 0, or raise its error. The other processes do not call it."""
+        call = next(self._calls)
         if not self.is_first:
-            return self._heard(talk, about, 0)
+            return self._receive(call, about, 0)
         try:
             with progress().busy(about):
-                found = find()
+                value = compute()
         except Exception as error:
             if not self.is_alone:
-                self._say(talk, about, None, error)
+                self._send(call, about, None, error)
             raise
         if not self.is_alone:
-            self._say(talk, about, found)
-        return found
+            self._send(call, about, value)
+        return value
 
     def any_(self, about: str, mine: bool) -> bool:
-        """Whether one of them says so."""
+        """Return whether any process passes True."""
         return any(self.told(about, mine))
 
-    def check(self, mine: dict[str, Any]) -> None:
-        """All must say the same."""
-        all_ = self.told("what must be the same", mine)
-        for number, other in enumerate(all_):
-            for name, value in other.items():
-                if value != all_[0][name]:
+    def check(self, mine: Mapping[str, Json]) -> None:
+        """Refuse values that are not the same in all processes."""
+        values = self.told("what must be the same", mine)
+        for number, theirs in enumerate(values):
+            for name, value in theirs.items():
+                if value != values[0][name]:
                     raise AgreementError(
-                        f"The processes do not agree on {name}: process 0 has {all_[0][name]}, and process {number} has {value}. Start the "
+                        f"The processes do not agree on {name}: process 0 has {values[0][name]}, and process {number} has {value}. Start the "
                         f"same program, with the same arguments, in every process."
                     )
 
     def stops(self, wish: bool) -> bool:
-        """Between two steps: whether all stop here, because this process wishes to, or one of the others did with the last sum."""
+        """Return whether all stop after this step: this process is alone and wishes to, or the last sum brought a wish to stop."""
         if self.is_alone:
             return wish
         self.wishes = wish
         return self.heard
 
     def begin_anew(self) -> None:
-        """Nobody wishes to stop any more."""
+        """Forget all wishes to stop."""
         self.wishes = self.heard = False
 
-    def _say(self, talk: int, about: str, what: Any, error: Exception | None = None) -> None:
-        words = None if error is None else [isinstance(error, OSError), str(error)]
-        distributed.client().key_value_set(f"unisono/{talk}/{self.number}", json.dumps([about, what, words]))
+    def _send(self, call: int, about: str, value: Json, error: Exception | None = None) -> None:
+        error_words = None if error is None else [isinstance(error, OSError), str(error)]
+        cast(distributed.KeyValueStore, distributed.client()).key_value_set(
+            f"unisono/{call}/{self.number}", json.dumps([about, value, error_words])
+        )
 
-    def _heard(self, talk: int, about: str, number: int) -> Any:
-        theirs, what, error = json.loads(self._text(f"unisono/{talk}/{number}", about))
+    def _receive(self, call: int, about: str, number: int) -> Json:
+        theirs, value, error = json.loads(self._wait_for_text(f"unisono/{call}/{number}", about))
         if theirs != about:
             raise AgreementError(
                 f"Process {number} asks all others about {theirs}, and process {self.number} about {about}. Call whatever builds, trains, saves "
@@ -111,14 +118,15 @@ class Agreement:
         if error is not None:
             is_of_system, text = error
             raise (OSError if is_of_system else AgreementError)(f"Process {number} says: {text}")
-        return what
+        return value
 
-    def _text(self, key: str, about: str) -> str:
-        """Waits as long as it takes: the watch ends this process where nobody will come. In slices, between which signals are heard."""
+    def _wait_for_text(self, key: str, about: str) -> str:
+        """Return the value of a key when it comes, without a limit: the watch ends this process where a process is lost. The wait is in
+        slices, because signals are handled only between them."""
         with progress().waiting(f"to hear of {about}"):
             while True:
                 try:
-                    return distributed.client().blocking_key_value_get(key, SLICE)
+                    return cast(distributed.KeyValueStore, distributed.client()).blocking_key_value_get(key, SLICE)
                 except jax.errors.JaxRuntimeError as error:
                     if not str(error).startswith("DEADLINE_EXCEEDED"):
                         raise
@@ -128,12 +136,12 @@ _current = [Agreement()]
 
 
 def current() -> Agreement:
-    """Of the processes that train together; alone until a strategy has begun one."""
+    """Return the agreement of the processes that train together. It is of one process until a strategy begins another."""
     return _current[0]
 
 
 def begin(number: int, processes: int) -> Agreement:
-    """From now on these train together. One a process, as `jax.distributed`."""
+    """Begin the agreement of several processes, and return it. A process has one, as it has one `jax.distributed`."""
     if current().is_alone:
         _current[0] = Agreement(number, processes)
     return current()

@@ -6,10 +6,10 @@ COORDINATOR = "UNISONO_COORDINATOR"
 """host:port at which process 0 listens."""
 
 PROCESSES = "UNISONO_PROCESSES"
-"""How many processes there are."""
+"""The number of processes."""
 
 PROCESS = "UNISONO_PROCESS"
-"""Which of them this one is, counted from 0 on."""
+"""The number of this process, counted from 0."""
 
 RESTARTS = "UNISONO_RESTARTS"
 """How often the launcher has started the program again; 0 at first."""
@@ -26,4 +26,4 @@ LOST = 76
 """The exit code of a process that ended because it lost another one."""
 
 STUCK = 70
-"""The exit code of a process that the others have given up, stuck or stopped, when it learns of it."""
+"""The exit code of a process that was stuck or stopped, and learns that the others have given it up."""

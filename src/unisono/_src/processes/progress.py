@@ -1,4 +1,4 @@
-"""What the main thread says of itself as it goes."""
+"""Reports of the main thread: its last finished step, and what it does now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unisono._src.processes.record import BUSY, WAITING, WORKING
 class Progress:
     """The last finished step, and what the main thread does now.
 
-    Every call is a few assignments: steps may be reported as often as they are. In a single process nobody reads it.
+    Every call is a few assignments: every step may be reported. In a single process nobody reads it.
 
     Example:
         >>> progress = Progress()
@@ -26,47 +26,53 @@ class Progress:
 
     def __init__(self) -> None:
         self.step: int | None = None
-        self.phase, self.doing, self.moved = WORKING, "", time.monotonic()
+        self.phase = WORKING
+        self.doing = ""
+        self.moved = time.monotonic()
 
     def another_step_finished(self) -> None:
-        """One more than those before."""
+        """Report the step after the last finished one."""
         self.step_finished(1 if self.step is None else self.step + 1)
 
     def step_finished(self, step: int) -> None:
-        """Its results are there, or as good as there: a step that was only begun may never end."""
-        self.step, self.moved = step, time.monotonic()
+        """Report a step whose results are there, or will surely come. A step that was only begun may never end."""
+        self.step = step
+        self.moved = time.monotonic()
 
     @contextlib.contextmanager
     def waiting(self, words: str) -> Iterator[None]:
-        """Around what cannot end before the other processes have come to the same place, of which all say the same words."""
+        """Report a block that cannot end before the other processes come to the same block. All processes pass the same words."""
         with self._in_phase(WAITING, words):
             yield
 
     @contextlib.contextmanager
     def busy(self, words: str) -> Iterator[None]:
-        """Around known work that may take its time, such as compiling: nobody is stuck in it."""
+        """Report a block of known work that may take long, such as compiling: no process is stuck in it."""
         with self._in_phase(BUSY, words):
             yield
 
     @contextlib.contextmanager
     def _in_phase(self, phase: str, doing: str) -> Iterator[None]:
         before = self.phase, self.doing
-        self.phase, self.doing, self.moved = phase, doing, time.monotonic()
+        self.phase = phase
+        self.doing = doing
+        self.moved = time.monotonic()
         try:
             yield
         finally:
-            (self.phase, self.doing), self.moved = before, time.monotonic()
+            self.phase, self.doing = before
+            self.moved = time.monotonic()
 
 
 _current = [Progress()]
-"""What the watch of this process reads, once it has begun: one a process, as `jax.distributed`."""
+"""What the watch of this process reads, once it has begun: one for each process, as `jax.distributed`."""
 
 
 def current() -> Progress:
-    """What the main thread reports to; in a single process, what nobody reads."""
+    """Return the object that the main thread reports to. In a single process nobody reads it."""
     return _current[0]
 
 
 def report_to(progress: Progress) -> None:
-    """From now on."""
+    """Set the object that the main thread reports to from now on."""
     _current[0] = progress

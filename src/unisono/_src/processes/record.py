@@ -1,19 +1,30 @@
-"""What a process tells the others of itself, and how they put it into words."""
+"""Heartbeats: what a process tells the others of itself, and the text in which it is sent."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 
-RUNNING, FAILING, RAISED, ENDED, LEFT = "running", "failing", "raised", "ended", "left"
-"""In its program; with an error that may be another process' fault; with one of its own; at the end of its program; on its way
-out because it knows of a lost process."""
+RUNNING = "running"
+"""The process is in its program."""
+FAILING = "failing"
+"""The process has an error that may be the fault of another process."""
+RAISED = "raised"
+"""The process has an error of its own."""
+ENDED = "ended"
+"""The process is at the end of its program."""
+LEFT = "left"
+"""The process is on its way out, because it knows of a lost process."""
 
 DONE = (RAISED, ENDED, LEFT)
-"""Whom nobody need wait for any more."""
+"""States of processes for which nobody need wait any more."""
 
-WORKING, WAITING, BUSY = "working", "waiting", "busy"
-"""What its main thread does: the user's code, or anything; waits for others; does something known that may take its time."""
+WORKING = "working"
+"""The main thread runs the user's code, or anything else."""
+WAITING = "waiting"
+"""The main thread waits for other processes."""
+BUSY = "busy"
+"""The main thread does known work that may take long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,18 +32,18 @@ class Record:
     """One heartbeat.
 
     Args:
-        process: Its number.
+        process: The number of the process.
         pid: Its id on its machine.
         born: When it started, in the kernel's clock: ids are used again.
-        machine: Which machine, or container, the id belongs to.
-        host: Its name, for messages.
+        machine: The machine, or container, that the id belongs to.
+        host: The name of the machine, for messages.
         beat: Counts up; a new number is a sign of life.
         step: The last finished step; None before the first.
-        state: One of those above.
-        phase: What its main thread does.
+        state: RUNNING, FAILING, RAISED, ENDED or LEFT.
+        phase: What its main thread does: WORKING, WAITING or BUSY.
         seconds: For how long it has done so without finishing a step.
         words: The error that it raised, or what it is busy with or waits for.
-        stack: Where its main thread stands, once that has not moved for a while.
+        stack: Where its main thread stands, once it has not moved for a while.
     """
 
     process: int

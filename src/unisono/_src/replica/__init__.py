@@ -1,1 +1,1 @@
-"""What one replica computes from its rows: pure functions of the model's state, traced once for each shape."""
+"""The computation of one replica on its rows: pure functions of the model's state, traced once for each shape."""

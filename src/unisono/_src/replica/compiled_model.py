@@ -6,7 +6,7 @@ State comes in and a contribution goes out; nothing is assigned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -19,327 +19,386 @@ from unisono._src.replica.contribution import Assigned, Contribution
 from unisono._src.replica.growth import APPLIED, Growth
 from unisono._src.replica.output_rows import ByRows
 from unisono._src.replica.probe import Look
-from unisono._src.replica.protocol import State
+from unisono._src.replica.protocol import Divisor, State
 from unisono._src.replica.replica_dependence import are_same_for_all, in_shapes
+from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
 
 
 class ReplicaFunctions:
-    """What the replicas of a model run in "train", "evaluate" or "predict"."""
+    """The functions that the replicas of a model run in "train", "evaluate" or "predict"."""
 
-    def __init__(self, model: Any, mode: str, replicas: int, eager: bool = False) -> None:
-        """`eager`: whether they are called with arrays, one operation after another, and so are not compiled to look at them either."""
+    def __init__(self, model: keras.Model, mode: str, replicas: int, eager: bool = False) -> None:
+        """`eager`: the functions are called with arrays, one operation after another, and a probe does not compile them either."""
         self.model = model
         self.mode = mode
         self.alone = replicas == 1
         self._replicas = replicas
         self.assigned: list[int] = []
-        """Positions, among the non-trainable variables, of those that the forward pass assigns; found by a trace, and the same
-        for every number of rows."""
-        self.weighted_by_share: dict[int, bool] = {}
-        """For the ids of metrics' variables, whether they are means of batches; found by `look`."""
+        """Positions, among the non-trainable variables, of the variables that the forward pass assigns. A trace finds them; they are the
+        same for every number of rows."""
+        self._batch_means: dict[int, bool] = {}
+        """For the ids of metrics' variables, whether they are means of batches. `look` finds them."""
         self.eager = eager
         self._by_rows = ByRows(eager, self.alone)
         self.growth = Growth()
-        """Of losses that are one number for all rows; found by `look`."""
-        self._look: Look | None = None
+        """The growth of losses that are one number for all rows. `look` finds it."""
+        self._probe: Look | None = None
 
     @keras_private.fresh_masks()
     def contribution(
-        self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any = ()
-    ) -> tuple[Contribution, Any]:
-        by = self._own_contribution if self.is_own else self._contribution
-        return by(state, batch, replica, share, divisors), ()
+        self,
+        state: State,
+        batch: PyTree,
+        replica: Array,
+        row_fraction: Array,
+        divisors: Array | None,
+        constants: Sequence[Array] = (),
+    ) -> tuple[Contribution, Sequence[Array]]:
+        contribute = self._run_user_step if self.is_own else self._run_keras_step
+        return contribute(state, batch, replica, row_fraction, divisors), ()
 
     @property
     def is_own(self) -> bool:
-        """Whether the step is one of the model's own."""
+        """Return whether the model's class overrides the step of this mode."""
         return user_step.is_own(self.model, self.mode)
 
-    def _contribution(self, state: State, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
-        """By the step that Keras has."""
-        weights, others, *slots, tracked = state
+    def _run_keras_step(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
+    ) -> Contribution:
+        """Return the replica's contribution to the step that Keras defines."""
+        weights, non_trainable, *slots, metric_values = state
         means = metrics.BatchLevelMeans(keras_private.leaf_metrics(self.model), self._by_rows)
-        gradients, training = [], self.mode == "train"
+        gradients: list[Array] = []
+        training = self.mode == "train"
 
-        def loss_of(weights: Any) -> Any:
+        def compute_loss(weights: list[Array]) -> tuple[Array, tuple[Array, Array, Outputs, list[Array], list[Array]]]:
             with means.watch():
-                loss, aux = self._forward(weights, others, tracked, batch, replica, share, divisors)
-            return self._scaled(loss, slots[0]) if training else loss, (loss, *aux)
+                loss, aux = self._run_forward(weights, non_trainable, metric_values, batch, replica, row_fraction, divisors)
+            return self._scale_loss(loss, slots[0]) if training else loss, (loss, *aux)
 
         if training:
-            gradients, (loss, terms, y_pred, others_after, started) = jax.grad(loss_of, has_aux=True)(weights)
-            gradients = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in gradients]
+            gradients, (loss, terms, y_pred, non_trainable_after, metrics_after) = jax.grad(compute_loss, has_aux=True)(weights)
+            gradients = [
+                gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient
+                for gradient in gradients
+            ]
             gradients = overwritten.spread(self.model.trainable_variables, gradients, replica, self._replicas)
         else:
-            _, (loss, terms, y_pred, others_after, started) = loss_of(weights)
-        added, logs = self._metrics(means, started, y_pred, batch, share)
-        return Contribution(gradients, self._handed_on(others, others_after, batch, replica), added, loss, terms, logs)
+            _, (loss, terms, y_pred, non_trainable_after, metrics_after) = compute_loss(weights)
+        metric_changes, extra_logs = self._run_metrics(means, metrics_after, y_pred, batch, row_fraction)
+        assigned = self._collect_assigned(non_trainable, non_trainable_after, batch, replica)
+        return Contribution(gradients, assigned, metric_changes, loss, terms, extra_logs)
 
     @keras_private.fresh_masks()
-    def gradients_of_numbers(self, state: State, batch: Any, share: Any, divisors: Any) -> dict[str, Any]:
-        """Return the gradient of each loss that is one number for all rows, as one vector; of none that a step of the model's own makes."""
-        weights, others, *_, tracked = state
+    def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
+        """Return the gradient of each loss that is one number for all rows, as one vector. A user step has none."""
+        weights, non_trainable, *_, metric_values = state
         if self.is_own or self.mode != "train":
             return {}
 
-        def numbers_of(weights: Any) -> dict[str, Any]:
+        def compute_numbers(weights: list[Array]) -> dict[str, Array]:
             with self.growth.caught() as numbers:
-                self._forward(weights, others, tracked, batch, jnp.int32(0), share, divisors)
+                self._run_forward(weights, non_trainable, metric_values, batch, jnp.int32(0), row_fraction, divisors)
             return numbers
 
-        numbers, backward = jax.vjp(numbers_of, weights)
-        ones = {what: {name: jnp.float32(name == what) for name in numbers} for what in numbers}
-        return {what: flat(backward(one)[0]) for what, one in ones.items()}
+        numbers, backward = jax.vjp(compute_numbers, weights)
+        cotangents = {chosen: {name: jnp.float32(name == chosen) for name in numbers} for chosen in numbers}
+        return {name: concatenate_raveled(backward(cotangent)[0]) for name, cotangent in cotangents.items()}
 
     @keras_private.fresh_masks()
-    def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
-        """A step of the model's own needs nobody else."""
+    def alone_by_itself(self, state: State, batch: PyTree) -> tuple[State, dict[str, Array]] | None:
+        """Return (new state, logs) of a user step of one replica alone, which needs no other replicas; else None."""
         if not (self.alone and self.is_own):
             return None
-        logs, new = user_step.call_step(self.model, self.mode, state, batch)
-        return new, self._beside_metrics(logs, new[-1], jnp.float32(1))
+        logs, new_state = user_step.call_step(self.model, self.mode, state, batch)
+        return new_state, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1))
 
-    def _own_contribution(self, state: State, batch: Any, replica: Any, share: Any, divisors: Any) -> Contribution:
-        by_itself = self.alone_by_itself(state, batch)
-        if by_itself is not None:
-            return Contribution([], Assigned([], [], []), [], jnp.float32(0), jnp.zeros(0), by_itself[1])
-        model, terms = self.model, self._terms(share, divisors, as_mean=True)
-        means = metrics.BatchLevelMeans(self._fed_by_the_step, self._by_rows)
+    def _run_user_step(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
+    ) -> Contribution:
+        """Return the replica's contribution to a user step."""
+        result_alone = self.alone_by_itself(state, batch)
+        if result_alone is not None:
+            return Contribution([], Assigned([], [], []), [], jnp.float32(0), jnp.zeros(0), result_alone[1])
+        model = self.model
+        terms = self._make_terms(row_fraction, divisors, as_mean=True)
+        means = metrics.BatchLevelMeans(self._fed_metrics, self._by_rows)
         with keras_private.other_losses(model, terms.stand_ins), means.watch():
-            weights, others, *slots, _ = state
-            start, reset = self._for_replica(others, replica), self._reset()
-            left = user_step.run(model, self.mode, (weights, start, *slots, reset), batch)
-        self._note_changed(start, left.others)
-        variables = model.trainable_variables if left.gradients else []
-        gradients = self._weighted_gradients(variables, left.gradients, share)
+            weights, non_trainable, *slots, _ = state
+            start = self._start_values(non_trainable, replica)
+            reset = self._reset_values()
+            result = user_step.run(model, self.mode, (weights, start, *slots, reset), batch)
+        self._note_changed(start, result.non_trainable)
+        variables = model.trainable_variables if result.gradients else []
+        gradients = self._weigh_gradients(variables, result.gradients, row_fraction)
         return Contribution(
             overwritten.spread(variables, gradients, replica, self._replicas),
-            self._handed_on(others, left.others, batch, replica),
-            self._added(means, reset, left.metrics, share),
+            self._collect_assigned(non_trainable, result.non_trainable, batch, replica),
+            self._metric_changes(means, reset, result.metrics, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(keras_private.loss_terms(model))),
-            self._beside_metrics(left.logs, left.metrics, share),
+            self._weigh_extra_logs(result.logs, result.metrics, row_fraction),
         )
 
     @property
-    def _fed_by_the_step(self) -> list[Any]:
-        """The metrics that the step feeds; a step of the model's own feeds the loss' trackers too."""
+    def _fed_metrics(self) -> list[keras.metrics.Metric]:
+        """Return the metrics that the step feeds. A user step feeds the loss trackers too."""
         trackers = [keras_private.loss_tracker(self.model), *keras_private.term_trackers(self.model)] if self.is_own else []
-        shown = {id(v) for v in self.model.metrics_variables}
-        return [*keras_private.leaf_metrics(self.model), *(t for t in trackers if shown.issuperset(map(id, t.variables)))]
+        shown = {id(variable) for variable in self.model.metrics_variables}
+        shown_trackers = (tracker for tracker in trackers if shown.issuperset(map(id, tracker.variables)))
+        return [*keras_private.leaf_metrics(self.model), *shown_trackers]
 
-    def _weighted_gradients(self, variables: list[Any], gradients: list[Any], share: Any) -> list[Any]:
-        """The replica's part of those that a step of the model's own applies, of what it made of a replica's rows."""
-        floats = [
+    def _weigh_gradients(self, variables: list[keras.Variable], gradients: list[Array], row_fraction: Array) -> list[Array]:
+        """Return the replica's contribution to the gradients that a user step applies, from those on the replica's rows."""
+        positions = [
             position
-            for position, (v, g) in enumerate(zip(variables, gradients, strict=True))
-            if jnp.issubdtype(g.dtype, jnp.floating) and not overwritten.overwrites(v)
+            for position, (variable, gradient) in enumerate(zip(variables, gradients, strict=True))
+            if jnp.issubdtype(gradient.dtype, jnp.floating) and not overwritten.overwrites(variable)
         ]
-        if not floats:
+        if not positions:
             return gradients
-        own = self.growth.weighted_all(APPLIED, [gradients[i].astype(jnp.float32) for i in floats], share)
-        return [dict(zip(floats, own, strict=True)).get(position, g) for position, g in enumerate(gradients)]
+        floats = [gradients[position].astype(jnp.float32) for position in positions]
+        weighted = self.growth.weighted_all(APPLIED, floats, row_fraction)
+        return [dict(zip(positions, weighted, strict=True)).get(position, old) for position, old in enumerate(gradients)]
 
     @keras_private.fresh_masks()
-    def predict(self, weights: Any, others: Any, batch: Any, replica: Any) -> tuple[Any, Assigned]:
-        """(outputs, what the forward pass assigned)."""
+    def predict(
+        self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array
+    ) -> tuple[Outputs, Assigned]:
+        """Return (outputs, the state that the forward pass assigned)."""
         if self.is_own:
-            start = self._for_replica(others, replica)
+            start = self._start_values(non_trainable, replica)
             outputs, after = user_step.predicted(self.model, (weights, start), batch)
             self._note_changed(start, after)
-            return outputs, self._handed_on(others, after, batch, replica)
+            return outputs, self._collect_assigned(non_trainable, after, batch, replica)
         x = keras_private.unpack(batch)[0]
-        with self._scope(weights, others, None, replica) as scope:
+        with self._open_scope(weights, non_trainable, None, replica) as scope:
             outputs = keras_private.call_model(self.model, x, training=False)
-            after = [scope.get_current_value(v) for v in self.model.non_trainable_variables]
-        self._note_assigned(scope, (weights, others), batch)
-        return outputs, self._handed_on(others, after, batch, replica)
+            after: Values = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
+        self._note_assigned(scope, (weights, non_trainable), batch)
+        return outputs, self._collect_assigned(non_trainable, after, batch, replica)
 
     @keras_private.fresh_masks()
-    def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any = ()) -> list[Any]:
-        weights, others, *slots, tracked = state
-        terms, training = self._terms(share, None), self.mode == "train"
+    def divisors(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array] = ()
+    ) -> Sequence[Divisor]:
+        weights, non_trainable, *slots, metric_values = state
+        terms = self._make_terms(row_fraction, None)
+        training = self.mode == "train"
         if self.is_own:
-            if self.alone:  # it divides by itself
+            if self.alone:  # the user step divides by itself
                 return []
             with keras_private.other_losses(self.model, terms.stand_ins):
-                start = weights, self._for_replica(others, replica), *slots, tracked
-                left = user_step.run(self.model, self.mode, start, batch)
-            self._weighted_gradients(self.model.trainable_variables if left.gradients else [], left.gradients, share)
-            self._beside_metrics(left.logs, left.metrics, share)
+                start = weights, self._start_values(non_trainable, replica), *slots, metric_values
+                result = user_step.run(self.model, self.mode, start, batch)
+            self._weigh_gradients(self.model.trainable_variables if result.gradients else [], result.gradients, row_fraction)
+            self._weigh_extra_logs(result.logs, result.metrics, row_fraction)
             return terms.divisors
-        with self._scope(weights, others, None, replica):
+        with self._open_scope(weights, non_trainable, None, replica):
             x, y, sample_weight = keras_private.unpack(batch)
             y_pred = keras_private.call_model(self.model, x, training)
-            losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
-        if keras_private.overrides(self.model, "compute_metrics"):  # whose logs may be numbers of its own
+            losses.share_of_loss(self.model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth)
+        if keras_private.overrides(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
             means = metrics.BatchLevelMeans(keras_private.leaf_metrics(self.model), self._by_rows)
-            self._metrics(means, tracked if self.alone else self._reset(), y_pred, batch, share)
+            self._run_metrics(means, metric_values if self.alone else self._reset_values(), y_pred, batch, row_fraction)
         return terms.divisors
 
     @keras_private.fresh_masks()
-    def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
-        weights, others, *slots, tracked = state
+    def finished(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+        weights, non_trainable, *slots, metric_values = state
         if total.gradients:
             gradients = overwritten.largest(self.model.trainable_variables, weights, total.gradients, self._replicas)
             weights, slots[0] = optimizer_update.applied(self.model.optimizer, slots[0], gradients, weights)
         variables = self.model.non_trainable_variables
-        others, disagree = state_merging.merged(variables, self.assigned, self.alone, others, total.assigned, rows, present)
-        values = optimizer_update.added(tracked, total.metrics, self.alone)
-        tracked = values if self.is_own else optimizer_update.tracked(self.model, values, total, rows)
-        return (weights, others, *slots, tracked), disagree
+        non_trainable, disagree = state_merging.merged(
+            variables, self.assigned, self.alone, non_trainable, total.assigned, rows, present
+        )
+        new_values = optimizer_update.added(metric_values, total.metrics, self.alone)
+        metric_values = new_values if self.is_own else optimizer_update.tracked(self.model, new_values, total, rows)
+        return (weights, non_trainable, *slots, metric_values), disagree
 
     @keras_private.fresh_masks()
-    def results(self, state: State) -> dict[str, Any]:
+    def results(self, state: State) -> Logs:
         return optimizer_update.results(self.model, state[0], state[-1])
 
     def read(self) -> list[bool]:
-        """A step of the model's own may read all of the state."""
+        """Return, for each group of the state, whether replicas read it. A user step may read all of the state."""
         groups = keras_private.STATE_NAMES if self.mode == "train" else keras_private.WITHOUT_OPTIMIZER
         return [self.is_own or name in ("trainable_variables", "non_trainable_variables") for name in groups]
 
     def scales(self) -> list[tuple[int, int]]:
         if self.mode != "train":
             return []
-        scales = {id(v) for v in scaling_variables(self.model.optimizer)}
-        return [(2, index) for index, v in enumerate(self.model.optimizer.variables) if id(v) in scales]
+        scales = {id(variable) for variable in scaling_variables(self.model.optimizer)}
+        return [(2, index) for index, variable in enumerate(self.model.optimizer.variables) if id(variable) in scales]
 
-    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
-        """Find out how numbers and metrics of the user's own are merged."""
-        own = metrics.unpromised(self._fed_by_the_step)
-        if self.alone or not (own or self.growth.asked_for):
+    def look(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        """Find out how the user's numbers and metrics are merged."""
+        user_metrics = metrics.unpromised(self._fed_metrics)
+        if self.alone or not (user_metrics or self.growth.asked_for):
             return False
-        if self._look is None:
-            self._look = Look(self, own)
-        before = self.growth.decisions, self.weighted_by_share
-        assigned = self.assigned  # by a step in training, not by the steps that are looked at
+        if self._probe is None:
+            self._probe = Look(self, user_metrics)
+        before = self.growth.decisions, self._batch_means
+        assigned = self.assigned  # by a step in training, not by the steps of the probe
         try:
-            self._look.at(state, batch, shards, self._reset())
+            self._probe.at(state, batch, shards, self._reset_values())
         finally:
             self.assigned = assigned
-        self.weighted_by_share = self._look.weighted_by_share
-        return (self.growth.decisions, self.weighted_by_share) != before
+        self._batch_means = self._probe.weighted_by_share
+        return (self.growth.decisions, self._batch_means) != before
 
     @property
     def is_looked_at(self) -> bool:
-        return self._look is not None
+        return self._probe is not None
 
     @property
     def is_undecided(self) -> bool:
-        return self._look is not None and self._look.is_undecided
+        return self._probe is not None and self._probe.is_undecided
 
-    def check(self, disagree: list[Any]) -> None:
+    def check(self, disagree: list[Array]) -> None:
         state_merging.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
 
-    def _terms(self, share: Any, totals: Any, as_mean: bool = False) -> losses.Terms:
+    def _make_terms(self, row_fraction: Array, divisors: Array | None, as_mean: bool = False) -> losses.Terms:
         as_mean = as_mean or keras_private.overrides(self.model, "compute_loss")
         return losses.Terms(
-            [term.loss for term in keras_private.loss_terms(self.model)], share, self.growth, self._by_rows, totals, as_mean
+            [term.loss for term in keras_private.loss_terms(self.model)],
+            row_fraction,
+            self.growth,
+            self._by_rows,
+            divisors,
+            as_mean,
         )
 
-    def _reset(self) -> list[Any]:
+    def _reset_values(self) -> list[Array]:
+        """Return the values of the metrics' variables after a reset."""
         return metrics.reset_values(self.model.metrics, self.model.metrics_variables)
 
-    def _scope(self, weights: Any, others: Any, tracked: Any, replica: Any) -> keras_private.RecordingScope:
-        """`tracked` is the metrics' state, from which one replica alone goes on; others start from the reset state."""
+    def _open_scope(
+        self, weights: list[Array], non_trainable: list[Array], metric_values: list[Array] | None, replica: Array
+    ) -> keras_private.RecordingScope:
+        """Return a scope of the replica's state. One replica alone goes on from `metric_values`; others start from reset metrics."""
         model = self.model
-        start = tracked if self.alone and tracked is not None else self._reset()
+        start = metric_values if self.alone and metric_values is not None else self._reset_values()
         mapping = [
             *zip(model.trainable_variables, weights, strict=True),
-            *zip(model.non_trainable_variables, self._for_replica(others, replica), strict=True),
+            *zip(model.non_trainable_variables, self._start_values(non_trainable, replica), strict=True),
             *zip(model.metrics_variables, start, strict=True),
         ]
         return keras_private.RecordingScope(state_mapping=mapping, collect_losses=True)
 
-    def _for_replica(self, others: Any, replica: Any) -> list[Any]:
-        return state_merging.for_replica(self.model.non_trainable_variables, others, replica)
+    def _start_values(self, non_trainable: list[Array], replica: Array) -> list[Array]:
+        """Return the values of the non-trainable variables from which the replica starts."""
+        return state_merging.for_replica(self.model.non_trainable_variables, non_trainable, replica)
 
-    def _forward(self, weights: Any, others: Any, tracked: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Any:
-        model, terms, training = self.model, self._terms(share, totals), self.mode == "train"
-        x, y, sample_weight = keras_private.unpack(batch)
-        with self._scope(weights, others, tracked, replica) as scope:
-            y_pred = keras_private.call_model(model, x, training)
-            loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, share, self.growth)
-            self._note_assigned(scope, (weights, others), batch)
-            others_after = [scope.get_current_value(v) for v in model.non_trainable_variables]
-            metrics_after = [scope.get_current_value(v) for v in model.metrics_variables]
-        return ops.cast(loss, "float32"), (terms.values, y_pred, others_after, metrics_after)
-
-    def _note_assigned(self, scope: keras_private.RecordingScope, state: tuple[Any, Any], batch: Any) -> None:
+    def _run_forward(
+        self,
+        weights: list[Array],
+        non_trainable: list[Array],
+        metric_values: list[Array],
+        batch: PyTree,
+        replica: Array,
+        row_fraction: Array,
+        divisors: Array | None,
+    ) -> tuple[Array, tuple[Array, Outputs, list[Array], list[Array]]]:
+        """Return (loss, (loss terms, predictions, non-trainable variables' values, metrics' values)) of the replica's rows."""
         model = self.model
-        position = {id(v): index for index, v in enumerate(model.non_trainable_variables)}
-        known = position.keys() | {id(v) for v in model.metrics_variables}
-        dropped = [v for i, v in scope.assigned.items() if i not in known]
+        terms = self._make_terms(row_fraction, divisors)
+        training = self.mode == "train"
+        x, y, sample_weight = keras_private.unpack(batch)
+        with self._open_scope(weights, non_trainable, metric_values, replica) as scope:
+            y_pred = keras_private.call_model(model, x, training)
+            loss = losses.share_of_loss(model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth)
+            self._note_assigned(scope, (weights, non_trainable), batch)
+            non_trainable_after: Values = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+            metrics_after: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
+        return cast("Array", ops.cast(loss, "float32")), (terms.values, y_pred, non_trainable_after, metrics_after)
+
+    def _note_assigned(self, scope: keras_private.RecordingScope, state: tuple[list[Array], list[Array]], batch: PyTree) -> None:
+        """Note the variables that the forward pass assigned. Refuse those whose value replicas cannot agree on."""
+        model = self.model
+        positions = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
+        known = positions.keys() | {id(variable) for variable in model.metrics_variables}
+        dropped = [variable for i, variable in scope.assigned.items() if i not in known]
         if dropped and not (self.alone or self._are_same_for_all(dropped, state, batch)):
             kind = "a trainable variable, by the rows" if dropped[0].trainable else "a variable that the model does not track"
             raise ValueError(
                 f"The forward pass assigns {dropped[0].path!r}, {kind}: replicas cannot agree on its value. Trainable "
                 f"state changes through gradients alone; other state must be an attribute of a layer of the model."
             )
-        self.assigned = sorted(position[i] for i in scope.assigned if i in position)
+        self.assigned = sorted(positions[i] for i in scope.assigned if i in positions)
 
-    def _are_same_for_all(self, variables: list[Any], state: tuple[Any, Any], batch: Any) -> bool:
-        """Whether what the forward pass assigns to these trainable variables depends on weights and other state alone, as power iteration
-        does: neither on the rows and how many there are, nor on a replica's random numbers. Keras drops it after the step."""
+    def _are_same_for_all(self, variables: list[keras.Variable], state: tuple[list[Array], list[Array]], batch: PyTree) -> bool:
+        """Return whether the values assigned to these trainable variables are the same on all replicas, as in power iteration: they depend on
+        weights and other state alone, not on the rows, their number, or a replica's random numbers. Keras drops them after the step."""
         if not all(variable.trainable for variable in variables):
             return False
 
         @keras_private.fresh_masks()
-        def assigned_values(state: tuple[Any, Any], own: tuple[Any, Any]) -> list[Any]:
-            batch, replica = own
-            with self._scope(*state, None, replica) as scope:
+        def compute_assigned(state: tuple[list[Array], list[Array]], inputs: tuple[PyTree, Array]) -> list[Array]:
+            batch, replica = inputs
+            with self._open_scope(*state, None, replica) as scope:
                 keras_private.call_model(self.model, keras_private.unpack(batch)[0], self.mode == "train")
-                return [scope.get_current_value(v) for v in variables]
+                values: Values = [scope.get_current_value(variable) for variable in variables]
+                return values
 
-        times = (1,) if keras_private.static_rows(self.model) is not None else (1, 2)
-        owns = [(in_shapes(batch, n), in_shapes(jnp.int32(0))) for n in times]
-        return are_same_for_all(assigned_values, in_shapes(state), owns)
+        factors = (1,) if keras_private.static_rows(self.model) is not None else (1, 2)
+        shapes = [(in_shapes(batch, factor), in_shapes(jnp.int32(0))) for factor in factors]
+        return are_same_for_all(compute_assigned, in_shapes(state), shapes)
 
-    def _note_changed(self, before: list[Any], after: list[Any]) -> None:
-        """By a step of the model's own."""
+    def _note_changed(self, before: list[Array], after: list[Array]) -> None:
+        """Note the variables that a user step has changed."""
         self.assigned = [index for index, (new, old) in enumerate(zip(after, before, strict=True)) if new is not old]
 
-    def _scaled(self, loss: Any, slots: Any) -> Any:
-        """As the optimizer scales it, in the state that it has now."""
+    def _scale_loss(self, loss: Array, slots: list[Array]) -> Array:
+        """Return the loss as the optimizer scales it, in the optimizer state of this step."""
         optimizer = self.model.optimizer
         with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
             return optimizer.scale_loss(loss)
 
-    def _handed_on(self, before: Any, after: Any, batch: Any, replica: Any) -> Assigned:
-        variables, rows = self.model.non_trainable_variables, jax.tree.leaves(batch)[0].shape[0]
+    def _collect_assigned(self, before: list[Array], after: list[Array], batch: PyTree, replica: Array) -> Assigned:
+        variables = self.model.non_trainable_variables
+        rows = jax.tree.leaves(batch)[0].shape[0]
         return state_merging.handed_on(variables, self.assigned, self.alone, before, after, rows, replica)
 
-    def _metrics(
-        self, means: metrics.BatchLevelMeans, start: Any, y_pred: Any, batch: Any, share: Any
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """(what the rows add to the metrics' variables, what `compute_metrics` returns beside them). One replica alone has
-        the metrics' new state in place of what is added."""
-        model, variables = self.model, self.model.metrics_variables
+    def _run_metrics(
+        self, means: metrics.BatchLevelMeans, start: list[Array], y_pred: Outputs, batch: PyTree, row_fraction: Array
+    ) -> tuple[list[Array], dict[str, Array]]:
+        """Return (what the rows add to the metrics' variables, the logs of `compute_metrics` that no metric gives). One replica alone has
+        the metrics' new state in the first place."""
+        model = self.model
+        variables = self.model.metrics_variables
         x, y, sample_weight = keras_private.unpack(batch)
-        reset = self._reset()
+        reset = self._reset_values()
         with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
-            after = [scope.get_current_value(v) for v in variables]
-        extra = self._beside_metrics(logs, after, share)
-        return (after if self.alone else self._added(means, reset, after, share)), extra
+            after: Values = [scope.get_current_value(variable) for variable in variables]
+        extra_logs = self._weigh_extra_logs(logs, after, row_fraction)
+        return (after if self.alone else self._metric_changes(means, reset, after, row_fraction)), extra_logs
 
-    def _added(self, means: metrics.BatchLevelMeans, reset: list[Any], after: list[Any], share: Any) -> list[Any]:
-        by_share = dict.fromkeys(means.variables(), True) | self.weighted_by_share
-        return metrics.added(self.model.metrics_variables, by_share, reset, after, share)
+    def _metric_changes(
+        self, means: metrics.BatchLevelMeans, reset: list[Array], after: list[Array], row_fraction: Array
+    ) -> list[Array]:
+        batch_means = dict.fromkeys(means.variables(), True) | self._batch_means
+        return metrics.added(self.model.metrics_variables, batch_means, reset, after, row_fraction)
 
-    def _beside_metrics(self, logs: Any, after: list[Any], share: Any) -> dict[str, Any]:
-        """The replica's part of the logs that no metric gives."""
+    def _weigh_extra_logs(self, logs: Logs | None, after: list[Array], row_fraction: Array) -> dict[str, Array]:
+        """Return the replica's contribution to the logs that no metric gives."""
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
-            own = set(self.model.get_metrics_result())
-        beside = {name: ops.cast(value, "float32") for name, value in metrics.flattened(logs or {}).items() if name not in own}
-        return {name: self.growth.weighted(f"the log {name!r}", value, share) for name, value in beside.items()}
+            metric_names = set(self.model.get_metrics_result())
+        extra_logs = {
+            name: cast("Array", ops.cast(value, "float32"))
+            for name, value in metrics.flattened(logs or {}).items()
+            if name not in metric_names
+        }
+        return {name: self.growth.weighted(f"the log {name!r}", value, row_fraction) for name, value in extra_logs.items()}
 
 
-def scaling_variables(optimizer: Any) -> list[Any]:
-    """The optimizer's variables that scale the loss: none but a loss scale."""
+def scaling_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return the optimizer's variables that scale the loss: none but a loss scale."""
     return [optimizer.dynamic_scale] if isinstance(optimizer, keras_private.LossScaleOptimizer) else []
 
 
-def flat(arrays: list[Any]) -> Any:
+def concatenate_raveled(arrays: list[Array]) -> Array:
     """Return one vector of all numbers."""
     return jnp.concatenate([jnp.ravel(array).astype(jnp.float32) for array in arrays])

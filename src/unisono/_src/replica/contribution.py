@@ -1,40 +1,42 @@
-"""What a replica hands on: a tree of arrays in which everything is a sum over replicas."""
+"""The contribution of a replica: a tree of arrays in which everything is a sum over replicas."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+T = TypeVar("T")
+
 
 class Assigned(NamedTuple):
-    """What a replica's forward pass assigned."""
+    """The state that a replica's forward pass assigned."""
 
     moving: list[jax.Array]
-    """By how much floating-point state changed, times the rows. One replica alone has the new state here."""
+    """The change of floating-point state, times the rows. One replica alone has the new state here."""
     counters: list[tuple[jax.Array, jax.Array, jax.Array]]
-    """How much each integer or bool grew: in the first replica alone, in this one, and the square of that."""
+    """The growth of each integer or bool: in the first replica only, in this replica, and the square of the latter."""
     grown: list[jax.Array]
-    """How far each random state moved on, in the first replica alone; and how far each state whose `aggregation` says so, in the
+    """The advance of each random state, in the first replica only. And the advance of each state whose `aggregation` asks for it, in the
     first replica or in this one."""
 
 
 class Contribution(NamedTuple):
-    """One replica's part of a training or evaluation step; parts are added, in the order of the tree."""
+    """One replica's part of a training or evaluation step. Contributions are added in the order of the reduction tree."""
 
     gradients: list[jax.Array]
-    """Of the trainable variables; empty in evaluation."""
+    """The gradients of the trainable variables; empty in evaluation."""
     assigned: Assigned
     metrics: list[jax.Array]
-    """What the rows add to the metrics' variables. One replica alone has the new state here."""
+    """The changes of the metrics' variables by the rows. One replica alone has the new state here."""
     loss: jax.Array
     terms: jax.Array
-    """The part of each loss term of compile(), without its weight."""
+    """The contribution to each loss term of compile(), without the term's weight."""
     logs: dict[str, jax.Array]
-    """Values that an overridden `compute_metrics` returns beside the metrics, times the share of the rows."""
+    """Values that an overridden `compute_metrics` returns beside the metrics, times the row fraction."""
 
 
-def add(left: Any, right: Any) -> Any:
-    """The only arithmetic between replicas."""
+def add(left: T, right: T) -> T:
+    """Return the sum of two trees of arrays. This is the only arithmetic between replicas."""
     return jax.tree.map(jnp.add, left, right)

@@ -1,7 +1,7 @@
-"""Gradients that replica code has made or changed by itself: whether those of replicas add up to those of all their rows.
+"""Gradients that user code has made or changed by itself. Do the replicas' gradients add up to the gradients of all rows?
 
-What `value_and_grad` gives adds up. A norm, a bound or a quotient that the code takes of a replica's gradients does not; a mean over a replica's
-rows, and what does not depend on them, do where the code divides them by the number of replicas.
+The gradients of `value_and_grad` add up. A norm, a bound or a quotient that the code takes of a replica's gradients does not. A mean over a
+replica's rows, and terms that do not depend on rows, add up where the code divides them by the number of replicas.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from unisono._src.replica.growth import APART, EXACT, MEAN, TELLING, Arrays, Measured, kinds_of
 
 Parts = tuple[Arrays, Arrays, Arrays]
-"""What is applied on some rows, on as many others, and on both together."""
+"""The gradients that are applied on some rows, on as many others, and on both together."""
 
 
-class Fault(enum.Enum):
-    """Why gradients of replicas do not add up to those of all rows."""
+class GradientFault(enum.Enum):
+    """Reasons why gradients of replicas do not add up to the gradients of all rows."""
 
     APART = (
         "those of replicas do not add up to those of all their rows: a norm, a bound (clipping) or a quotient of one replica's gradients is not "
@@ -38,37 +38,38 @@ class Fault(enum.Enum):
 
 def fault_of(
     measured: Iterable[Parts], replicas: int, factors: Collection[float], tolerance: float = APART * EXACT
-) -> Fault | None:
-    """Return why gradients do not add up, as far as that shows.
+) -> GradientFault | None:
+    """Return why gradients do not add up; None where no reason shows.
 
-    `factors` are the numbers by which the code multiplies or divides: the number of replicas among them is taken for a division by it.
+    `factors` are the numbers by which the code multiplies or divides. If the number of replicas is among them, the code is taken to divide by it.
     """
-    seen = [(parts, now) for parts in measured if (now := Measured.of(*parts)).is_telling and now.has_parts]
+    seen = [(parts, figures) for parts in measured if (figures := Measured.of(*parts)).is_telling and figures.has_parts]
     kinds = kinds_of([seen[0][1]]) if seen else None
     if kinds is None:
         return None
-    sizes = [max(column) for column in zip(*(now.sizes for _, now in seen), strict=True)]
+    sizes = [max(column) for column in zip(*(figures.sizes for _, figures in seen), strict=True)]
     least = [tolerance * kind * max(size, TELLING * max(sizes)) for kind, size in zip(kinds, sizes, strict=True)]
-    beside = [beside_the_rows(parts, kinds) for parts, _ in seen]
-    for other in beside[1:]:
-        if any(np.linalg.norm(a - b) > most for a, b, most in zip(other, beside[0], least, strict=True)):
-            return Fault.APART
+    remainders = [subtract_parts(parts, kinds) for parts, _ in seen]
+    for other in remainders[1:]:
+        if any(np.linalg.norm(array - first) > most for array, first, most in zip(other, remainders[0], least, strict=True)):
+            return GradientFault.APART
     if any(math.isclose(factor, number, rel_tol=1e-4) for factor in factors for number in (replicas, 1 / replicas)):
         return None
     if MEAN in kinds:
-        return Fault.MEANS
-    return Fault.CONSTANT if any(np.linalg.norm(a) > most for a, most in zip(beside[0], least, strict=True)) else None
+        return GradientFault.MEANS
+    has_constant = any(np.linalg.norm(array) > most for array, most in zip(remainders[0], least, strict=True))
+    return GradientFault.CONSTANT if has_constant else None
 
 
-def beside_the_rows(parts: Parts, kinds: list[int]) -> Arrays:
-    """Return what gradients are on all rows beside the sum or the mean of the parts: the same on all rows, if it does not depend on them."""
+def subtract_parts(parts: Parts, kinds: list[int]) -> Arrays:
+    """Return the gradients on all rows less the sum or the mean of the parts. Of terms that do not depend on rows it is always the same."""
     one, other, both = parts
-    halves = [(a.astype("float64") + b) / 2 for a, b in zip(one, other, strict=True)]
+    halves = [(first.astype("float64") + second) / 2 for first, second in zip(one, other, strict=True)]
     return [whole - kind * half for whole, kind, half in zip(both, kinds, halves, strict=True)]
 
 
-def warn_of_gradients(name: str, fault: Fault, replicas: int) -> None:
-    """Say why the gradients which a function of this name applies are not those of the global batch."""
+def warn_of_gradients(name: str, fault: GradientFault, replicas: int) -> None:
+    """Warn that the gradients which the function of this name applies are not the gradients of the global batch, and say why."""
     warnings.warn(
         f"The function {name!r} applies gradients that it has made or changed by itself, and {fault.value.format(replicas=replicas)}. "
         f"Give the optimizer what un.value_and_grad returns. If each replica is meant to change its own, or the batch to be one, write "

@@ -1,15 +1,15 @@
-"""Losses whose shares, added over replicas, are the loss of the whole global batch.
+"""Losses of replicas that add up to the loss of the whole global batch.
 
-A loss term is numerator / divisor. The numerator is a sum over rows; the divisor is what Keras divides by on the whole
-global batch, counted over all replicas before the backward pass. What is
-one number for all rows, as `add_loss` or a loss that returns one, is weighted by how it grows with them (`growth`).
+A loss term is numerator / divisor. The numerator is a sum over rows. The divisor is what Keras divides by on the whole global batch; it is
+counted over all replicas before the backward pass. A loss that is one number for all rows, as a loss of `add_loss` or of a function that
+returns one number, is weighted by how it grows with the rows (`growth`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax.numpy as jnp
 import keras
@@ -18,126 +18,158 @@ from keras import ops
 from unisono._src import keras_private
 from unisono._src.replica.growth import Growth
 from unisono._src.replica.output_rows import ByRows
+from unisono._src.replica.protocol import Divisor
+from unisono._src.typing import Array, Outputs, PyTree, UserFunction
+
+LossFunction: TypeAlias = keras.losses.Loss | UserFunction
+"""A loss of compile()."""
 
 
-def numerator_and_divisor(
-    loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, weighted: Callable[[Any], Any], by_rows: ByRows
-) -> tuple[Any, Any]:
-    """Return (numerator, divisor) of a Keras loss on a replica's rows.
+def compute_numerator_and_divisor(
+    loss: LossFunction,
+    y_true: PyTree,
+    y_pred: PyTree,
+    sample_weight: Array | None,
+    weigh: Callable[[Array], Array],
+    by_rows: ByRows,
+) -> tuple[Array, Divisor]:
+    """Return (numerator, divisor) of a loss on a replica's rows.
 
-    The divisor is None where none is due: the numerator is then the replica's part of the loss as it stands. `weighted` makes it of one number
-    for all rows.
+    Without a divisor the numerator is the replica's contribution to the loss. `weigh` makes the contribution from one number for all rows.
     """
     if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
         if sample_weight is None:
             by_rows.warn_if_coupled(loss, loss, y_true, y_pred)
-        return weighted(loss(y_true, y_pred, sample_weight)), None  # nothing to look into: one number for its rows
+        return weigh(cast(Array, loss(y_true, y_pred, sample_weight))), None  # its parts are hidden: one number for all rows
     if loss.reduction in (None, "none"):
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
             f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
         )
-    in_mask = keras_private.get_keras_mask(y_pred)
-    of = [keras.tree.map_structure(lambda a: ops.convert_to_tensor(a, loss.dtype), a) for a in (y_true, y_pred)]
-    values, has_rows = loss.call(*of), by_rows(loss, loss.call, *of)
+    input_mask = keras_private.get_keras_mask(y_pred)
+    tensors = [
+        keras.tree.map_structure(lambda array: ops.convert_to_tensor(array, loss.dtype), argument)
+        for argument in (y_true, y_pred)
+    ]
+    values = loss.call(*tensors)
+    has_rows = by_rows(loss, loss.call, *tensors)
     if not has_rows or not keras_private.is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
-        by_rows.warn_if_coupled(loss, loss.call, *of)
+        by_rows.warn_if_coupled(loss, loss.call, *tensors)
     if not has_rows:
         if sample_weight is not None:
             raise ValueError(
                 f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
                 f"weights cannot reach the rows. Return one value for each row, or fit without weights."
             )
-        return weighted(keras_private.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)), None
-    masks = [mask for mask in (in_mask, keras_private.get_keras_mask(values)) if mask is not None]
+        mean_or_sum = keras_private.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
+        return weigh(cast(Array, mean_or_sum)), None
+    masks = [mask for mask in (input_mask, keras_private.get_keras_mask(values)) if mask is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     numerator = keras_private.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
-    return numerator, divisor(loss, values, sample_weight, mask)
+    return cast(Array, numerator), divisor(loss, values, sample_weight, mask)
 
 
-def divisor(loss: Any, values: Any, sample_weight: Any, mask: Any) -> Any:
-    """A Python number where shapes alone decide it, a traced one where masks or weights do, None for a sum."""
+def divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None, mask: Array | None) -> Divisor:
+    """Return the divisor of a loss: a Python number where shapes decide it, a traced number where masks or weights do, None for a sum."""
     if loss.reduction == "sum":
         return None
     if loss.reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
         weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, loss.dtype)
         weight = keras_private.apply_mask(weight, mask, values.dtype, "sum")
-        return ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1])
+        return cast(Array, ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1]))
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return float(values.size)
-    return ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
+    return cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
 
 
-def count_of(values: Any, sample_weight: Any, mask: Any) -> Any:
-    """What the mean of these values is divided by: their weights, as far as a mask leaves them, those that it leaves, or all."""
+def count_of(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
+    """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
     if sample_weight is not None:
         weight = keras_private.apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
-        return ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1])
-    return float(values.size) if mask is None else ops.sum(ops.cast(mask, "float32")) * (values.size / mask.size)
+        return cast(Array, ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1]))
+    return float(values.size) if mask is None else cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
 
 
 class Terms:
-    """Stand in for the losses of compile() while a replica is traced, and keep what they saw.
+    """Functions that replace the losses of compile() while a replica is traced, and record divisors and values.
 
-    A model may call its compiled loss several times in a step. Each call has a divisor of its own.
+    A model may call its compiled loss several times in a step. Each call has its own divisor.
     """
 
     def __init__(
-        self, losses: Sequence[Any], share: Any, growth: Growth, by_rows: ByRows, totals: Any = None, as_mean: bool = False
+        self,
+        losses: Sequence[LossFunction],
+        row_fraction: Array,
+        growth: Growth,
+        by_rows: ByRows,
+        totals: Array | None = None,
+        as_mean: bool = False,
     ) -> None:
-        """`totals` are the divisors of the global batch, in the order of the calls; None while they are counted.
+        """`totals` are the loss divisors of the global batch, in the order of the calls; None while they are counted.
 
-        `as_mean`: whether the caller multiplies by the share once more.
+        `as_mean`: the caller multiplies by the row fraction once more.
         """
-        self.divisors: list[Any] = []
-        """Of each call, in order."""
-        self._share = share
+        self.divisors: list[Divisor] = []
+        """The divisor of each call, in order."""
+        self._row_fraction = row_fraction
         self._growth = growth
         self._by_rows = by_rows
         self._totals = totals
         self._as_mean = as_mean
-        self._values: list[list[Any]] = [[] for _ in losses]
-        self.stand_ins = [functools.partial(self._called, *pair) for pair in zip(losses, self._values, strict=True)]
+        self._values: list[list[Array]] = [[] for _ in losses]
+        self.stand_ins = [functools.partial(self._call, *pair) for pair in zip(losses, self._values, strict=True)]
 
     @property
-    def values(self) -> Any:
-        """The replica's part of each term, as an array; of several calls the mean, as Keras' trackers show it."""
+    def values(self) -> Array:
+        """Return the replica's contribution to each term, as one array. Of several calls it is the mean, as Keras' trackers show it."""
         return jnp.array([sum(seen) / max(1, len(seen)) for seen in self._values], jnp.float32)
 
-    def _called(self, loss: Any, seen: list[Any], y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        def weighted(value: Any) -> Any:
-            what = f"the loss {name_of(loss)!r} (call {len(self.divisors) + 1})"
+    def _call(
+        self, loss: LossFunction, seen: list[Array], y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None
+    ) -> Array:
+        def weigh(value: Array) -> Array:
+            what = f"the loss {find_loss_name(loss)!r} (call {len(self.divisors) + 1})"
             if self._by_rows.is_coupled(loss):
                 self._growth.is_said(what)
-            return self._growth.weighted(what, value, self._share)
+            return self._growth.weighted(what, value, self._row_fraction)
 
-        value, divisor = numerator_and_divisor(loss, y_true, y_pred, sample_weight, weighted, self._by_rows)
+        value, divisor = compute_numerator_and_divisor(loss, y_true, y_pred, sample_weight, weigh, self._by_rows)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:
-            value = ops.divide_no_nan(value, self._totals[len(self.divisors) - 1])
-        seen.append(ops.cast(value, "float32"))
-        return value / self._share if self._as_mean else value
+            value = cast(Array, ops.divide_no_nan(value, self._totals[len(self.divisors) - 1]))
+        seen.append(cast(Array, ops.cast(value, "float32")))
+        return value / self._row_fraction if self._as_mean else value
 
 
 def share_of_loss(
-    model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool, terms: Terms, share: Any, growth: Growth
-) -> Any:
-    """The replica's part of the model's loss, regularizers and `add_loss` included, inside a scope that collects them."""
+    model: keras.Model,
+    x: PyTree,
+    y: PyTree,
+    y_pred: Outputs,
+    sample_weight: PyTree,
+    training: bool,
+    terms: Terms,
+    row_fraction: Array,
+    growth: Growth,
+) -> Array:
+    """Return the replica's contribution to the model's loss, regularizers and `add_loss` included. Needs a scope that collects losses."""
     with keras_private.other_losses(model, terms.stand_ins):
         if keras_private.overrides(model, "compute_loss"):
             value = keras_private.computed_loss(model, x, y, y_pred, sample_weight, training)
-            return growth.weighted("what compute_loss returns", ops.cast(value, "float32"), share, of_others=True)
+            return growth.weighted(
+                "what compute_loss returns", cast(Array, ops.cast(value, "float32")), row_fraction, of_others=True
+            )
         value = keras_private.compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
-    losses = [ops.sum(ops.cast(loss, "float32")) for loss in model.losses]
-    of_rows = len(losses) - keras_private.weight_regularizers(model)
-    for index, loss in enumerate(losses[:of_rows]):
-        value += growth.weighted(f"loss {index + 1} of those that layers add", loss, share)
-    for loss in losses[of_rows:]:  # the same on all replicas
-        value += loss * share
+    losses = [cast(Array, ops.sum(ops.cast(loss, "float32"))) for loss in model.losses]
+    count = len(losses) - keras_private.weight_regularizers(model)
+    for index, loss in enumerate(losses[:count]):
+        value += growth.weighted(f"loss {index + 1} of those that layers add", loss, row_fraction)
+    for loss in losses[count:]:  # of weights: the same on all replicas
+        value += loss * row_fraction
     return value
 
 
-def name_of(loss: Any) -> str:
-    """Return the name of a loss, or of the function that it is."""
+def find_loss_name(loss: LossFunction) -> str:
+    """Return the name of a loss object or of a loss function."""
     return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)

@@ -1,4 +1,4 @@
-"""Marks: numbers by which code tells rows that count from those that do not, as -1, -100 and NaN."""
+"""Marks: sentinel numbers as -1, -100 and NaN, by which code tells rows that count from rows that do not."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-MOST = 8
-"""Marks that are tried."""
+MOST_MARKS = 8
+"""The largest number of marks that are tried."""
 
-MARKED = 0.7, 0.3
-"""Which share of the elements is marked in the first half of the rows, and in the second."""
+MARKED_FRACTIONS = 0.7, 0.3
+"""The fraction of the elements that is marked in the first half of the rows, and in the second."""
 
 
 def marked(
     rng: np.random.Generator, arrays: Sequence[np.ndarray], compared: Mapping[int, set[float]]
 ) -> Iterator[list[np.ndarray]]:
-    """Return the arrays with marks in some places, most of them in the first half of the rows: once for each mark that they can hold.
+    """Yield the arrays with marks in some places, most of them in the first half of the rows: once for each mark that they can hold.
 
-    `compared` says with which numbers code compares the arrays, by their places.
+    `compared` holds the numbers that code compares the arrays with, by the arrays' positions.
     """
     marks = [[mark for mark in sorted(compared.get(place, ())) if fits(mark, array.dtype)] for place, array in enumerate(arrays)]
-    for number in range(min(MOST, max(map(len, marks), default=0))):
-        yield [with_mark(rng, a, of[number % len(of)]) if of else a for a, of in zip(arrays, marks, strict=True)]
+    for number in range(min(MOST_MARKS, max(map(len, marks), default=0))):
+        yield [
+            place_mark(rng, values, own_marks[number % len(own_marks)]) if own_marks else values
+            for values, own_marks in zip(arrays, marks, strict=True)
+        ]
 
 
-def with_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.ndarray:
+def place_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.ndarray:
     """Return the array with the mark in some places."""
     if not array.ndim:
         return array
     half = len(array) // 2
-    shares = np.where(np.arange(len(array)) < half, *MARKED).reshape(-1, *[1] * (array.ndim - 1))
-    return np.where(rng.random(array.shape) < shares, np.asarray(mark, array.dtype), array)
+    fractions = np.where(np.arange(len(array)) < half, *MARKED_FRACTIONS).reshape(-1, *[1] * (array.ndim - 1))
+    return np.where(rng.random(array.shape) < fractions, np.asarray(mark, array.dtype), array)
 
 
 def fits(mark: float, dtype: np.dtype) -> bool:

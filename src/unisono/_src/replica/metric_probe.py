@@ -1,10 +1,11 @@
-"""How a metric of the user's own is merged over replicas, found by feeding it.
+"""The probe of a user's metric: it is fed with parts of some rows, which shows how replicas merge its state.
 
-What a step feeds a metric with on a replica's rows is noted once. Then the metric is fed with parts of these rows, each from the reset state
-and all in turn, and with all of them: either the parts add up to the whole, or their means do, weighted by rows, or the metric is refused.
+The arrays that a step feeds a metric with, on a replica's rows, are recorded once. Then the metric is fed with parts of these rows, each from
+the reset state and all in turn, and with all rows. Either the parts add up to the whole, or their means do, weighted by rows, or the metric is
+refused.
 
-The rows of a first batch may tell nothing: before a model has learnt anything all predictions may be equal, and none of the rows positive. So
-values are drawn in their places as well. A sum over rows is one whatever the rows hold, and so is a mean.
+The rows of a first batch may tell nothing: before a model has learnt anything, all predictions may be equal, and no row positive. So random
+values are tried in their places as well. A sum over rows is a sum whatever the rows hold, and so is a mean.
 """
 
 from __future__ import annotations
@@ -12,98 +13,109 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import jax
+import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono._src import keras_private
 from unisono._src.placement import split_evenly
 from unisono._src.replica.growth import ratio
 from unisono._src.replica.metrics import FED_BY_HAND, unpromised
+from unisono._src.typing import AnyArray, Arguments, Array, Keywords, PyTree, UserFunction, Values
 
 CLOSE = 1e-3
-"""Two sums of the same few rows differ by rounding alone; what is no sum differs by much more."""
+"""The tolerance for rounding. Two sums of the same few rows differ by less, and a value that is no sum by much more."""
 
 PARTS = 4
 
 MOST = 2**62
-"""A whole number that can be drawn."""
+"""The largest whole number that is drawn."""
 
 ROWS = 16
-"""Fewer rows are taken several times: a part of one row may be like the whole."""
+"""The fewest rows of a trial. Fewer are repeated: a part of one row may look like the whole."""
+
+FedArrays: TypeAlias = Sequence[AnyArray | None]
+"""The leaves of a call's arguments that are arrays; None for other leaves."""
+
+ArgumentFiller: TypeAlias = Callable[[FedArrays], tuple[Arguments, Keywords]]
+"""Returns the (args, kwargs) of a call with other arrays in the places of the call's own arrays."""
 
 
 class Update(NamedTuple):
     """One call of a metric's `update_state`."""
 
-    metric: Any
-    arrays: list[Any]
-    """Its arguments' leaves that are arrays; None for others."""
-    filled: Callable[[list[Any]], tuple[Any, Any]]
-    """Returns (args, kwargs) with other arrays in the places of these."""
+    metric: keras.metrics.Metric
+    arrays: FedArrays
+    fill_arguments: ArgumentFiller
 
     def has_rows(self, rows: int) -> bool:
-        """Return whether something is told for each row. What is one number for a replica's rows says nothing about parts of them."""
+        """Return whether an array has a value for each row. One number for all rows tells nothing about parts of them."""
         return any(array is not None and np.ndim(array) and len(array) == rows for array in self.arrays)
 
-    def again(self, arrays: list[Any]) -> None:
-        """Make the call with these arrays."""
-        args, kwargs = self.filled(arrays)
+    def repeat(self, arrays: FedArrays) -> None:
+        """Repeat the call with these arrays."""
+        args, kwargs = self.fill_arguments(arrays)
         self.metric.update_state(*args, **kwargs)
 
 
 class Other(NamedTuple):
-    """What a step feeds metrics with on as many other rows."""
+    """The updates of metrics by a step on as many other rows."""
 
     updates: Sequence[Update]
-    of_both: Sequence[Update]
-    """On the rows and the others together."""
+    on_both: Sequence[Update]
+    """The updates on the rows and the other rows together."""
 
 
 class Fed:
-    """What a step that is run feeds metrics with."""
+    """A recorder of the updates of metrics by a run of a step."""
 
     def __init__(self) -> None:
         self._updates: dict[int, Update] = {}
         self._calls = 0
 
     def begin(self) -> None:
-        """Forget what came before this run."""
+        """Forget the updates of earlier runs."""
         self._updates = {}
 
     @property
     def updates(self) -> list[Update]:
         return [self._updates[number] for number in sorted(self._updates)]
 
-    def note(self, _: str, arrays: list[Any], of: tuple[Any, Any]) -> None:
-        """Take arrays out of the trace by a callback, wherever in it they are made: in what is differentiated, too."""
+    def note(self, _: str, arrays: FedArrays, call: tuple[keras.metrics.Metric, ArgumentFiller]) -> None:
+        """Record an update when the traced code runs. A callback takes the arrays out of any trace, also inside of a gradient."""
         self._calls += 1
-        number, places = self._calls, [place for place, array in enumerate(arrays) if array is not None]
+        number = self._calls
+        places = [place for place, array in enumerate(arrays) if array is not None]
 
-        def received(*values: Any) -> None:
+        def receive(*values: AnyArray) -> None:
             by_place = dict(zip(places, map(np.asarray, values), strict=True))
-            self._updates[number] = Update(of[0], [by_place.get(place) for place in range(len(arrays))], of[1])
+            self._updates[number] = Update(call[0], [by_place.get(place) for place in range(len(arrays))], call[1])
 
-        jax.debug.callback(received, *(arrays[place] for place in places))
+        jax.debug.callback(receive, *(arrays[place] for place in places))
 
 
 @contextlib.contextmanager
-def noted(metrics: Iterable[Any], note: Callable[[str, Any, Any], Any]) -> Iterator[None]:
-    """For the block, what the metrics are fed with is noted: as "update", the arrays, and (metric, `Update.filled`)."""
+def noted(
+    metrics: Iterable[keras.metrics.Metric],
+    note: Callable[[str, list[AnyArray | None], tuple[keras.metrics.Metric, ArgumentFiller]], object],
+) -> Iterator[None]:
+    """Call `note("update", arrays, (metric, fill_arguments))` for each update of these metrics in the block."""
 
-    def noting(metric: Any) -> Callable[[Any], Any]:
-        def wrap(update_state: Any) -> Any:
-            def update(*args: Any, **kwargs: Any) -> Any:
+    def make_wrapper(metric: keras.metrics.Metric) -> Callable[[UserFunction], UserFunction]:
+        def wrap(update_state: UserFunction) -> UserFunction:
+            def update(*args: PyTree, **kwargs: PyTree) -> object:
                 leaves, structure = jax.tree.flatten((args, kwargs))
                 arrays = [leaf if hasattr(leaf, "dtype") else None for leaf in leaves]
 
-                def filled(arrays: list[Any]) -> Any:
+                def fill_arguments(arrays: FedArrays) -> tuple[Arguments, Keywords]:
                     return jax.tree.unflatten(
-                        structure, [leaf if a is None else a for a, leaf in zip(arrays, leaves, strict=True)]
+                        structure, [leaf if array is None else array for array, leaf in zip(arrays, leaves, strict=True)]
                     )
 
-                note("update", arrays, (metric, filled))
+                note("update", arrays, (metric, fill_arguments))
                 return update_state(*args, **kwargs)
 
             return update
@@ -112,124 +124,126 @@ def noted(metrics: Iterable[Any], note: Callable[[str, Any, Any], Any]) -> Itera
 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            stack.enter_context(keras_private.wrapped_method(metric, "update_state", noting(metric)))
+            stack.enter_context(keras_private.wrapped_method(metric, "update_state", make_wrapper(metric)))
         yield
 
 
 def weighted_by_share(
-    metrics: Sequence[Any],
-    variables: Sequence[Any],
-    reset: Sequence[Any],
+    metrics: Sequence[keras.metrics.Metric],
+    variables: Sequence[keras.Variable],
+    reset: Sequence[Array],
     updates: Sequence[Update],
     rows: int,
     other: Other | None,
-    said: set[int],
+    warned: set[int],
     known: Container[int] = (),
     tolerance: float = CLOSE,
 ) -> dict[int, bool]:
     """Return, for the ids of variables that could be decided, whether they are means of batches.
 
-    Such a mean is weighted by the replica's share of the rows; all else is added up.
+    A mean of batches is weighted by the row fraction; all else is added up.
 
     Args:
         metrics: The metrics.
-        variables: Their variables.
-        reset: The values of these after a reset.
-        updates: What a step feeds the metrics with on some rows.
-        rows: How many these are.
-        other: What it feeds them with on other rows. It decides where a metric is fed with one number for all rows.
-        said: The ids of metrics of which was said that they are neither; those of which it is said now are added.
-        known: The ids of variables that were decided before. They are not looked at again, but where they are fed with one number for all rows.
-        tolerance: How far numbers for all rows may be from sums and means, as a share of their size.
+        variables: The metrics' variables.
+        reset: The values of the variables after a reset.
+        updates: The updates of the metrics by a step on some rows.
+        rows: The number of these rows.
+        other: The updates on other rows. They decide where a metric is fed with one number for all rows.
+        warned: The ids of metrics that the user was warned of. A warning of this call adds to them.
+        known: The ids of variables that were decided before. They are probed again only if they are fed with one number for all rows.
+        tolerance: How far numbers for all rows may be from sums and means, relative to their size.
 
     Raises:
         ValueError: For a metric that is neither a sum nor a mean.
     """
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
-    decided = {} if other is None else grown(by_number, metrics, variables, reset, updates, other, said, tolerance)
-    telling = [update for update in updates if id(update.metric) not in by_number and not are_all(update.metric, known)]
-    trials = trials_of(telling, rows, variables, reset)
-    position = {id(v): index for index, v in enumerate(variables)}
+    decided = {} if other is None else decide_fed_numbers(by_number, metrics, variables, reset, updates, other, warned, tolerance)
+    telling = [update for update in updates if id(update.metric) not in by_number and not are_all_known(update.metric, known)]
+    trials = run_trials(telling, rows, variables, reset)
+    position = {id(variable): index for index, variable in enumerate(variables)}
     for metric in unpromised(metrics):
         for variable in metric.variables:
             if id(variable) in known:
                 continue
             index = position[id(variable)]
-            seen = [trial for trial in trials if trial.moved(index)]
+            seen = [trial for trial in trials if trial.has_change(index)]
             wrong = next((trial for trial in seen if not trial.is_merged(index)), None)
             kinds = {trial.is_sum(index) for trial in seen}
             if wrong is None and len(kinds) == 1:
                 decided[id(variable)] = not kinds.pop()
             elif seen and not is_mean_of_keras(metric):
-                raise ValueError(refusal(metric, variable, wrong or seen[0], index))
-            elif seen:  # a mean over batches of what a function says of one
-                warn_of_number(metric, said)
+                raise ValueError(describe_refusal(metric, variable, wrong or seen[0], index))
+            elif seen:  # a mean over batches of a function's value on each
+                warn_of_number(metric, warned)
                 decided[id(variable)] = True
     return decided
 
 
-def grown(
+def decide_fed_numbers(
     by_number: set[int],
-    metrics: Sequence[Any],
-    variables: Sequence[Any],
-    reset: Sequence[Any],
+    metrics: Sequence[keras.metrics.Metric],
+    variables: Sequence[keras.Variable],
+    reset: Sequence[Array],
     updates: Sequence[Update],
     other: Other,
-    said: set[int],
+    warned: set[int],
     tolerance: float,
 ) -> dict[int, bool]:
-    """Return what `weighted_by_share` does, of metrics that are fed with one number for all rows."""
+    """Return the same as `weighted_by_share`, for metrics that are fed with one number for all rows. `by_number` holds their ids."""
 
-    def state_after(state: Sequence[Any], updates: Sequence[Update]) -> list[Any]:
-        mine = [update for update in updates if id(update.metric) in by_number]
-        return fed(mine, [update.arrays for update in mine], variables, state)
+    def state_after(state: Sequence[Array], updates: Sequence[Update]) -> list[Array]:
+        number_updates = [update for update in updates if id(update.metric) in by_number]
+        return feed_metrics(number_updates, [update.arrays for update in number_updates], variables, state)
 
     after = state_after(reset, updates)
-    one, more = added(after, reset), added(state_after(reset, other.updates), reset)
-    in_turn = added(state_after(after, other.updates), reset)
-    both = added(state_after(reset, other.of_both), reset)
+    one = compute_changes(after, reset)
+    more = compute_changes(state_after(reset, other.updates), reset)
+    in_turn = compute_changes(state_after(after, other.updates), reset)
+    both = compute_changes(state_after(reset, other.on_both), reset)
     decided: dict[int, bool] = {}
-    for metric in (m for m in metrics if id(m) in by_number):
+    for metric in (metric for metric in metrics if id(metric) in by_number):
         for variable in metric.variables:
-            index = next(i for i, v in enumerate(variables) if v is variable)
-            parts, whole = one[index] + more[index], both[index]
-            grows = ratio(parts / 2, whole)
-            if grows is None:
+            index = next(position for position, candidate in enumerate(variables) if candidate is variable)
+            parts = one[index] + more[index]
+            whole = both[index]
+            growth = ratio(parts / 2, whole)
+            if growth is None:
                 continue
-            size = float(np.sum(np.abs(one[index])) + np.sum(np.abs(more[index])))  # of what may cancel
+            size = float(np.sum(np.abs(one[index])) + np.sum(np.abs(more[index])))  # of terms that may cancel
             if not is_mean_of_keras(metric) and np.max(np.abs(in_turn[index] - parts)) > tolerance * size:
                 trial = Trial([0.5, 0.5], [[one[index]], [more[index]]], [in_turn[index]], [whole])
-                raise ValueError(refusal(metric, variable, trial, 0))
-            decided[id(variable)] = abs(grows - 1) < abs(grows - 2)
-            if all(np.max(np.abs(whole - of)) > tolerance * size for of in (parts, parts / 2)):
-                warn_of_number(metric, said)
+                raise ValueError(describe_refusal(metric, variable, trial, 0))
+            decided[id(variable)] = abs(growth - 1) < abs(growth - 2)
+            if all(np.max(np.abs(whole - merged)) > tolerance * size for merged in (parts, parts / 2)):
+                warn_of_number(metric, warned)
     return decided
 
 
-def are_all(metric: Any, known: Container[int]) -> bool:
-    """Return whether all variables of a metric are among these, by their ids."""
+def are_all_known(metric: keras.metrics.Metric, known: Container[int]) -> bool:
+    """Return whether the ids of all variables of a metric are among these."""
     return all(id(variable) in known for variable in metric.variables)
 
 
-def assigned_by(updates: Sequence[Update], variables: Sequence[Any], state: Sequence[Any]) -> set[int]:
-    """Return the ids of the variables that these updates assign; others, as a threshold, never change."""
+def assigned_by(updates: Sequence[Update], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
+    """Return the ids of the variables that these updates assign. Other variables, as a threshold, never change."""
     mapping = list(zip(variables, state, strict=True))
     with keras_private.fresh_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
         for update in updates:
-            update.again(update.arrays)
+            update.repeat(update.arrays)
         return set(scope.assigned)
 
 
-def is_mean_of_keras(metric: Any) -> bool:
-    """Return whether a metric keeps a total and a count, whatever it is fed with."""
+def is_mean_of_keras(metric: keras.metrics.Metric) -> bool:
+    """Return whether a metric is a Mean or Sum of Keras, which keeps a total whatever it is fed with."""
     return isinstance(metric, FED_BY_HAND) and keras_private.is_class_of_keras(metric)
 
 
-def warn_of_number(metric: Any, said: set[int]) -> None:
-    """Say once of a metric that what it is fed with over all rows is not what replicas make of it."""
-    if id(metric) in said:
+def warn_of_number(metric: keras.metrics.Metric, warned: set[int]) -> None:
+    """Warn once of a metric that is fed with a number for all rows which does not follow from the numbers of replicas."""
+    if id(metric) in warned:
         return
-    said.add(id(metric))
+    warned.add(id(metric))
     warnings.warn(
         f"The metric {metric.name!r} is fed with one number for all rows of a replica that is neither a mean over rows nor a sum, as the root of a "
         f"mean or a quotient of sums: what it shows of R replicas is not what it shows of the whole batch. Give it one value for each row, "
@@ -239,109 +253,125 @@ def warn_of_number(metric: Any, said: set[int]) -> None:
 
 
 class Trial(NamedTuple):
-    """What parts of some rows add to each variable, by themselves and in turn, and what all rows add."""
+    """The changes of each variable by parts of some rows, from the reset state and in turn, and by all rows."""
 
-    shares: list[float]
+    fractions: list[float]
+    """The rows of each part over all rows."""
     parts: list[list[np.ndarray]]
     in_turn: list[np.ndarray]
     whole: list[np.ndarray]
 
-    def moved(self, index: int) -> bool:
-        return any(np.any(added[index]) for added in (*self.parts, self.whole))
+    def has_change(self, index: int) -> bool:
+        return any(np.any(changes[index]) for changes in (*self.parts, self.whole))
 
     def is_sum(self, index: int) -> bool:
-        return close(self.whole[index], sum(part[index] for part in self.parts))
+        return are_nearly_equal(self.whole[index], sum(part[index] for part in self.parts))
 
     def is_mean(self, index: int) -> bool:
-        return close(self.whole[index], sum(s * part[index] for s, part in zip(self.shares, self.parts, strict=True)))
+        weighted = (fraction * part[index] for fraction, part in zip(self.fractions, self.parts, strict=True))
+        return are_nearly_equal(self.whole[index], sum(weighted))
 
     def is_merged(self, index: int) -> bool:
-        """Return whether replicas can be merged: state is added to, by a sum or by a mean."""
-        adds = close(self.in_turn[index], sum(part[index] for part in self.parts))
+        """Return whether replicas can be merged: updates add to the state, by a sum or by a mean."""
+        adds = are_nearly_equal(self.in_turn[index], sum(part[index] for part in self.parts))
         return adds and (self.is_sum(index) or self.is_mean(index))
 
     @property
     def is_finite(self) -> bool:
-        return all(np.all(np.isfinite(a)) for added in (*self.parts, self.in_turn, self.whole) for a in added)
+        return all(np.all(np.isfinite(change)) for changes in (*self.parts, self.in_turn, self.whole) for change in changes)
 
 
-def tried(
-    updates: Sequence[Update], values: Sequence[list[Any]], rows: int, variables: Sequence[Any], reset: Sequence[Any]
+def run_trial(
+    updates: Sequence[Update],
+    values: Sequence[FedArrays],
+    rows: int,
+    variables: Sequence[keras.Variable],
+    reset: Sequence[Array],
 ) -> Trial | None:
-    """Return what the metrics make of these values, of this number of rows; None where that is not finite."""
+    """Return the trial of the metrics on these values of `rows` rows; None where its numbers are not finite."""
     cut = split_evenly(rows, PARTS)
 
-    def after(state: Sequence[Any], part: range) -> list[Any]:
-        cut_values = [[a[part.start : part.stop] if has_length(a, rows) else a for a in arrays] for arrays in values]
-        return fed(updates, cut_values, variables, state)
+    def state_after(state: Sequence[Array], part: range) -> list[Array]:
+        cut_values = [
+            [array[part.start : part.stop] if is_of_rows(array, rows) else array for array in arrays] for arrays in values
+        ]
+        return feed_metrics(updates, cut_values, variables, state)
 
     in_turn = reset
     for part in cut:
-        in_turn = after(in_turn, part)
-    parts = [added(after(reset, part), reset) for part in cut]
-    whole = added(after(reset, range(rows)), reset)
-    trial = Trial([len(part) / rows for part in cut], parts, added(in_turn, reset), whole)
+        in_turn = state_after(in_turn, part)
+    parts = [compute_changes(state_after(reset, part), reset) for part in cut]
+    whole = compute_changes(state_after(reset, range(rows)), reset)
+    trial = Trial([len(part) / rows for part in cut], parts, compute_changes(in_turn, reset), whole)
     return trial if trial.is_finite else None
 
 
-def fed(updates: Sequence[Update], values: Sequence[list[Any]], variables: Sequence[Any], state: Sequence[Any]) -> list[Any]:
-    """Return the state of the metrics' variables after these updates with these values."""
+def feed_metrics(
+    updates: Sequence[Update], values: Sequence[FedArrays], variables: Sequence[keras.Variable], state: Sequence[Array]
+) -> Values:
+    """Return the values of the metrics' variables after these updates with these values."""
     mapping = list(zip(variables, state, strict=True))
     with keras_private.fresh_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
         for update, arrays in zip(updates, values, strict=True):
-            update.again(arrays)
-        return [scope.get_current_value(v) for v in variables]
+            update.repeat(arrays)
+        return [scope.get_current_value(variable) for variable in variables]
 
 
-def added(after: Sequence[Any], before: Sequence[Any]) -> list[np.ndarray]:
-    """Return by how much each variable has changed."""
+def compute_changes(after: Sequence[AnyArray], before: Sequence[AnyArray]) -> list[np.ndarray]:
+    """Return the change of each variable."""
     return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, before, strict=True)]
 
 
-def trials_of(updates: Sequence[Update], rows: int, variables: Sequence[Any], reset: Sequence[Any]) -> list[Trial]:
-    """Return what the metrics make of the values that were noted, and of drawn ones, where these can be fed to them."""
+def run_trials(updates: Sequence[Update], rows: int, variables: Sequence[keras.Variable], reset: Sequence[Array]) -> list[Trial]:
+    """Return trials of the metrics on the values that were recorded, and on random values where the metrics accept them."""
     if not updates:
         return []
     times = -(-ROWS // rows)
-    values = [[np.repeat(a, times, axis=0) if has_length(a, rows) else a for a in update.arrays] for update in updates]
+    values: list[FedArrays] = [
+        [np.repeat(array, times, axis=0) if is_of_rows(array, rows) else array for array in update.arrays] for update in updates
+    ]
     rows *= times
-    found = [tried(updates, values, rows, variables, reset)]
+    trials = [run_trial(updates, values, rows, variables, reset)]
     for of_equal in ("numbers", "bits"):
         rng = np.random.default_rng(0)
-        drawn = [[like(a, rng, of_equal) if has_length(a, rows) else a for a in arrays] for arrays in values]
-        with contextlib.suppress(Exception):  # a metric may look at its values, and refuse some
-            found.append(tried(updates, drawn, rows, variables, reset))
-    return [trial for trial in found if trial is not None]
+        drawn: list[FedArrays] = [
+            [draw_like(array, rng, of_equal) if is_of_rows(array, rows) else array for array in arrays] for arrays in values
+        ]
+        with contextlib.suppress(Exception):  # a metric may check its values, and refuse some
+            trials.append(run_trial(updates, drawn, rows, variables, reset))
+    return [trial for trial in trials if trial is not None]
 
 
-def like(array: Any, rng: np.random.Generator, of_equal: str) -> Any:
-    """Return values that could stand in this array's place: whole numbers for such, probabilities for such, weights for such.
+def draw_like(array: AnyArray, rng: np.random.Generator, of_equal: str) -> AnyArray:
+    """Return random values in place of these: whole numbers for whole numbers, probabilities for probabilities, weights for weights.
 
-    `of_equal` says what is drawn where all are one number.
+    `of_equal` is the kind of values to draw where all values of the array are equal: "numbers" or "bits".
     """
-    a = np.asarray(array)
-    values = a.astype("float64")
+    like = np.asarray(array)
+    values = like.astype("float64")
     if not np.all(np.isfinite(values)):
         return array
-    low, high = values.min(initial=0), values.max(initial=0)
+    low = values.min(initial=0)
+    high = values.max(initial=0)
     is_whole = bool(np.all(values == np.round(values)))
-    if low == high and a.dtype.kind not in "iub":
+    if low == high and like.dtype.kind not in "iub":
         is_whole = of_equal == "bits"
     if is_whole:
-        drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, 1), MOST)) + 1, a.shape)
+        drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, 1), MOST)) + 1, like.shape)
     elif low >= 0:
-        drawn = rng.uniform(0, max(high, 1), a.shape)
-        drawn = drawn / drawn.sum(-1, keepdims=True) if a.ndim > 1 and np.allclose(values.sum(-1), 1, atol=1e-3) else drawn
+        drawn = rng.uniform(0, max(high, 1), like.shape)
+        drawn = drawn / drawn.sum(-1, keepdims=True) if like.ndim > 1 and np.allclose(values.sum(-1), 1, atol=1e-3) else drawn
     else:
-        drawn = values + (values.std() or 1) * rng.standard_normal(a.shape)
-    return np.asarray(drawn).astype(a.dtype)
+        drawn = values + (values.std() or 1) * rng.standard_normal(like.shape)
+    return np.asarray(drawn).astype(like.dtype)
 
 
-def has_length(array: Any, rows: int) -> bool:
+def is_of_rows(array: AnyArray | None, rows: int) -> TypeGuard[AnyArray]:
+    """Return whether the array has a value for each row."""
     return array is not None and bool(np.ndim(array)) and len(array) == rows
 
 
-def refusal(metric: Any, variable: Any, trial: Trial, index: int) -> str:
+def describe_refusal(metric: keras.metrics.Metric, variable: keras.Variable, trial: Trial, index: int) -> str:
     parts = ", ".join(str(part[index]) for part in trial.parts)
     return (
         f"The metric {metric.name!r} ({type(metric).__name__}) cannot be merged over replicas: parts of a batch add "
@@ -351,5 +381,6 @@ def refusal(metric: Any, variable: Any, trial: Trial, index: int) -> str:
     )
 
 
-def close(a: Any, b: Any) -> bool:
-    return bool(np.allclose(a, b, rtol=CLOSE, atol=CLOSE * (1e-6 + float(np.max(np.abs(b), initial=0.0)))))
+def are_nearly_equal(value: ArrayLike, expected: ArrayLike) -> bool:
+    largest = float(np.max(np.abs(expected), initial=0.0))
+    return bool(np.allclose(value, expected, rtol=CLOSE, atol=CLOSE * (1e-6 + largest)))

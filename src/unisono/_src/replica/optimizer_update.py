@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -10,30 +11,36 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.replica.contribution import Contribution
+from unisono._src.typing import Array, Logs, Values
 
 
-def applied(optimizer: Any, slots: list[Any], gradients: list[Any], weights: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(weights, the optimizer's state) after one update. Gradients may be missing."""
-    gradients = [None if g is None else g.astype(w.dtype) for g, w in zip(gradients, weights, strict=True)]
-    return optimizer.stateless_apply(slots, gradients, weights)
+def applied(
+    optimizer: keras.optimizers.Optimizer, slots: list[Array], gradients: Sequence[Array | None], weights: list[Array]
+) -> tuple[list[Array], list[Array]]:
+    """Return (weights, the optimizer's state) after one update. Gradients may be missing."""
+    cast_gradients = [
+        None if gradient is None else gradient.astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
+    ]
+    return cast("tuple[list[Array], list[Array]]", optimizer.stateless_apply(slots, cast_gradients, weights))
 
 
-def added(before: list[Any], change: list[Any], alone: bool) -> list[Any]:
-    """The metrics' state with what the replicas added."""
+def added(before: list[Array], change: list[Array], alone: bool) -> list[Array]:
+    """Return the metrics' state with the contributions of the replicas."""
     return [new if alone else old + new for old, new in zip(before, change, strict=True)]
 
 
-def tracked(model: Any, values: list[Any], total: Contribution, rows: Any) -> list[Any]:
-    """The metrics' state with the global loss, and with its terms."""
+def tracked(model: keras.Model, values: list[Array], total: Contribution, rows: Array) -> list[Array]:
+    """Return the metrics' state with the global loss, and with its terms."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, values, strict=True))) as scope:
         keras_private.loss_tracker(model).update_state(total.loss, sample_weight=rows)
         for index, tracker in enumerate(keras_private.term_trackers(model)):
             tracker.update_state(total.terms[index], sample_weight=rows)
-        return [scope.get_current_value(v) for v in model.metrics_variables]
+        new_values: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
+        return new_values
 
 
-def results(model: Any, weights: list[Any], metrics: list[Any]) -> dict[str, Any]:
-    """What a model's metrics say."""
+def results(model: keras.Model, weights: list[Array], metrics: list[Array]) -> Logs:
+    """Return the logs of a model's metrics, from the values of their variables."""
     mapping = [*zip(model.metrics_variables, metrics, strict=True), *zip(model.trainable_variables, weights, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
         return jax.tree.map(jnp.asarray, dict(model.get_metrics_result()))

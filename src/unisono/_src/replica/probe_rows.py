@@ -1,41 +1,42 @@
-"""Other rows and weights to measure on, where those of a first batch may tell nothing: all zero, all alike, nothing masked, every weight one.
+"""Made-up rows and weights for a probe. The first batch of a training may tell nothing: all zero, all alike, nothing masked, every weight one.
 
-A number that is a sum over rows, or a mean over them, is one whatever the rows hold. So rows may be made up, as long as code can take them.
+A sum over rows is a sum whatever the rows hold, and so is a mean. So rows may be made up, as long as the code accepts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.replica import random_keys
 from unisono._src.replica.marks import marked
 from unisono._src.replica.protocol import State
+from unisono._src.typing import AnyArray, Array, PyTree, UserBatch
 
 MOST = 2**62
-"""A whole number that can be drawn."""
+"""The largest whole number that is drawn."""
 
 
-def other_rows(batch: Any, compared: Mapping[int, set[float]]) -> list[Any]:
-    """Return batches of as many rows as `batch`, to measure on beside it.
+def other_rows(batch: UserBatch, compared: Mapping[int, set[float]]) -> list[UserBatch]:
+    """Return made-up batches with as many rows as `batch`, to measure on as well.
 
-    `compared` says with which numbers code compares the arrays of the batch, by their places among its leaves.
+    `compared` holds the numbers that code compares the arrays of the batch with, by the arrays' positions among its leaves.
     """
     rng = np.random.default_rng(0)
     arrays, structure = jax.tree.flatten(batch)
     leaves = [np.asarray(array) for array in arrays]
     drawn = [drawn_like(rng, leaf) for leaf in leaves]
     made = [drawn, *marked(rng, leaves, compared), *marked(rng, drawn, compared)]
-    return [jax.tree.unflatten(structure, of_batch) for of_batch in made]
+    return [jax.tree.unflatten(structure, made_leaves) for made_leaves in made]
 
 
 def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
-    """Return values that could stand in the place of these: whole numbers among theirs for such, probabilities for such, else any."""
+    """Return random values in place of these: whole numbers of the same range for whole numbers, probabilities for probabilities, else any."""
     values = np.asarray(array)
     is_float = bool(jnp.issubdtype(values.dtype, jnp.floating))
     if values.dtype.kind == "b":
@@ -44,7 +45,8 @@ def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     finite = exact[np.isfinite(exact)]
     if not finite.size:
         return values
-    low, high = float(finite.min()), float(finite.max())
+    low = float(finite.min())
+    high = float(finite.max())
     is_whole = not is_float or (0 <= low < high and bool(np.all(finite == np.round(finite))))
     if is_whole:
         drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, low + 1), MOST)) + 1, values.shape)
@@ -58,14 +60,14 @@ def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
         return drawn.astype(values.dtype)
 
 
-def with_drawn_weights(batch: Any) -> list[Any]:
-    """Return a batch of `fit` with other sample weights, some of them zero; none where it has no weights."""
+def with_drawn_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]:
+    """Return a batch of `fit` with random sample weights, some of them zero; an empty list where the batch has no weights."""
     rng = np.random.default_rng(0)
     x, y, weights = keras_private.unpack(batch)
     if weights is None:
         return []
 
-    def drawn(array: Any) -> Any:
+    def drawn(array: AnyArray) -> np.ndarray:
         shape = np.shape(array)
         return (rng.uniform(0.1, 2, shape) * (rng.random(shape) < 0.7)).astype(np.asarray(array).dtype)
 
@@ -73,23 +75,25 @@ def with_drawn_weights(batch: Any) -> list[Any]:
 
 
 def with_other_weights(state: State) -> State:
-    """Return the state with other weights, and other numbers beside them, than a model begins with: none of them zero."""
+    """Return the state with weights and other numbers that a model does not begin with: none of them is zero."""
     rng = np.random.default_rng(0)
 
-    def moved(value: Any) -> Any:
+    def moved(value: Array) -> Array:
         is_float = jnp.issubdtype(value.dtype, jnp.floating)
         return value + jnp.asarray(np.abs(rng.normal(0, 0.1, value.shape)), value.dtype) if is_float else value
 
-    def shaken(value: Any) -> Any:
+    def shaken(value: Array) -> Array:
         is_float = jnp.issubdtype(value.dtype, jnp.floating)
         return value + jnp.asarray(rng.normal(0, 0.1, value.shape), value.dtype) if is_float else value
 
-    weights, others, *more = state
-    return [shaken(value) for value in weights], [moved(value) for value in others], *more
+    weights, non_trainable, *rest = state
+    return [shaken(value) for value in weights], [moved(value) for value in non_trainable], *rest
 
 
-def with_other_seeds(state: State, variables: list[Any]) -> State:
-    """Return the state with other random numbers to come; `variables` are those that are not trained."""
-    weights, others, *more = state
-    moved = [value + 1 if random_keys.is_seed(v) else value for v, value in zip(variables, others, strict=True)]
-    return weights, moved, *more
+def with_other_seeds(state: State, variables: Sequence[keras.Variable]) -> State:
+    """Return the state with other seeds. `variables` are the non-trainable variables."""
+    weights, non_trainable, *rest = state
+    moved = [
+        value + 1 if random_keys.is_seed(variable) else value for variable, value in zip(variables, non_trainable, strict=True)
+    ]
+    return weights, moved, *rest

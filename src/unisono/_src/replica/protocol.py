@@ -1,63 +1,76 @@
-"""The protocol between a step and what its replicas run: pure functions of a state, whoever wrote them."""
+"""The protocol between a step and its replicas: pure functions of a state, from Keras' steps or from user code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from unisono._src.replica.contribution import Contribution
+from unisono._src.typing import Array, Logs, PyTree
 
-State = tuple[list[Any], ...]
-"""Groups of arrays; for most steps those of Keras' loops."""
+State: TypeAlias = tuple[list[Array], ...]
+"""Groups of arrays. Most steps have the groups of Keras' loops."""
+
+Divisor: TypeAlias = float | Array | None
+"""A replica's part of the divisor of a loss term: a Python number, a traced number, or None where the term has no divisor."""
 
 
 class Functions(Protocol):
-    """What a step of R replicas runs. All but the looks and `check` are traced."""
+    """The functions that a step of R replicas runs. All but `look` and `check` are traced."""
 
     alone: bool
-    """Whether there is one replica: its state is then the whole one, as in plain Keras, and nothing is merged."""
+    """Whether there is one replica. It then has the whole state, as in plain Keras, and nothing is merged."""
 
     def contribution(
-        self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any
-    ) -> tuple[Contribution, Any]:
-        """(what one replica hands on, its outputs, which stay what they are and where they are).
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
+    ) -> tuple[Contribution, Sequence[Array]]:
+        """Return (the replica's contribution, its outputs). Outputs are not added up: they stay on the replica's device.
 
         Args:
             state: The groups of the state.
             batch: The replica's rows.
             replica: Its number.
-            share: Its share of the rows of the global batch.
-            divisors: What each loss term of the global batch is divided by.
+            row_fraction: Its rows over the rows of the global batch.
+            divisors: The loss divisors of the global batch.
             constants: Arrays that are the same for every replica.
         """
         ...
 
-    def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any) -> list[Any]:
-        """The divisor of each loss term on these rows: a Python number, a traced number, or None."""
+    def divisors(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
+    ) -> Sequence[Divisor]:
+        """Return the divisor of each loss term on these rows."""
         ...
 
-    def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
-        """(new state, for each counter whether the replicas disagree on it), from the total of the replicas that have rows."""
+    def finished(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+        """Return (new state, for each counter whether replicas disagree on it), from the total of the replicas.
+
+        Args:
+            state: The state before the step.
+            total: The sum of all contributions.
+            rows: The rows of the global batch.
+            present: How many replicas have rows.
+        """
         ...
 
-    def results(self, state: State) -> dict[str, Any]:
-        """What the state's metrics say."""
+    def results(self, state: State) -> Logs:
+        """Return the logs of the state's metrics."""
         ...
 
-    def alone_by_itself(self, state: State, batch: Any) -> tuple[State, dict[str, Any]] | None:
-        """(new state, logs) of one replica alone whose step is no sum of contributions; None where it is."""
+    def alone_by_itself(self, state: State, batch: PyTree) -> tuple[State, Logs] | None:
+        """Return (new state, logs) of one replica alone whose step is no sum of contributions; None for all other steps."""
         ...
 
     def read(self) -> list[bool]:
-        """Which groups of the state replicas read."""
+        """Return, for each group of the state, whether replicas read it."""
         ...
 
     def scales(self) -> list[tuple[int, int]]:
-        """The arrays that replicas read beside those groups: (group, position in it)."""
+        """Return the arrays that replicas read beside those groups, as (group, position in it)."""
         ...
 
-    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
-        """Look at a global batch on the host before it is trained on, and return whether what replicas compute is another program now.
+    def look(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        """Probe a global batch on the host before it is trained on, and return whether replicas now compute another program.
 
         Args:
             state: The state before the step.
@@ -69,14 +82,14 @@ class Functions(Protocol):
 
     @property
     def is_looked_at(self) -> bool:
-        """Whether a look finds something to measure."""
+        """Return whether a probe has something to measure."""
         ...
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the looks so far left something open, so that the next batch is looked at as well."""
+        """Return whether the probes so far left a question open, so that the next batch is probed as well."""
         ...
 
-    def check(self, disagree: list[Any]) -> None:
-        """After a step: raises where replicas disagree on a counter."""
+    def check(self, disagree: list[Array]) -> None:
+        """Raise after a step where replicas disagree on a counter."""
         ...

@@ -1,10 +1,10 @@
-"""Lines of replica code that would train something else in silence."""
+"""Calls in replica code that would silently train another model: they are refused."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import keras
@@ -13,64 +13,85 @@ from jax.core import Tracer
 
 from unisono._src import keras_private
 from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
+from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, PyTree, Shape
+
+T = TypeVar("T")
+
+Method: TypeAlias = Callable[..., Any]
+"""A method of a Keras class, with the object as its first argument."""
 
 MARK = "within_keras"
-"""In the names of what layers, losses and metrics compute, where code is traced to be looked at."""
+"""In the names of the operations of layers, losses and metrics, where code is traced to be inspected."""
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-class Code(Protocol):
-    """What the replica's code has done so far."""
+class ShapedArray(Protocol):
+    """An array of any library."""
 
-    rows: Any
+    @property
+    def shape(self) -> Shape: ...
+
+    def __array__(self) -> np.ndarray: ...
+
+
+class Code(Protocol):
+    """The record of what the replica's code has done so far."""
+
+    rows: int | None
     replicas: int
-    masks: list[Any]
-    scope: Any
+    masks: list[Array]
     inside: int
     """How many calls of layers and losses are around this line."""
     is_looked_at: bool
-    suspicion: Callable[[Any], bool]
+    suspicion: Callable[[AnyArray], bool]
 
-    def note(self, kind: str, arrays: Any, of: Any = None) -> Any: ...
+    @property
+    def scope(self) -> keras_private.ReadingScope: ...
+
+    def note(self, kind: str, arrays: T, of: object = None) -> T: ...
 
 
-def calls(code: Code) -> dict[str, Callable[[Any], Any]]:
-    """What calls of Keras do in replica code."""
+def calls(code: Code) -> dict[str, Callable[[Method], Method]]:
+    """Return the wrappers of Keras' methods for replica code, by the names of their calls."""
     return {
-        "layer": lambda stock: lambda layer, *args, **kwargs: called(code, stock, layer, args, kwargs),
-        "loss": lambda stock: lambda loss, *args, **kwargs: loss_called(code, stock, loss, *args, **kwargs),
-        "mean": lambda stock: lambda metric, values, *args, **kwargs: mean_fed(code, stock, metric, values, *args, **kwargs),
+        "layer": lambda stock: lambda layer, *args, **kwargs: call_layer_or_loss(code, stock, layer, args, kwargs),
+        "loss": lambda stock: lambda loss, *args, **kwargs: call_loss(code, stock, loss, *args, **kwargs),
+        "mean": lambda stock: lambda metric, values, *args, **kwargs: feed_mean(code, stock, metric, values, *args, **kwargs),
         "metric": lambda _: lambda metric, *args, **kwargs: metric.update_state(*args, **kwargs),
     }
 
 
-def called(code: Code, stock: Any, thing: Any, args: Any, kwargs: Any) -> Any:
-    """A layer or a loss that replica code calls by itself: with rows of the replica, not with an array that is the same for all."""
+def call_layer_or_loss(
+    code: Code, stock: Method, called: keras.Layer | keras.losses.Loss, args: Arguments, kwargs: Keywords
+) -> PyTree:
+    """Call a layer or a loss that replica code uses. Refuse arrays that are the same for all replicas in place of the replica's rows."""
     if not code.inside:
-        args, kwargs, meant = opened((args, kwargs))
-        check_given(code, thing, jax.tree.leaves((args, kwargs)), meant)
-    with within(code):
-        returned = stock(thing, *args, **kwargs)
+        args, kwargs, meant = unwrap_replicated((args, kwargs))
+        check_call_arguments(code, called, jax.tree.leaves((args, kwargs)), meant)
+    with enter_keras_code(code):
+        returned = stock(called, *args, **kwargs)
     if not code.inside:
-        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], of=thing)
+        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], of=called)
     return returned
 
 
-def check_given(code: Code, thing: Any, leaves: list[Any], meant: list[Any]) -> None:
-    """A layer is to get something of the replica's; of what a loss gets, everything is to be."""
-    known = [*meant, *(keras_private.raw_value(v) for v in code.scope.read.values())]
+def check_call_arguments(
+    code: Code, called: keras.Layer | keras.losses.Loss, leaves: list[object], meant: list[AnyArray]
+) -> None:
+    """Refuse a layer of which no argument comes from the replica, and a loss of which one argument does not."""
+    known = [*meant, *(keras_private.raw_value(variable) for variable in code.scope.read.values())]
     traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
-    is_loss = isinstance(thing, keras.losses.Loss)
+    is_loss = isinstance(called, keras.losses.Loss)
     for leaf in leaves if is_loss or not traced else ():
-        if is_same_for_all(leaf) and not any(leaf is array for array in known) and code.suspicion(leaf):
-            refuse_undistributed(leaf, f"as an argument of {thing.name!r}", code.replicas)
+        if is_undistributed(leaf) and not any(leaf is array for array in known) and code.suspicion(leaf):
+            refuse_undistributed(leaf, f"as an argument of {called.name!r}", code.replicas)
     for group in [[leaf] for leaf in traced] if is_loss else [traced]:
-        code.note("given", group, of=thing)
+        code.note("given", group, of=called)
 
 
 @contextlib.contextmanager
-def within(code: Code) -> Iterator[None]:
-    """What a layer, a loss or a metric computes: arrays that it has by itself are its own affair."""
+def enter_keras_code(code: Code) -> Iterator[None]:
+    """Mark the block as the code of a layer, a loss or a metric, which may use arrays of its own."""
     code.inside += 1
     try:
         with jax.named_scope(MARK) if code.is_looked_at else contextlib.nullcontext():
@@ -79,39 +100,39 @@ def within(code: Code) -> Iterator[None]:
         code.inside -= 1
 
 
-def opened(arguments: Any) -> tuple[Any, Any, list[Any]]:
-    """(args, kwargs, the arrays in them of which the user has said that they are for all), with these as arrays."""
+def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments, Keywords, list[AnyArray]]:
+    """Return (args, kwargs, the arrays in them that the user has marked as replicated), with plain arrays in place of the marked ones."""
     is_meant = lambda leaf: getattr(type(leaf), "is_for_all", False)  # noqa: E731
-    meant: list[Any] = []
+    meant: list[AnyArray] = []
 
-    def bare(leaf: Any) -> Any:
+    def unwrap(leaf: PyTree) -> PyTree:
         if not is_meant(leaf):
             return leaf
         meant.extend(jax.tree.leaves(leaf.value))
         return leaf.value
 
-    args, kwargs = jax.tree.map(bare, arguments, is_leaf=is_meant)
+    args, kwargs = jax.tree.map(unwrap, arguments, is_leaf=is_meant)
     return args, kwargs, meant
 
 
-def is_same_for_all(leaf: Any) -> bool:
-    """An array that nobody computes from the replica's rows, of rows that differ."""
+def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
+    """Return whether a leaf is an array of rows that differ, and was not computed from the replica's rows."""
     return isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, Tracer) and bool(leaf.ndim) and rows_differ(leaf)
 
 
-def rows_differ(array: Any) -> bool:
-    """What is the same in every row, as labels that are all 1, are no rows of data."""
+def rows_differ(array: ShapedArray) -> bool:
+    """Return whether an array has rows that differ. Equal rows, as labels that are all 1, are no data."""
     rows = np.asarray(array)
     return not np.array_equal(rows[1:], rows[:-1])
 
 
 class UndistributedError(ValueError):
-    """Of an array that every replica would get whole."""
+    """The error about an array that every replica would get whole."""
 
-    array: Any
+    array: ShapedArray
 
 
-def refuse_undistributed(array: Any, how: str, replicas: int) -> None:
+def refuse_undistributed(array: ShapedArray, how: str, replicas: int) -> NoReturn:
     shape = tuple(array.shape)
     error = UndistributedError(
         f"An array of shape {shape} reaches replica code {how} and is not distributed: every one of the {replicas} replicas would "
@@ -130,7 +151,7 @@ ACCUMULATE = (
 )
 
 
-def refuse_same_gradients(optimizer: Any, replicas: int) -> None:
+def refuse_same_gradients(optimizer: keras.optimizers.Optimizer, replicas: int) -> NoReturn:
     raise ValueError(
         f"The replica's code applies gradients to the optimizer {optimizer.name!r} in which nothing comes from the replica's rows. They are the "
         f"same on all {replicas} replicas, and strategy.run adds up what replicas apply: the update would be {replicas} times too large. "
@@ -138,7 +159,7 @@ def refuse_same_gradients(optimizer: Any, replicas: int) -> None:
     )
 
 
-def refuse_summed_gradients(optimizer: Any, variable: Any, replicas: int) -> None:
+def refuse_summed_gradients(optimizer: keras.optimizers.Optimizer, variable: keras.Variable, replicas: int) -> NoReturn:
     raise ValueError(
         f"The replica's code applies gradients to the optimizer {optimizer.name!r} in which the variable {variable.path!r} stands. By "
         f"aggregation='sum' each of the {replicas} replicas reads the sum that earlier runs have left, and strategy.run adds up what replicas "
@@ -146,14 +167,21 @@ def refuse_summed_gradients(optimizer: Any, variable: Any, replicas: int) -> Non
     )
 
 
-def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """A mean over a replica's rows is refused. The mask of values for each row is kept: by it they are counted."""
+def call_loss(
+    code: Code,
+    stock: Method,
+    loss: keras.losses.Loss,
+    y_true: PyTree,
+    y_pred: PyTree,
+    sample_weight: AnyArray | None = None,
+) -> PyTree:
+    """Call a loss in replica code, and keep the mask of its values, by which rows are counted. Refuse a mean over a replica's rows."""
     if loss.reduction in MEANS:
         raise ValueError(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and is called in replica code: it would divide by the {code.rows} "
             f"rows of a replica, and the gradients of {code.replicas} replicas, which are summed, would be {code.replicas} times too "
             f"large. Make it with reduction=None, and let the engine divide by the rows of the global batch:\n\n"
-            f"    loss_fn = keras.losses.{class_of(loss)}(reduction=None)\n"
+            f"    loss_fn = keras.losses.{loss_class_name(loss)}(reduction=None)\n"
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
     if (
@@ -164,30 +192,32 @@ def loss_called(code: Code, stock: Any, loss: Any, y_true: Any, y_pred: Any, sam
     ):
         warn_of_coupling(f"The loss {loss.name!r}")
     mask = keras_private.get_keras_mask(y_pred)
-    values = called(code, stock, loss, (y_true, y_pred, sample_weight), {})
+    values = call_layer_or_loss(code, stock, loss, (y_true, y_pred, sample_weight), {})
     if mask is not None and mask.shape == values.shape:
         code.masks.append(mask)
     return values
 
 
-def class_of(loss: Any) -> str:
-    """The name of a loss' class, also where Keras has made one of a name like "mse"."""
+def loss_class_name(loss: KerasObject) -> str:
+    """Return the name of a loss' class. Keras makes an object of another class of a name like "mse"."""
     name = type(loss).__name__
     if name != "LossFunctionWrapper":
         return name
-    made_of = getattr(loss.fn, "__name__", loss.name)
-    return next((of for of in dir(keras.losses) if of.lower() == made_of.replace("_", "").lower()), name)
+    function_name = getattr(loss.fn, "__name__", loss.name)
+    class_names = dir(keras.losses)
+    return next((candidate for candidate in class_names if candidate.lower() == function_name.replace("_", "").lower()), name)
 
 
-def mean_fed(code: Code, stock: Any, metric: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+def feed_mean(code: Code, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object) -> PyTree:
+    """Update a mean in replica code, and note the arrays that it gets."""
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, Tracer):
             code.note("fed", leaf, metric)
     return stock(metric, values, *args, **kwargs)
 
 
-def refuse_share(metric: Any, replicas: int) -> None:
-    """Of a mean that is fed with a replica's share of the loss."""
+def refuse_share(metric: keras.metrics.Metric, replicas: int) -> NoReturn:
+    """Refuse a mean that is fed with a replica's part of the loss."""
     raise ValueError(
         f"The metric {metric.name!r} is a mean, and is fed with a replica's share of the loss, which is divided by the rows of the "
         f"global batch already: over {replicas} replicas it would say about 1/{replicas} of the loss (1.75 for a loss of "
@@ -197,27 +227,30 @@ def refuse_share(metric: Any, replicas: int) -> None:
 
 
 @contextlib.contextmanager
-def unreadable(code: Code, metrics: Sequence[Any]) -> Iterator[None]:
-    """For the block, what metrics say cannot be asked: a replica knows its own rows alone."""
+def unreadable(code: Code, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+    """Refuse, in the block, to read or reset metrics: a replica knows its own rows alone."""
 
-    def updating(update: Callable[..., Any]) -> Callable[..., Any]:
-        def updated(*args: Any, **kwargs: Any) -> Any:
-            with within(code):
+    def wrap_update(update: Callable[..., None]) -> Callable[..., None]:
+        def update_within_keras(*args: object, **kwargs: object) -> None:
+            with enter_keras_code(code):
                 return update(*args, **kwargs)
 
-        return updated
+        return update_within_keras
 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
             if code.is_looked_at:
-                stack.enter_context(keras_private.wrapped_method(metric, "update_state", updating))
+                stack.enter_context(keras_private.wrapped_method(metric, "update_state", wrap_update))
             for name in ("result", "reset_state"):
-                stack.enter_context(keras_private.wrapped_method(metric, name, lambda _, m=metric, n=name: refusing(m, n)))
+                refuse = make_refusal(metric, name)
+                stack.enter_context(keras_private.wrapped_method(metric, name, lambda _, refuse=refuse: refuse))
         yield
 
 
-def refusing(metric: Any, name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
+def make_refusal(metric: keras.metrics.Metric, name: str) -> Callable[..., NoReturn]:
+    """Return a function that refuses this method of a metric."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise ValueError(
             f"Replica code calls {metric.name}.{name}(), but a replica knows of its own rows alone. Update metrics in replica code, and "
             f"write {metric.name}.{name}() after strategy.run."

@@ -1,50 +1,53 @@
-"""Whether something is the same for all replicas: found in the program that computes it."""
+"""Values that are the same for all replicas: the program that computes them shows it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from unisono._src.typing import AnyArray, Array, PyTree
+
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Of a function in memory, which differs from trace to trace."""
+"""The address of a function in memory, which differs from trace to trace."""
 
 
-def are_same_for_all(compute: Callable[[Any, Any], list[Any]], shared: Any, owns: list[Any]) -> bool:
+def are_same_for_all(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree, owns: Sequence[PyTree]) -> bool:
     """Return whether `compute(shared, own)` uses nothing of `own`, and is the same program for each of `owns`.
 
     Args:
         compute: A function that can be traced.
-        shared: What all replicas have, in shapes.
-        owns: What one replica has by itself, in shapes: of some number of rows, and of another one.
+        shared: The inputs that all replicas share, as shapes.
+        owns: The inputs of one replica, as shapes: for some number of rows, and for another one.
     """
-    found = [used_program(compute, shared, own) for own in owns]
-    texts, constants, uses_own = zip(*found, strict=True)
-    same = all(len(of_one) == len(constants[0]) and all(map(np.array_equal, of_one, constants[0])) for of_one in constants)
+    programs = [trace_used(compute, shared, own) for own in owns]
+    texts, constants, uses_own = zip(*programs, strict=True)
+    same = all(len(values) == len(constants[0]) and all(map(np.array_equal, values, constants[0])) for values in constants)
     return same and len(set(texts)) == 1 and not any(uses_own)
 
 
-def used_program(compute: Callable[[Any, Any], list[Any]], shared: Any, own: Any) -> tuple[str, list[Any], bool]:
-    """Return (the program without what its results do not need, its constants, whether it uses something of `own`)."""
+def trace_used(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree, own: PyTree) -> tuple[str, list[AnyArray], bool]:
+    """Return (the text of the program without equations that its results do not need, its constants, whether it uses `own`)."""
     program = jax.make_jaxpr(compute)(shared, own)
     reduced, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    read = {v for equation in reduced.eqns for v in equation.invars if not isinstance(v, core.Literal)} | {
-        v for v in reduced.outvars if not isinstance(v, core.Literal)
+    read = {operand for equation in reduced.eqns for operand in equation.invars if not isinstance(operand, core.Literal)} | {
+        result for result in reduced.outvars if not isinstance(result, core.Literal)
     }
-    constants = {v: value for v, value in zip(program.jaxpr.constvars, program.consts, strict=True) if v in read}
+    constants = {
+        variable: value for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True) if variable in read
+    }
     text = ADDRESS.sub("", str(reduced.replace(constvars=list(constants))))
     return text, list(constants.values()), any(used[len(jax.tree.leaves(shared)) :])
 
 
-def in_shapes(arrays: Any, times: int = 1) -> Any:
-    """Return arrays in shapes, of `times` as many rows."""
+def in_shapes(arrays: PyTree, times: int = 1) -> PyTree:
+    """Return the shapes of arrays, with `times` as many rows."""
 
-    def shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    def shape_of(array: AnyArray) -> jax.ShapeDtypeStruct:
         rows = tuple(length * times for length in array.shape[:1])
         return jax.ShapeDtypeStruct((*rows, *array.shape[1:]), array.dtype)
 

@@ -1,13 +1,13 @@
-"""Whether a loss makes something of rows together that R replicas, each with its own rows, make otherwise.
+"""Losses that couple rows: R replicas, each with its own rows, get another value than the whole batch.
 
-A loss over all pairs of a batch has fewer pairs in a replica; the root of a mean is not the mean of roots.
+A loss over all pairs of a batch has fewer pairs in a replica. The root of a mean is not the mean of roots.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,92 +15,107 @@ import numpy as np
 
 from unisono._src.replica.compared_values import compared_values
 from unisono._src.replica.marks import marked
+from unisono._src.typing import PyTree, Shape, UserFunction
 
 ROWS = 8
-MOST = 1 << 24
-"""Elements of a batch that is drawn to try this."""
+MOST_ELEMENTS = 1 << 24
+"""The largest number of elements of a batch that is drawn to try a function."""
 CLOSE = 1e-5
-"""Rounding, where the values of rows may lie as close as those of a saturated function."""
+"""The tolerance for rounding. It is small, since rows of a saturated function have nearly the same values."""
 CLOSE_IN_HALF = 1e-2
-"""Where an argument has half precision."""
+"""The tolerance where an argument has half precision."""
 
 
-def couples_rows(function: Callable[..., Any], batch: tuple[Any, ...]) -> bool:
-    """Return whether what `function` makes of some rows is not made of what it makes of their halves: their values one behind the other, or,
-    of one number for all rows, the mean or the sum.
+class ShapedValue(Protocol):
+    """A value with a shape and a dtype: an array, a tracer, or the description of one."""
 
-    `batch` says what shapes and dtypes its arguments have. Values are drawn; a function that cannot do with them, or that draws, is not known
-    to couple anything.
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+def couples_rows(function: UserFunction, batch: tuple[PyTree, ...]) -> bool:
+    """Return whether the value of `function` on some rows does not follow from its values on their halves, by concatenation or, of one number
+    for all rows, by the mean or the sum.
+
+    `batch` gives the shapes and dtypes of the arguments; their values are drawn. The answer is False for a function that fails on drawn values
+    or draws numbers itself.
     """
     shapes = jax.tree.leaves(batch)
-    if sum(np.prod(a.shape[1:], dtype=int) for a in shapes) * ROWS > MOST:
+    if sum(np.prod(array.shape[1:], dtype=int) for array in shapes) * ROWS > MOST_ELEMENTS:
         return False
-    compared = compared_by(function, batch)
-    return any(is_coupled(function, rows) for rows in drawn_rows(batch, compared))
+    compared = find_compared(function, batch)
+    return any(has_coupling(function, rows) for rows in draw_batches(batch, compared))
 
 
-def compared_by(function: Callable[..., Any], batch: tuple[Any, ...]) -> dict[int, set[float]]:
-    """Return with which numbers the function compares its arrays, by their places; nothing of one that cannot be traced."""
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct((ROWS, *a.shape[1:]) if a.shape else (), a.dtype), batch)
+def find_compared(function: UserFunction, batch: tuple[PyTree, ...]) -> dict[int, set[float]]:
+    """Return the numbers that the function compares its arrays with, by the arrays' positions; an empty dict if it cannot be traced."""
+    like = jax.tree.map(lambda array: jax.ShapeDtypeStruct((ROWS, *array.shape[1:]) if array.shape else (), array.dtype), batch)
     try:
         return compared_values(jax.make_jaxpr(function)(*like), range(len(jax.tree.leaves(batch))))
-    except Exception:  # the user's code, which need not be one that can be traced
+    except Exception:  # the user's code need not be traceable
         return {}
 
 
-def drawn_rows(batch: tuple[Any, ...], compared: Mapping[int, set[float]]) -> Iterator[list[Any]]:
-    """Return rows whose targets, the first of the arrays, are numbers, and bits; and with what marks rows that do not count."""
+def draw_batches(batch: tuple[PyTree, ...], compared: Mapping[int, set[float]]) -> Iterator[list[PyTree]]:
+    """Yield rows whose targets, the first argument, are numbers, then bits; each also with marks of rows that do not count."""
     for targets in ("numbers", "bits"):
         rng = np.random.default_rng(0)
         kinds = [targets, *["numbers"] * (len(batch) - 1)]
-        rows = [jax.tree.map(lambda a, k=kind, r=rng: drawn(r, a, k), of) for kind, of in zip(kinds, batch, strict=True)]
+        rows = [
+            jax.tree.map(lambda array, kind=kind, rng=rng: drawn(rng, array, kind), argument)
+            for kind, argument in zip(kinds, batch, strict=True)
+        ]
         yield rows
         leaves, structure = jax.tree.flatten(rows)
         for arrays in marked(rng, leaves, compared):
             yield jax.tree.unflatten(structure, arrays)
 
 
-def is_coupled(function: Callable[..., Any], whole: list[Any]) -> bool:
-    """Try it on these rows and on their halves."""
+def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
+    """Return whether the value of the function on these rows does not follow from its values on their halves."""
     half = ROWS // 2
     try:
         with jax.ensure_compile_time_eval():
-            all_ = jax.tree.map(jnp.asarray, whole)
+            all_rows = jax.tree.map(jnp.asarray, whole)
             parts = [
-                jax.tree.map(lambda a, r=rows: jnp.asarray(a[r] if a.ndim else a), whole)
+                jax.tree.map(lambda array, rows=rows: jnp.asarray(array[rows] if array.ndim else array), whole)
                 for rows in (slice(half), slice(half, None))
             ]
-            value, again, first, second = (np.asarray(function(*rows)) for rows in (all_, all_, *parts))
-    except Exception:  # the user's code, on values that are not its own
+            value, again, first, second = (np.asarray(function(*rows)) for rows in (all_rows, all_rows, *parts))
+    except Exception:  # the user's code, on values that it was not written for
         return False
-    close = close_of(jax.tree.leaves(whole))
-    if not is_close(value, again, close) or not np.all(np.isfinite(value)):
+    tolerance = close_of(jax.tree.leaves(whole))
+    if not is_close(value, again, tolerance) or not np.all(np.isfinite(value)):
         return False
     if not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
-        return True  # as a mean over nothing
+        return True  # for example, a mean over nothing
     together = [first + second, (first + second) / 2] if value.shape == first.shape else [np.concatenate([first, second])]
-    return not any(is_close(value, of, close) for of in together)
+    return not any(is_close(value, merged, tolerance) for merged in together)
 
 
-def close_of(arrays: Iterable[Any]) -> float:
-    """Return how close values made of these arrays are, whatever rows they are computed with."""
-    halves = (jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4 for a in arrays)
+def close_of(arrays: Iterable[ShapedValue]) -> float:
+    """Return the tolerance for values that are computed from these arrays."""
+    halves = (jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4 for array in arrays)
     return CLOSE_IN_HALF if any(halves) else CLOSE
 
 
-def is_close(a: np.ndarray, b: np.ndarray, close: float = CLOSE) -> bool:
-    if a.shape != b.shape or not np.all(np.isfinite(b)):
+def is_close(value: np.ndarray, expected: np.ndarray, tolerance: float = CLOSE) -> bool:
+    if value.shape != expected.shape or not np.all(np.isfinite(expected)):
         return False
-    return bool(np.allclose(a, b, rtol=close, atol=close * float(np.max(np.abs(b), initial=0))))
+    return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance * float(np.max(np.abs(expected), initial=0))))
 
 
-def drawn(rng: np.random.Generator, like: Any, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
-    """Return rows like these, of which the second half is of another make: whole numbers are a class of any two, others may be probabilities."""
+def drawn(rng: np.random.Generator, like: ShapedValue, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
+    """Return rows of this dtype. The second half has another distribution. Whole numbers are 0 or 1, others may be probabilities."""
     if not like.shape:
         return np.asarray(rng.uniform(0.1, 0.9)).astype(like.dtype)
-    shape, dtype = (rows // 2, *like.shape[1:]), np.dtype(like.dtype)
+    shape = (rows // 2, *like.shape[1:])
+    dtype = np.dtype(like.dtype)
     if dtype.kind in "iub" or kind == "bits":
-        halves = [rng.random(shape) < share for share in (0.25, 0.75)]
+        halves = [rng.random(shape) < fraction for fraction in (0.25, 0.75)]
     else:
         halves = [rng.uniform(0.1, 0.9, shape), rng.uniform(0.4, 0.6, shape)]
     return np.concatenate(halves).astype(dtype)

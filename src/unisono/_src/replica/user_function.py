@@ -1,10 +1,10 @@
-"""Replicas that run code of the user's: what `strategy.run` is given."""
+"""Replicas that run a user function: the function that `strategy.run` gets."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,51 +21,53 @@ from unisono._src.replica.growth import APART, EXACT, HALF
 from unisono._src.replica.output_rows import ByRows
 from unisono._src.replica.probe import Pair, TracedAnew, real_pairs
 from unisono._src.replica.probe_rows import other_rows
-from unisono._src.replica.protocol import State
+from unisono._src.replica.protocol import Divisor, State
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, running
+from unisono._src.typing import Array, Outputs, PyTree, Shape, UserObject
 
-Call = Callable[[Any, Any], Any]
+Call: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
 
 
 MOST_DIVISORS = 64
 MOST_PAIRS = 2
-"""Pairs of replicas' rows that are measured in one look."""
+"""Pairs of replicas' rows that are measured in one probe."""
 MOST_OF_GRADIENTS = 4
-"""Pairs of any rows on which gradients are measured, each of which is as large as the weights."""
+"""Pairs of any rows on which gradients are measured. Each measurement is as large as the weights."""
 
 
 class Variables(NamedTuple):
-    """What the code reads and assigns."""
+    """The variables that the code reads and assigns."""
 
-    weights: list[Any]
+    weights: list[keras.Variable]
     """Trainable variables."""
-    others: list[Any]
-    optimizers: list[Any]
-    metrics: list[Any]
-    applied: list[tuple[Any, list[int]]]
-    """Optimizers that are applied, and the positions, among their weights, of those that get a gradient."""
+    others: list[keras.Variable]
+    optimizers: list[keras.optimizers.Optimizer]
+    metrics: list[keras.metrics.Metric]
+    applied: list[tuple[keras.optimizers.Optimizer, list[int]]]
+    """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
     assigned: list[int]
-    """Positions, among the others, of those that the code assigns."""
+    """Positions, among the others, of the variables that the code assigns."""
     slots_read: bool
     """Whether replicas read the state of an optimizer, beside a loss scale."""
 
     @property
-    def slots(self) -> list[Any]:
-        return [v for optimizer in self.optimizers for v in optimizer.variables]
+    def slots(self) -> list[keras.Variable]:
+        return [variable for optimizer in self.optimizers for variable in optimizer.variables]
 
     @property
-    def tracked(self) -> list[Any]:
-        return [v for metric in self.metrics for v in metric.variables]
+    def tracked(self) -> list[keras.Variable]:
+        """Return the variables of the metrics."""
+        return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
-    def all(self) -> list[list[Any]]:
-        """In the groups of the state."""
+    def all(self) -> list[list[keras.Variable]]:
+        """Return all variables, in the groups of the state."""
         return [self.weights, self.others, self.slots, self.tracked]
 
 
 class OwnCode:
-    """The functions of replicas that run code of the user's."""
+    """The functions of replicas that run user code."""
 
     def __init__(
         self,
@@ -73,297 +75,345 @@ class OwnCode:
         call: Call,
         variables: Variables,
         replicas: int,
-        layers: Callable[[], Sequence[Any]] = tuple,
+        layers: Callable[[], Sequence[keras.Layer]] = tuple,
         can_be_cut: bool = True,
         eager: bool = False,
     ) -> None:
         """
         Args:
-            name: Of the user's function.
-            call: Calls it.
-            variables: What it uses.
+            name: The name of the user's function.
+            call: Calls the function.
+            variables: The variables that it uses.
             replicas: R.
-            layers: Those that it may call.
-            can_be_cut: Whether a batch's rows are all that the code gets, so that a replica's can be cut out of it to look at.
-            eager: Whether the code is called with arrays, also to look at it.
+            layers: Returns the layers that the function may call.
+            can_be_cut: Whether the code gets a batch's rows alone, so that a probe can cut a replica's rows out of the batch.
+            eager: Whether the code is called with arrays, also in a probe.
         """
         self._name = name
-        self._layers = layers
+        self._find_layers = layers
         self._eager = eager
         self._call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
         self.variables = variables
         self.alone = replicas == 1
-        self.returned: Any = None
-        """The tree that the code returns: `Leaf`s and what is no array."""
+        self.returned: PyTree = None
+        """The tree that the code returns, with a `Leaf` in the place of each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
-        """What the code divides losses by, where it says so itself, and how many of them there are of a row."""
-        self._weighted_by_share: dict[int, bool] = {}
+        """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
+        self._batch_means: dict[int, bool] = {}
         self._by_rows = ByRows(eager)
-        self._feeding = TracedAnew(self._feeds, eager)
-        self._fed: dict[Any, list[Any]] = {}
-        """For rows of each shape, the metrics that the code feeds, in turn."""
+        self._effects = TracedAnew(self._compute_effects, eager)
+        self._metric_calls: dict[tuple[Shape, ...], list[UserObject]] = {}
+        """For rows of each shape, the calls that feed metrics, in turn: (metric, `metric_probe.Update.filled`)."""
         self._changes_gradients = False
-        self._looks = 0
+        self._probe_count = 0
         self.is_said = False
-        """Whether the user knows that what the code applies is not what one batch gives."""
+        """Whether the user was told that the applied gradients are not those of one batch."""
         self._undecided: set[int] = set()
-        self._said: set[int] = set()
+        self._warned_metrics: set[int] = set()
 
     @keras_private.fresh_masks()
     def contribution(
-        self, state: State, batch: Any, replica: Any, share: Any, divisors: Any, constants: Any
-    ) -> tuple[Contribution, list[Any]]:
-        weights, others, slots, tracked = state
-        of, rows = self.variables, rows_of(batch)
-        reset = metrics.reset_values(of.metrics, of.tracked)
-        start = weights, state_merging.for_replica(of.others, others, replica), slots, tracked if self.alone else reset
-        means = metrics.BatchLevelMeans(of.metrics, self._by_rows)
-        with self._running(start, batch, replica, share, divisors) as code, means.watch():
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
+    ) -> tuple[Contribution, list[Array]]:
+        weights, others, slots, metric_values = state
+        variables = self.variables
+        rows = count_batch_rows(batch)
+        reset = metrics.reset_values(variables.metrics, variables.tracked)
+        replica_others = state_merging.for_replica(variables.others, others, replica)
+        start = weights, replica_others, slots, metric_values if self.alone else reset
+        means = metrics.BatchLevelMeans(variables.metrics, self._by_rows)
+        with self._run(start, batch, replica, row_fraction, divisors) as code, means.watch():
             returned = self._call(batch, constants)
             outputs, self.returned = split(returned, code)
         self.fixed_divisors = code.fixed_divisors
-        _, others_left, _, tracked_left = (list(map(code.scope.left, *pair)) for pair in zip(of.all, start, strict=True))
-        by_share = dict.fromkeys(means.variables(), True) | self._weighted_by_share
+        after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
+        _, others_after, _, metrics_after = after
+        batch_means = dict.fromkeys(means.variables(), True) | self._batch_means
         contribution = Contribution(
-            self._gradients(code),
-            state_merging.handed_on(of.others, of.assigned, self.alone, others, others_left, rows, replica),
-            tracked_left if self.alone else metrics.added(of.tracked, by_share, reset, tracked_left, share),
+            self._collect_gradients(code),
+            state_merging.handed_on(variables.others, variables.assigned, self.alone, others, others_after, rows, replica),
+            metrics_after if self.alone else metrics.added(variables.tracked, batch_means, reset, metrics_after, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(code.divisors)),
-            {str(i): summable(a) for i, a in enumerate(outputs) if is_summed(a)},
+            {str(index): widen_half_precision(output) for index, output in enumerate(outputs) if is_summed(output)},
         )
         return contribution, outputs
 
     @keras_private.fresh_masks()
-    def divisors(self, state: State, batch: Any, replica: Any, share: Any, constants: Any) -> list[Any]:
-        of = self.variables
+    def divisors(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
+    ) -> Sequence[Divisor]:
+        variables = self.variables
         weights, others, slots, _ = state
-        reset = metrics.reset_values(of.metrics, of.tracked)
-        start = weights, state_merging.for_replica(of.others, others, replica), slots, reset
-        with self._running(start, batch, replica, share, None) as code:
+        reset = metrics.reset_values(variables.metrics, variables.tracked)
+        start = weights, state_merging.for_replica(variables.others, others, replica), slots, reset
+        with self._run(start, batch, replica, row_fraction, None) as code:
             self._call(batch, constants)
         self._changes_gradients |= code.changes_gradients
         return code.divisors
 
     @contextlib.contextmanager
-    def _running(self, values: Any, batch: Any, replica: Any, share: Any, totals: Any) -> Iterator[ReplicaCode]:
-        mapping = [pair for vs, of in zip(self.variables.all, values, strict=True) for pair in zip(vs, of, strict=True)]
-        code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, share, totals)
-        code.rows = rows_of(batch)
-        code.scalers = scalers(self.variables.applied)
+    def _run(
+        self, values: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
+    ) -> Iterator[ReplicaCode]:
+        """Run the block as the code of a replica, with these values of the variables."""
+        mapping = [
+            pair
+            for variables, group in zip(self.variables.all, values, strict=True)
+            for pair in zip(variables, group, strict=True)
+        ]
+        code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, divisors)
+        code.rows = count_batch_rows(batch)
+        code.scalers = find_loss_scalers(self.variables.applied)
         code.begin()
         with running(code, self.variables.metrics):
             yield code
 
     @property
-    def _applied_to(self) -> list[Any]:
-        """The weights that optimizers update, of all optimizers one behind the other."""
-        return [keras_private.weights_of(o)[position] for o, positions in self.variables.applied for position in positions]
+    def _updated_weights(self) -> list[keras.Variable]:
+        """Return the weights that optimizers update, optimizer by optimizer."""
+        return [
+            keras_private.weights_of(optimizer)[position]
+            for optimizer, positions in self.variables.applied
+            for position in positions
+        ]
 
-    def _gradients(self, code: ReplicaCode) -> list[Any]:
-        """Of all optimizers, one behind the other."""
+    def _collect_gradients(self, code: ReplicaCode) -> list[Array]:
+        """Return the gradients that the code applies, optimizer by optimizer."""
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
-        found = []
+        applied: list[Array] = []
         for optimizer, positions in self.variables.applied:
-            weights, gradients = keras_private.weights_of(optimizer), by_optimizer[id(optimizer)]
-            found += [gradients[id(weights[position])] for position in positions]
-        found = [g.astype(jnp.float32) if jnp.issubdtype(g.dtype, jnp.floating) else g for g in found]
-        return overwritten.spread(self._applied_to, found, code.replica, self._replicas)
+            weights = keras_private.weights_of(optimizer)
+            gradients = by_optimizer[id(optimizer)]
+            applied += [gradients[id(weights[position])] for position in positions]
+        applied = [
+            gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient for gradient in applied
+        ]
+        return overwritten.spread(self._updated_weights, applied, code.replica, self._replicas)
 
-    def finished(self, state: State, total: Contribution, rows: Any, present: Any) -> tuple[State, list[Any]]:
-        weights, others, slots, tracked = state
-        of = self.variables
-        values = {id(v): a for vs, group in ((of.weights, weights), (of.slots, slots)) for v, a in zip(vs, group, strict=True)}
-        applied_to = self._applied_to
-        before = [values[id(v)] for v in applied_to]
-        gradients = iter(overwritten.largest(applied_to, before, total.gradients, self._replicas))
-        for optimizer, positions in of.applied:
-            mine, own = keras_private.weights_of(optimizer), optimizer.variables
+    def finished(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+        weights, others, slots, metric_values = state
+        variables = self.variables
+        values = {
+            id(variable): value
+            for group, group_values in ((variables.weights, weights), (variables.slots, slots))
+            for variable, value in zip(group, group_values, strict=True)
+        }
+        updated_weights = self._updated_weights
+        before = [values[id(weight)] for weight in updated_weights]
+        gradients = iter(overwritten.largest(updated_weights, before, total.gradients, self._replicas))
+        for optimizer, positions in variables.applied:
+            optimizer_weights = keras_private.weights_of(optimizer)
+            optimizer_slots = optimizer.variables
             by_position = {position: next(gradients) for position in positions}
-            new = optimizer_update.applied(
+            new_values = optimizer_update.applied(
                 optimizer,
-                [values[id(v)] for v in own],
-                [by_position.get(position) for position in range(len(mine))],
-                [values[id(v)] for v in mine],
+                [values[id(slot)] for slot in optimizer_slots],
+                [by_position.get(position) for position in range(len(optimizer_weights))],
+                [values[id(weight)] for weight in optimizer_weights],
             )
-            values |= {id(v): a for vs, group in zip((mine, own), new, strict=True) for v, a in zip(vs, group, strict=True)}
-        merged, disagree = state_merging.merged(of.others, of.assigned, self.alone, others, total.assigned, rows, present)
-        after = [values[id(v)] for v in of.weights], merged, [values[id(v)] for v in of.slots]
-        return (*after, optimizer_update.added(tracked, total.metrics, self.alone)), disagree
+            values |= {
+                id(variable): value
+                for group, group_values in zip((optimizer_weights, optimizer_slots), new_values, strict=True)
+                for variable, value in zip(group, group_values, strict=True)
+            }
+        merged, disagree = state_merging.merged(
+            variables.others, variables.assigned, self.alone, others, total.assigned, rows, present
+        )
+        after = [values[id(weight)] for weight in variables.weights], merged, [values[id(slot)] for slot in variables.slots]
+        return (*after, optimizer_update.added(metric_values, total.metrics, self.alone)), disagree
 
-    def results(self, state: State) -> dict[str, Any]:
+    def results(self, state: State) -> dict[str, Array]:
         return {}
 
-    def alone_by_itself(self, state: State, batch: Any) -> None:
+    def alone_by_itself(self, state: State, batch: PyTree) -> None:
         return None
 
     def read(self) -> list[bool]:
         return [True, True, self.variables.slots_read, False]
 
     def scales(self) -> list[tuple[int, int]]:
-        scales = {id(v) for optimizer, _ in self.variables.applied for v in scaling_variables(optimizer)}
-        return [(2, index) for index, v in enumerate(self.variables.slots) if id(v) in scales]
+        scales = {id(variable) for optimizer, _ in self.variables.applied for variable in scaling_variables(optimizer)}
+        return [(2, index) for index, variable in enumerate(self.variables.slots) if id(variable) in scales]
 
-    def look(self, state: State, batch: Any, shards: Sequence[range], constants: Any) -> bool:
-        """Find out how metrics of the user's own are merged, and whether gradients of its own add up."""
-        own, with_gradients = metrics.unpromised(self.variables.metrics), self._asks_for_gradients
-        if self.alone or not self._can_be_cut or not (own or with_gradients):
+    def look(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        """Find out how the user's metrics are merged, and whether gradients that the code makes add up."""
+        user_metrics = metrics.unpromised(self.variables.metrics)
+        measures_gradients = self._measures_gradients
+        if self.alone or not self._can_be_cut or not (user_metrics or measures_gradients):
             return False
-        before = self._weighted_by_share
-        with keras_private.in_evaluation(*self._layers()):
+        before = self._batch_means
+        with keras_private.in_evaluation(*self._find_layers()):
             pairs = real_pairs(state, batch, shards, most=MOST_PAIRS)
-            if not (self._looks or self._eager):
-                self._fed_on(state, pairs[0].one, 1, constants)  # from here on it is known what its program compares
-                pairs += [Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._feeding.compared)]
-            if own:
-                self._look_at_metrics(own, pairs, constants)
-            if with_gradients:
-                self._look_at_gradients(pairs[:MOST_OF_GRADIENTS], constants)
-        self._looks += 1
-        return self._weighted_by_share != before
+            if not (self._probe_count or self._eager):
+                self._observe(state, pairs[0].one, 1, constants)  # from here on it is known what its program compares
+                pairs += [Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._effects.compared)]
+            if user_metrics:
+                self._probe_metrics(user_metrics, pairs, constants)
+            if measures_gradients:
+                self._probe_gradients(pairs[:MOST_OF_GRADIENTS], constants)
+        self._probe_count += 1
+        return self._batch_means != before
 
     @property
-    def _asks_for_gradients(self) -> bool:
-        """Return whether gradients are to be measured: once, and not where draws cannot be held still."""
-        return self._changes_gradients and not (self.is_said or self._looks or self._eager)
+    def _measures_gradients(self) -> bool:
+        """Return whether gradients are to be measured: once, and not in eager code, whose random draws cannot be fixed."""
+        return self._changes_gradients and not (self.is_said or self._probe_count or self._eager)
 
-    def _look_at_metrics(self, own: Sequence[Any], pairs: Sequence[Pair], constants: Any) -> None:
-        """Measure until each metric that is fed has told what it is."""
-        tracked = self.variables.tracked
-        reset = metrics.reset_values(self.variables.metrics, tracked)
+    def _probe_metrics(
+        self, user_metrics: Sequence[keras.metrics.Metric], pairs: Sequence[Pair], constants: Sequence[Array]
+    ) -> None:
+        """Measure until it is decided how each metric that is fed is merged."""
+        variables = self.variables.tracked
+        reset = metrics.reset_values(self.variables.metrics, variables)
         for pair in pairs:
-            updates = self._fed_on(pair.state, pair.one, 1, constants).updates
-            other, rows = self._fed_beside(pair, constants), len(jax.tree.leaves(pair.one)[0])
-            known, tolerance = self._weighted_by_share, max(metric_probe.CLOSE, self._tolerance)
-            found = metric_probe.weighted_by_share(own, tracked, reset, updates, rows, other, self._said, known, tolerance)
-            self._weighted_by_share = found | known | means_of_numbers(updates, rows)
-            changed = metric_probe.assigned_by(updates, tracked, reset)
-            self._undecided = set() if other is None else changed - self._weighted_by_share.keys()
+            updates = self._observe(pair.state, pair.one, 1, constants).updates
+            other = self._observe_other_rows(pair, constants)
+            rows = len(jax.tree.leaves(pair.one)[0])
+            known = self._batch_means
+            tolerance = max(metric_probe.CLOSE, self._tolerance)
+            decided = metric_probe.weighted_by_share(
+                user_metrics, variables, reset, updates, rows, other, self._warned_metrics, known, tolerance
+            )
+            self._batch_means = decided | known | find_means_of_numbers(updates, rows)
+            changed = metric_probe.assigned_by(updates, variables, reset)
+            self._undecided = set() if other is None else changed - self._batch_means.keys()
             if not self._undecided:
                 return
 
-    def _look_at_gradients(self, pairs: Sequence[Pair], constants: Any) -> None:
-        """Say once that those which the code has made or changed do not add up."""
-        applied = list(self._applied(pairs, constants))
-        fault = fault_of(applied, self._replicas, self._feeding.factors, APART * self._tolerance)
+    def _probe_gradients(self, pairs: Sequence[Pair], constants: Sequence[Array]) -> None:
+        """Warn once of gradients that the code has made or changed, and that do not add up."""
+        observed = list(self._observe_gradients(pairs, constants))
+        fault = fault_of(observed, self._replicas, self._effects.factors, APART * self._tolerance)
         if fault is not None:
             self.is_said = True
             warn_of_gradients(self._name, fault, self._replicas)
 
     @property
     def _tolerance(self) -> float:
-        return HALF if keras_private.are_coarse(self._layers()) else EXACT
+        return HALF if keras_private.are_coarse(self._find_layers()) else EXACT
 
     @property
     def is_looked_at(self) -> bool:
-        return self._looks > 0
+        return self._probe_count > 0
 
     @property
     def is_undecided(self) -> bool:
         return bool(self._undecided)
 
-    def _fed_beside(self, pair: Pair, constants: Any) -> metric_probe.Other | None:
-        """Return what the code feeds metrics with on other rows; None where it runs on no more rows than a replica has."""
-        if self._eager:  # where code may draw what cannot be held still
+    def _observe_other_rows(self, pair: Pair, constants: Sequence[Array]) -> metric_probe.Other | None:
+        """Return the metric updates of the code on other rows; None where the code cannot run on more rows than a replica has."""
+        if self._eager:  # eager code may draw random numbers that cannot be fixed
             return None
-        other = self._fed_on(pair.state, pair.other, 1, constants).updates
+        other_updates = self._observe(pair.state, pair.other, 1, constants).updates
         try:
-            return metric_probe.Other(other, self._fed_on(pair.state, pair.both, 2, constants).updates)
+            return metric_probe.Other(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
         except Exception:
             return None
 
-    def _applied(self, pairs: Sequence[Pair], constants: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Return the gradients that the code applies on each pair; none where it runs on no more rows than a replica has."""
+    def _observe_gradients(
+        self, pairs: Sequence[Pair], constants: Sequence[Array]
+    ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
+        """Return the gradients that the code applies on each pair; none where the code cannot run on more rows than a replica has."""
         with contextlib.suppress(Exception):
             for pair in pairs:
-                rows = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
-                found = (self._fed_on(pair.state, part, times, constants).gradients for part, times in rows)
-                one, other, both = ([np.asarray(gradient) for gradient in gradients] for gradients in found)
+                parts = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
+                observed = (self._observe(pair.state, rows, times, constants).gradients for rows, times in parts)
+                one, other, both = ([np.asarray(gradient) for gradient in gradients] for gradients in observed)
                 yield one, other, both
 
-    def _fed_on(self, state: State, rows: Any, times: int, constants: Any) -> Fed:
-        """Return what the code does with these rows, which are `times` times those of a replica."""
+    def _observe(self, state: State, rows: PyTree, times: int, constants: Sequence[Array]) -> Effects:
+        """Return the effects of the code on these rows, which are `times` times the rows of a replica."""
         rows = jax.tree.map(jnp.asarray, rows)
-        found, gradients = self._feeding(state, rows, jnp.float32(times), constants)
-        updates = [metric_probe.Update(of[0], a, of[1]) for a, of in zip(found, self._fed[shapes_of(rows)], strict=True)]
-        return Fed(updates, gradients)
+        arrays_of_updates, gradients = self._effects(state, rows, jnp.float32(times), constants)
+        calls = self._metric_calls[list_shapes(rows)]
+        updates = [metric_probe.Update(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)]
+        return Effects(updates, gradients)
 
-    def _feeds(self, state: State, rows: Any, share: Any, constants: Any) -> tuple[list[Any], list[Any]]:
-        of, own = self.variables, metrics.unpromised(self.variables.metrics)
+    def _compute_effects(
+        self, state: State, rows: PyTree, row_fraction: Array, constants: Sequence[Array]
+    ) -> tuple[list[list[Array | None]], list[Array]]:
+        """Return (the arrays of each metric update, the gradients that the code applies), and note the metric calls of these rows."""
+        variables = self.variables
+        user_metrics = metrics.unpromised(self.variables.metrics)
         weights, others, slots, _ = state
         start = (
             weights,
-            state_merging.for_replica(of.others, others, jnp.int32(0)),
+            state_merging.for_replica(variables.others, others, jnp.int32(0)),
             slots,
-            metrics.reset_values(of.metrics, of.tracked),
+            metrics.reset_values(variables.metrics, variables.tracked),
         )
         with (
-            self._running(start, rows, jnp.int32(0), share, jnp.ones(MOST_DIVISORS)) as code,
-            metric_probe.noted(own, code.note),
+            self._run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS)) as code,
+            metric_probe.noted(user_metrics, code.note),
             keras_private.fresh_masks(),
         ):
             self._call(rows, constants)
-        found = [noted for noted in code.noted if noted.kind == "update"]
-        self._fed[shapes_of(rows)] = [noted.of for noted in found]
-        floats = [
+        updates = [noted for noted in code.noted if noted.kind == "update"]
+        self._metric_calls[list_shapes(rows)] = [noted.of for noted in updates]
+        gradients = [
             gradient.astype(jnp.float32)
             for update in code.updates
             for variable in keras_private.weights_of(update.optimizer)
-            if self._asks_for_gradients and not overwritten.overwrites(variable)
+            if self._measures_gradients and not overwritten.overwrites(variable)
             if (gradient := update.gradients.get(id(variable))) is not None and jnp.issubdtype(gradient.dtype, jnp.floating)
         ]
-        return [noted.arrays for noted in found], floats
+        return [noted.arrays for noted in updates], gradients
 
-    def check(self, disagree: list[Any]) -> None:
+    def check(self, disagree: list[Array]) -> None:
         state_merging.check_counters(self.variables.others, self.variables.assigned, disagree)
 
 
-class Fed(NamedTuple):
-    """What code does with some rows: what it feeds metrics with, and the gradients that it applies."""
+class Effects(NamedTuple):
+    """The effects of code on some rows: the metric updates, and the gradients that it applies."""
 
     updates: list[metric_probe.Update]
-    gradients: list[Any]
+    gradients: list[Array]
 
 
-def means_of_numbers(updates: Sequence[metric_probe.Update], rows: int) -> dict[int, bool]:
-    """Return those of means that are fed with one number: it is taken for the mean of a replica's rows, which code makes in many ways."""
-    of_numbers = [
-        u.metric for u in updates if type(u.metric) is keras.metrics.Mean and len(u.arrays) == 1 and not u.has_rows(rows)
+def find_means_of_numbers(updates: Sequence[metric_probe.Update], rows: int) -> dict[int, bool]:
+    """Return the variables of means that are fed with one number. Code computes the mean of a replica's rows in many ways, so the number
+    is taken for that mean."""
+    means = [
+        update.metric
+        for update in updates
+        if type(update.metric) is keras.metrics.Mean and len(update.arrays) == 1 and not update.has_rows(rows)
     ]
-    return {id(variable): True for metric in of_numbers for variable in metric.variables}
+    return {id(variable): True for metric in means for variable in metric.variables}
 
 
 class Leaf(NamedTuple):
-    """Stands for an array in a tree that the code returns."""
+    """The place of an array in a tree that the code returns."""
 
     index: int
 
 
-def split(returned: Any, code: ReplicaCode) -> tuple[list[Any], Any]:
-    """(the arrays of a tree, the tree with `Leaf`s in their place).
+def split(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
+    """Return (the arrays of a tree, the tree with a `Leaf` in the place of each array).
 
-    A variable that is updated when all replicas have run stands for itself, as in what `optimizer.apply_gradients` returns.
+    A variable that is updated when all replicas have run stays in the tree, as in what `optimizer.apply_gradients` returns.
     """
     leaves, structure = jax.tree.flatten(returned)
-    arrays, kept = [], []
+    arrays: list[Array] = []
+    tree_leaves: list[UserObject] = []
     for leaf in leaves:
         if isinstance(leaf, keras.Variable) and id(leaf) in code.scope.updated:
-            kept.append(leaf)
+            tree_leaves.append(leaf)
             continue
         value = getattr(leaf, "value", leaf) if type(leaf).__module__.startswith("keras.") else leaf
         if isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
-            kept.append(Leaf(len(arrays)))
+            tree_leaves.append(Leaf(len(arrays)))
             arrays.append(jnp.asarray(value))
         else:
-            refuse_hidden(leaf)
-            kept.append(leaf)
-    return arrays, jax.tree.unflatten(structure, kept)
+            refuse_hidden_arrays(leaf)
+            tree_leaves.append(leaf)
+    return arrays, jax.tree.unflatten(structure, tree_leaves)
 
 
-def refuse_hidden(leaf: Any) -> None:
-    """Arrays in an object that is no tree to JAX would stay behind in the trace."""
+def refuse_hidden_arrays(leaf: object) -> None:
+    """Refuse arrays in an object that JAX does not take for a tree: they would stay behind in the trace."""
     if any(isinstance(value, Tracer) for value in getattr(leaf, "__dict__", {}).values()):
         raise ValueError(
             f"The function returns a {type(leaf).__name__} with arrays in it, which strategy.run cannot look into. Return a tuple, a list, a "
@@ -371,27 +421,29 @@ def refuse_hidden(leaf: Any) -> None:
         )
 
 
-def is_summed(output: Any) -> bool:
-    """Numbers are summed over replicas at once: most of them are losses, and one sum costs nothing there."""
+def is_summed(output: Array) -> bool:
+    """Return whether an output is summed over replicas at once: a single number is. Most are losses, and one sum costs nothing there."""
     return output.ndim == 0 and (jnp.issubdtype(output.dtype, jnp.floating) or output.dtype == jnp.int32)
 
 
-def summable(output: Any) -> Any:
-    """Half precision is summed in float32."""
-    half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
-    return output.astype(jnp.float32) if half else output
+def widen_half_precision(output: Array) -> Array:
+    """Return half precision as float32, in which it is summed; all other arrays as they are."""
+    is_half = jnp.issubdtype(output.dtype, jnp.floating) and output.dtype.itemsize < 4
+    return output.astype(jnp.float32) if is_half else output
 
 
-def shapes_of(rows: Any) -> tuple[tuple[int, ...], ...]:
+def list_shapes(rows: PyTree) -> tuple[Shape, ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(rows))
 
 
-def rows_of(batch: Any) -> int:
+def count_batch_rows(batch: PyTree) -> int:
     return jax.tree.leaves(batch)[0].shape[0]
 
 
-def scalers(applied: list[tuple[Any, list[int]]]) -> dict[int, Any]:
-    """For the ids of weights, the optimizer that scales their loss."""
+def find_loss_scalers(
+    applied: list[tuple[keras.optimizers.Optimizer, list[int]]],
+) -> dict[int, keras.optimizers.Optimizer]:
+    """Return, for the ids of weights, the optimizer that scales their loss."""
     return {
         id(keras_private.weights_of(optimizer)[position]): optimizer
         for optimizer, positions in applied

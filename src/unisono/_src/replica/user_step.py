@@ -1,15 +1,20 @@
 """A replica of a model whose `train_step(state, data)`, `test_step` or `predict_step` is overridden.
 
-The step runs as it is written, on the replica's rows, with the optimizer's `stateless_apply` taken over: the gradients that
-it is given are the replica's contribution, applied once to the sum of all replicas. So the updated state does not exist
-inside the step, and what stands in its place can be handed back but not used.
+The step runs as it is written, on the replica's rows, with the optimizer's `stateless_apply` replaced: the gradients that
+it gets are the replica's contribution, applied once to the sum of all replicas. So the updated state does not exist
+inside the step. Placeholders stand in its place: the step can return them, but not use them.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
+
+import keras
 
 from unisono._src import keras_private
+from unisono._src.replica.protocol import State
+from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 
@@ -19,38 +24,40 @@ WAY = (
 )
 
 
-class Left(NamedTuple):
-    """What a step leaves on a replica's rows."""
+class StepResult(NamedTuple):
+    """The result of a step on a replica's rows."""
 
-    gradients: list[Any]
-    """None where the step makes no update."""
-    others: list[Any]
-    metrics: list[Any]
-    logs: dict[str, Any]
+    gradients: list[Array]
+    """Empty where the step makes no update."""
+    non_trainable: list[Array]
+    metrics: list[Array]
+    logs: Logs
 
 
-def is_own(model: Any, mode: str) -> bool:
+def is_own(model: keras.Model, mode: str) -> bool:
+    """Return whether the model's class overrides the step of this mode."""
     return mode in METHODS and keras_private.overrides(model, METHODS[mode])
 
 
-def call_step(model: Any, mode: str, state: tuple[list[Any], ...], batch: Any) -> Any:
-    """Return what the user's own step returns. No loss of an earlier trace is left for it."""
+def call_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:
+    """Return the result of the user step. Losses of earlier traces are forgotten before it runs."""
     keras_private.forget_losses(model)
     with keras_private.compilable_crops(model):
         return getattr(model, METHODS[mode])(state, batch)
 
 
-def run(model: Any, mode: str, state: tuple[list[Any], ...], batch: Any) -> Left:
+def run(model: keras.Model, mode: str, state: State, batch: PyTree) -> StepResult:
+    """Run a user step of training or evaluation on a replica's rows."""
     if mode == "evaluate":
-        logs, (_, others, metrics) = parts(call_step(model, mode, state, batch), mode, 3)
-        return Left([], list(others), list(metrics), dict(logs or {}))
-    taken = Taken(state[0], state[2])
-    with keras_private.wrapped_method(model.optimizer, "stateless_apply", lambda _: taken):
-        logs, (weights, others, slots, metrics) = parts(call_step(model, mode, state, batch), mode, 4)
-    return Left(taken.given_back(weights, slots), list(others), list(metrics), dict(logs or {}))
+        logs, (_, non_trainable, metrics) = check_result(call_step(model, mode, state, batch), mode, 3)
+        return StepResult([], list(non_trainable), list(metrics), dict(logs or {}))
+    recorder = GradientRecorder(state[0], state[2])
+    with keras_private.wrapped_method(model.optimizer, "stateless_apply", lambda _: recorder):
+        logs, (weights, non_trainable, slots, metrics) = check_result(call_step(model, mode, state, batch), mode, 4)
+    return StepResult(recorder.check_returned(weights, slots), list(non_trainable), list(metrics), dict(logs or {}))
 
 
-def predicted(model: Any, state: tuple[list[Any], ...], batch: Any) -> tuple[Any, list[Any]]:
+def predicted(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
     """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
     returned = call_step(model, "predict", state, batch)
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
@@ -61,8 +68,8 @@ def predicted(model: Any, state: tuple[list[Any], ...], batch: Any) -> tuple[Any
     return returned[0], list(returned[1])
 
 
-def parts(returned: Any, mode: str, groups: int) -> Any:
-    """(logs, groups of the state), if that is what the step returned."""
+def check_result(returned: UserObject, mode: str, groups: int) -> tuple[Logs | None, tuple[Sequence[Array], ...]]:
+    """Return the result of a step, if it is (logs, groups of the state); else refuse it."""
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], tuple) and len(returned[1]) == groups:
         return returned
     names = ["trainable_variables", "non_trainable_variables", *["optimizer_variables"] * (groups == 4), "metrics_variables"]
@@ -72,48 +79,51 @@ def parts(returned: Any, mode: str, groups: int) -> Any:
     )
 
 
-class Taken:
-    """Takes the place of `stateless_apply`, once."""
+class GradientRecorder:
+    """A stand-in for `stateless_apply`, to be called once: it keeps the gradients and returns placeholders."""
 
-    def __init__(self, weights: list[Any], slots: list[Any]) -> None:
+    def __init__(self, weights: list[Array], slots: list[Array]) -> None:
         """`weights` and `slots` are the values from which the step goes on."""
-        self._gradients: list[Any] | None = None
-        self._weights: list[Any] = list(weights)
-        self._slots: list[Any] = list(slots)
+        self._gradients: list[Array] | None = None
+        self._weights: list[Array] | list[UpdatedValue] = list(weights)
+        self._slots: list[Array] | list[UpdatedValue] = list(slots)
 
-    def __call__(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[list[Updated], list[Updated]]:
+    def __call__(
+        self, optimizer_variables: Sequence[Array], grads: Sequence[Array], trainable_variables: Sequence[Array]
+    ) -> tuple[list[UpdatedValue], list[UpdatedValue]]:
         if self._gradients is not None:
             raise ValueError(f"train_step applies gradients twice; replicas contribute to one update of a step. {WAY}")
         self._gradients = list(grads)
-        self._weights = [Updated() for _ in trainable_variables]
-        self._slots = [Updated() for _ in optimizer_variables]
+        self._weights = [UpdatedValue() for _ in trainable_variables]
+        self._slots = [UpdatedValue() for _ in optimizer_variables]
         return self._weights, self._slots
 
-    def given_back(self, weights: Any, slots: Any) -> list[Any]:
-        """The gradients, when the step has returned what it was given; none where it makes no update."""
+    def check_returned(self, weights: Sequence[object], slots: Sequence[object]) -> list[Array]:
+        """Return the gradients, if the step has returned the values that it was given; none where it makes no update."""
         for name, returned, given in (("trainable", weights, self._weights), ("optimizer", slots, self._slots)):
-            if len(returned) != len(given) or any(a is not b for a, b in zip(returned, given, strict=True)):
-                by = (
+            if len(returned) != len(given) or any(value is not expected for value, expected in zip(returned, given, strict=True)):
+                origin = (
                     "stateless_apply gave it"
                     if self._gradients is not None
                     else "it was given, without optimizer.stateless_apply"
                 )
-                raise ValueError(f"train_step returns other {name} variables than {by}. {WAY}")
+                raise ValueError(f"train_step returns other {name} variables than {origin}. {WAY}")
         return self._gradients or []
 
 
-def refuse(*_: Any, **__: Any) -> Any:
+def refuse_use(*_: object, **__: object) -> NoReturn:
+    """Refuse every use of a placeholder."""
     raise ValueError(
         f"train_step uses the updated weights or optimizer variables, but the update comes when all replicas have given their "
         f"gradients. {WAY}"
     )
 
 
-class Updated:
-    """Stands for a weight or an optimizer variable after the update."""
+class UpdatedValue:
+    """A placeholder for the value of a weight or an optimizer variable after the update."""
 
-    shape = dtype = ndim = size = property(refuse)
-    __jax_array__ = __array__ = __len__ = __getitem__ = __iter__ = __float__ = __bool__ = refuse
-    __neg__ = __abs__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = refuse
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = refuse
-    __lt__ = __le__ = __gt__ = __ge__ = refuse
+    shape = dtype = ndim = size = property(refuse_use)
+    __jax_array__ = __array__ = __len__ = __getitem__ = __iter__ = __float__ = __bool__ = refuse_use
+    __neg__ = __abs__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = refuse_use
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = refuse_use
+    __lt__ = __le__ = __gt__ = __ge__ = refuse_use

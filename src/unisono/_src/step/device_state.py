@@ -1,10 +1,10 @@
-"""What the devices of a placement hold between the calls of a step: the state, the sums, the constants."""
+"""The device state between the calls of a step: weights, optimizer, statistics, running sums, constants."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -12,10 +12,14 @@ import numpy as np
 from unisono._src.placement import Placement
 from unisono._src.replica.protocol import Functions, State
 from unisono._src.step.program import Work
+from unisono._src.typing import AnyArray, Array
+
+EmptySums: TypeAlias = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+"""(contributions, divisors), on the host: for each dtype, zeros of shape (place, element)."""
 
 
 class Held:
-    """The lead holds the newest state; other devices get it from there when they next need it."""
+    """The device state of a placement. The lead has the newest state; other devices get it from there when they next need it."""
 
     def __init__(self, functions: Functions, placement: Placement, homes: Collection[int]) -> None:
         """`homes` are the devices that finish steps."""
@@ -24,10 +28,10 @@ class Held:
         self._homes = homes
         self._work: dict[int, Work] = {}
         self.current: set[int] = set()
-        """The devices that hold the state of now, not of a step before."""
-        self._returned: list[Any] = []
+        """The devices whose state is the newest one."""
+        self._returned: list[Array] = []
         self._references: dict[int, int] = {}
-        self._constants: dict[int, list[Any]] = {}
+        self._constants: dict[int, list[AnyArray]] = {}
 
     def __getitem__(self, index: int) -> Work:
         return self._work[index]
@@ -35,10 +39,10 @@ class Held:
     def __setitem__(self, index: int, work: Work) -> None:
         self._work[index] = work
 
-    def receive(self, state: State, sums: Callable[[], Any]) -> None:
-        """Takes the state from Keras' loop, which hands back what it was given unless a callback has assigned something.
+    def receive(self, state: State, sums: Callable[[], EmptySums]) -> None:
+        """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
 
-        `sums` makes empty ones, contributions' and divisors', for the first state.
+        `sums` makes empty sums for the first state.
         """
         leaves = list(itertools.chain.from_iterable(state))
         if (
@@ -48,15 +52,15 @@ class Held:
         ):
             return
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
-        found = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
-        self._work[0] = Work(state, *found)
+        device_sums = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
+        self._work[0] = Work(state, *device_sums)
         self.current = {0}
 
     def on(self, index: int) -> Work:
-        """What this device goes on from: the state as it is now, as far as its replicas read it."""
+        """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
         if index not in self.current:
             state = self._work[0].state
-            source = [list(group) if read else None for group, read in zip(state, self._read(index), strict=True)]
+            source = [list(group) if read else None for group, read in zip(state, self._list_read(index), strict=True)]
             scales = {(group, position): state[group][position] for group, position in self._functions.scales()}
             device = self._placement.devices[index]
             sent_groups, scales = jax.device_put((source, scales), device)
@@ -72,34 +76,36 @@ class Held:
         return self._work[index]
 
     def finished_on(self, homes: Collection[int]) -> None:
-        """These devices have finished a step; what the others hold is of before."""
+        """Note that these devices have finished a step; the state of all other devices is now old."""
         self.current = set(homes)
 
-    def _read(self, index: int) -> list[bool]:
-        """Which groups of the state this device reads, beside scales: all where it finishes steps."""
+    def _list_read(self, index: int) -> list[bool]:
+        """Return which groups of the state this device reads, beside scales: all groups where it finishes steps."""
         return [index in self._homes or read for read in self._functions.read()]
 
-    def keep(self, constants: Sequence[Any]) -> None:
-        """The constants of this call."""
+    def keep(self, constants: Sequence[AnyArray]) -> None:
+        """Take the constants of this call."""
         self._constants = {0: list(constants)}
 
-    def constants(self, index: int = 0) -> list[Any]:
-        """On a device."""
+    def constants(self, index: int = 0) -> list[AnyArray]:
+        """Return the constants on a device."""
         if index not in self._constants:
             self._constants[index] = jax.device_put(self._constants[0], self._placement.devices[index])
         return self._constants[index]
 
     def handed_out(self) -> State:
-        """The newest state, as the loops hold it from now on."""
+        """Return the newest state to a loop, and remember its arrays."""
         state = self._work[0].state
         self._returned = list(itertools.chain.from_iterable(state))
-        self._references = {id(array): 2 for array in self._returned}  # that list, and what the lead holds
+        self._references = {id(array): 2 for array in self._returned}  # `_returned`, and the work of the lead
         return state
 
-    def references(self, array: Any) -> int:
-        """How many references to an array of the state are held here."""
+    def references(self, array: object) -> int:
+        """Return how many references to an array of the state are held here."""
         return self._references.get(id(array), 0)
 
     def forget(self) -> None:
-        """Lets go of what lies on the devices."""
-        self._work, self.current, self._returned = {}, set(), []
+        """Drop what lies on the devices."""
+        self._work = {}
+        self.current = set()
+        self._returned = []

@@ -1,33 +1,36 @@
-"""By what the loss terms of a global batch are divided, as far as shapes decide."""
+"""The loss divisors of a global batch, as far as shapes decide them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
+from unisono._src.replica.protocol import Divisor, State
+from unisono._src.typing import AnyArray, PyTree
+
 
 class Divisors:
-    """What a replica adds to the divisor of each loss term: a number, or None where masks or weights decide on the devices."""
+    """The cached divisors of each loss term of a replica: a number, or None where masks or weights decide on the devices."""
 
-    def __init__(self, divisors: Callable[..., Sequence[Any]]) -> None:
+    def __init__(self, divisors: Callable[..., Sequence[Divisor]]) -> None:
+        """`divisors` is that of `Functions`."""
         self._divisors = divisors
-        self._found: dict[Hashable, list[float | None]] = {}
+        self._cache: dict[Hashable, list[float | None]] = {}
 
-    def of(self, kind: Hashable, arguments: Callable[[], tuple[Any, ...]]) -> list[float | None]:
-        """Of a replica's rows of this kind; `arguments` are asked for where it is a new one: (state, rows, constants), in shapes."""
-        if kind not in self._found:
+    def of(self, kind: Hashable, arguments: Callable[[], tuple[State, PyTree, Sequence[AnyArray]]]) -> list[float | None]:
+        """Return the divisors for a kind of rows; `arguments` are read for a new kind: (state, rows, constants), in shapes."""
+        if kind not in self._cache:
 
-            def look(state: Any, rows: Any, constants: Any) -> None:
-                found = self._divisors(state, rows, np.int32(0), np.float32(1), constants)
-                self._found[kind] = [0.0 if d is None else d if isinstance(d, float) else None for d in found]
+            def store_divisors(state: State, rows: PyTree, constants: Sequence[AnyArray]) -> None:
+                divisors = self._divisors(state, rows, np.int32(0), np.float32(1), constants)
+                self._cache[kind] = [0.0 if d is None else d if isinstance(d, float) else None for d in divisors]
 
-            jax.eval_shape(look, *arguments())
-        return self._found[kind]
+            jax.eval_shape(store_divisors, *arguments())
+        return self._cache[kind]
 
 
 def summed(replicas: Sequence[list[float | None]]) -> tuple[float, ...]:
-    """Over the replicas; 0 where it must be counted."""
+    """Add the divisors of the replicas; a divisor that must be counted on the devices is 0."""
     return tuple(0.0 if None in column else float(sum(d or 0.0 for d in column)) for column in zip(*replicas, strict=True))

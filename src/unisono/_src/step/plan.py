@@ -1,4 +1,4 @@
-"""Who runs what: the replicas of a global batch, by device, by subtree, by number of rows."""
+"""The plan of a global batch: its replicas by device, by subtree of the reduction tree, by number of rows."""
 
 from __future__ import annotations
 
@@ -18,111 +18,122 @@ class Run:
     """Neighbouring replicas with the same number of rows, which one call of a program runs."""
 
     size: int
-    """The rows of each."""
+    """The number of rows of each replica."""
     first: int
+    """The first replica."""
     before: int
-    """How many replicas of the same subtree came before."""
+    """The number of replicas before it in the same subtree."""
     count: int
+    """The number of replicas."""
     rows: range
     """Their rows in the global batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A subtree whose sum a device finishes by itself."""
+    """A subtree of the reduction tree whose sum a device finishes by itself."""
 
     device: int
+    """The index of the device."""
     span: range
+    """The leaves under the subtree."""
     runs: tuple[Run, ...]
-    """None where no replica of it has rows."""
+    """Empty where no replica under the subtree has rows."""
 
 
 class Shard(NamedTuple):
-    """One replica of this process that has rows."""
+    """The shard of one replica of this process; it has rows."""
 
     replica: int
     device: int
     leaf: int
-    """Of the tree over which is summed."""
+    """The leaf of the reduction tree."""
     rows: range
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One global batch of so many rows on a placement."""
+    """The work on one global batch, for a number of rows and a placement."""
 
     rows: int
     present: int
-    """How many replicas have rows."""
+    """The number of replicas that have rows."""
     leaves: int
-    """Of the tree over which is summed."""
+    """The number of leaves of the reduction tree."""
     parts: tuple[Part, ...]
-    """Of this process."""
+    """The subtrees of this process."""
     first: range
-    """The rows of the first replica that has some."""
+    """The rows of the first replica that has rows."""
     sizes: tuple[int, ...]
-    """The rows of each replica that has some, wherever it runs."""
+    """The number of rows of each replica that has rows, in all processes."""
     size_at_end: int
-    """The rows of the last replica: its program finishes the step, on every placement."""
+    """The number of rows of the last replica: its program finishes the step, on every placement."""
     of_processes: tuple[tuple[tuple[range, bool], ...], ...]
-    """For each process, the subtrees whose sums it hands on, and whether there are rows under them."""
+    """For each process, the subtrees whose sums it sends, and whether there are rows under them."""
 
     @functools.cached_property
     def shards(self) -> tuple[Shard, ...]:
-        """The replicas of this process that have rows, one by one."""
+        """Return the shards of the replicas of this process that have rows, one by one."""
         return tuple(
-            Shard(run.first + i, part.device, part.span.start + run.before + i, run.rows[i * run.size : (i + 1) * run.size])
+            Shard(
+                run.first + number,
+                part.device,
+                part.span.start + run.before + number,
+                run.rows[number * run.size : (number + 1) * run.size],
+            )
             for part in self.parts
             for run in part.runs
-            for i in range(run.count)
+            for number in range(run.count)
         )
 
     @property
     def rows_of_replicas(self) -> tuple[range, ...]:
-        """The rows of each replica that has some, wherever it runs."""
+        """Return the rows of each replica that has rows, in all processes."""
         ends = itertools.accumulate(self.sizes, initial=self.first.start)
         return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
 
     @property
     def whole(self) -> Run | None:
-        """The one run that is the whole step, where one device and one program do."""
+        """Return the one run that is the whole step, or None where the step needs several devices or programs."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
         return self.parts[0].runs[0] if alone else None
 
 
 def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan:
-    """`sizes` are the rows of each replica, unless they are split evenly."""
+    """Return the plan of a global batch. `sizes` are the rows of each replica; None splits the rows evenly."""
     if sizes is None:
         shards = split_evenly(rows, placement.replicas)
     else:
         ends = tuple(itertools.accumulate(sizes))
         shards = tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
     present = [replica for replica, shard in enumerate(shards) if shard]
-    # Leaves of the tree are replicas; where some in the middle have no rows, those that have some, so that they are neighbours.
+    # The leaves are all replicas. Where replicas in the middle have no rows, the leaves are only those with rows, as neighbours.
     leaves = list(range(placement.replicas)) if present == list(range(len(present))) else present
 
-    def under(block: range) -> list[range]:
-        """The subtrees over a block of replicas."""
-        mine = range(bisect.bisect_left(leaves, block.start), bisect.bisect_left(leaves, block.stop))
-        return reduction_tree.cover(mine, range(len(leaves))) if mine else []
+    def cover_block(block: range) -> list[range]:
+        """Return the subtrees over a block of replicas."""
+        block_leaves = range(bisect.bisect_left(leaves, block.start), bisect.bisect_left(leaves, block.stop))
+        return reduction_tree.cover(block_leaves, range(len(leaves))) if block_leaves else []
 
     parts = tuple(
-        Part(device, span, runs_of(span, leaves, shards))
+        Part(device, span, group_runs(span, leaves, shards))
         for device, block in enumerate(placement.blocks)
-        for span in under(block)
+        for span in cover_block(block)
     )
     of_processes = tuple(
-        tuple((span, any(shards[leaves[leaf]] for leaf in span)) for span in under(block)) for block in placement.of_processes
+        tuple((span, any(shards[leaves[leaf]] for leaf in span)) for span in cover_block(block))
+        for block in placement.of_processes
     )
-    sizes_there = tuple(len(shards[replica]) for replica in present)
-    return Plan(rows, len(present), len(leaves), parts, shards[present[0]], sizes_there, sizes_there[-1], of_processes)
+    present_sizes = tuple(len(shards[replica]) for replica in present)
+    return Plan(rows, len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
 
 
-def runs_of(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[Run, ...]:
-    """Neighbours of one size; at most two runs, where rows are split evenly."""
+def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[Run, ...]:
+    """Return the runs of a subtree: neighbours of one size; at most two runs where rows are split evenly."""
     runs: list[Run] = []
     for before, leaf in enumerate(span):
-        replica, shard = leaves[leaf], shards[leaves[leaf]]
+        replica = leaves[leaf]
+        shard = shards[replica]
         last = runs[-1] if runs else None
         if not shard:
             break

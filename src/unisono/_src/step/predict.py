@@ -1,10 +1,9 @@
-"""The step behind predict: the outputs of every row, in order, and the state that the forward pass leaves."""
+"""The step of predict: the outputs of every row, in order, and the state that the forward pass leaves."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +15,19 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.compiled_model import ReplicaFunctions
 from unisono._src.replica.contribution import Assigned
+from unisono._src.replica.protocol import State
 from unisono._src.replica.state_merging import merged
 from unisono._src.step.constants import Copies, Numbers
 from unisono._src.step.eager import EagerProgram
 from unisono._src.step.plan import Plan, Shard, plan
 from unisono._src.step.replica_sums import Sum
+from unisono._src.typing import Array, Outputs, UserBatch
 from unisono._src.xla.programs import Program
 from unisono._src.xla.rewrite import rewritten
 
-State = tuple[list[Any], ...]
-
 
 class PredictStep:
-    """(weights, other state) and a global batch in; outputs, on the lead device, and the state after it out."""
+    """The step of predict: takes (weights, other state) and global batches; returns outputs, on the lead device, and the new state."""
 
     says_more = True
 
@@ -36,104 +35,110 @@ class PredictStep:
         self._placement = placement
         self._numbers = Numbers()
         self._functions = functions
-        by = functions.predict
-        self._replica = EagerProgram(by) if functions.eager else Program(rewritten(by, placement.lead.platform))
-        self._weights, self._others = Copies(placement.devices), Copies(placement.devices)
-        self._join = Program(joined)
+        predict = functions.predict
+        self._program = EagerProgram(predict) if functions.eager else Program(rewritten(predict, placement.lead.platform))
+        self._weights = Copies(placement.devices)
+        self._others = Copies(placement.devices)
+        self._join = Program(join_outputs)
         self._sum = Sum(placement, exchange)
-        self._merge = Program(self._merged)
+        self._merge = Program(self._merge_assigned)
         self._rows_of_all = rows_of_all(placement) if placement.processes else None
         self._plans = functools.cache(functools.partial(plan, placement=placement))
-        self._like: dict[Any, Any] = {}
+        self._like: dict[Hashable, tuple[Outputs, Assigned]] = {}
         self._state: State = ()
 
-    def __call__(self, state: State, batches: Sequence[Any]) -> tuple[Any, State]:
-        """The outputs of all the batches' rows, and the state."""
+    def __call__(self, state: State, batches: Sequence[UserBatch]) -> tuple[Outputs, State]:
+        """Return the outputs of all the batches' rows, and the new state."""
         outputs = []
         for batch in batches:
-            out, state = self._one(state, global_batch(batch))
-            outputs.append(out)
-        return joined(outputs), state
+            batch_outputs, state = self._predict_batch(state, global_batch(batch))
+            outputs.append(batch_outputs)
+        return join_outputs(outputs), state
 
     @property
     def state(self) -> State:
-        """The newest state, on the lead device."""
+        """Return the newest state, on the lead device."""
         return self._state
 
-    def _one(self, state: State, batch: GlobalBatch) -> tuple[Any, State]:
-        now = self._plans(batch.rows, None)
-        results = {shard.replica: self._run(state, batch, shard) for shard in now.shards}
-        like = self._shapes(state, batch) if self._rows_of_all else (None, None)
+    def _predict_batch(self, state: State, batch: GlobalBatch) -> tuple[Outputs, State]:
+        batch_plan = self._plans(batch.rows, None)
+        results = {shard.replica: self._run_shard(state, batch, shard) for shard in batch_plan.shards}
+        like = self._make_shapes(state, batch) if self._rows_of_all else (None, None)
         lead = self._placement.lead
         outputs = jax.device_put([outputs for outputs, _ in results.values()], lead)
-        own = self._join(lead, (batch.rows, batch.signature), outputs) if outputs else no_rows(like[0])
-        others = self._state_after(state[1], batch, {r: assigned for r, (_, assigned) in results.items()}, now, like[1])
+        own = self._join(lead, (batch.rows, batch.signature), outputs) if outputs else make_empty_outputs(like[0])
+        assigned = {replica: of_replica for replica, (_, of_replica) in results.items()}
+        others = self._update_state(state[1], batch, assigned, batch_plan, like[1])
         self._state = state[0], others
-        return self._of_all(own, batch.rows, like[0]), self._state
+        return self._gather_outputs(own, batch.rows, like[0]), self._state
 
-    def _shapes(self, state: State, batch: GlobalBatch) -> tuple[Any, Any]:
-        """(outputs, what is assigned) of one row."""
+    def _make_shapes(self, state: State, batch: GlobalBatch) -> tuple[Outputs, Assigned]:
+        """Return (outputs, what is assigned) of one row, in shapes."""
         if batch.signature not in self._like:
             self._like[batch.signature] = jax.eval_shape(self._functions.predict, *state, batch.shapes(1), np.int32(0))
         return self._like[batch.signature]
 
-    def _of_all(self, outputs: Any, rows: int, like: Any) -> Any:
-        """The outputs of all processes."""
+    def _gather_outputs(self, outputs: Outputs, rows: int, like: Outputs) -> Outputs:
+        """Return the outputs of all processes; `like` are those of one row, in shapes."""
         if self._rows_of_all is None:
             return outputs
         leaves, structure = jax.tree.flatten(outputs)
         shards = split_evenly(rows, self._placement.replicas)
-        of_processes = [sum(map(len, shards[block.start : block.stop])) for block in self._placement.of_processes]
-        counts = [[of_row.shape[0] * count for count in of_processes] for of_row in jax.tree.leaves(like)]
+        process_rows = [sum(map(len, shards[block.start : block.stop])) for block in self._placement.of_processes]
+        counts = [[row_output.shape[0] * count for count in process_rows] for row_output in jax.tree.leaves(like)]
         return jax.tree.unflatten(structure, self._rows_of_all(leaves, counts))
 
-    def _run(self, state: State, batch: GlobalBatch, shard: Shard) -> tuple[Any, Assigned]:
-        index, rows = shard.device, shard.rows
+    def _run_shard(self, state: State, batch: GlobalBatch, shard: Shard) -> tuple[Outputs, Assigned]:
+        index = shard.device
+        rows = shard.rows
         device = self._placement.devices[index]
         number = self._numbers.on(device, np.int32, shard.replica)
-        mine = sent([batch], rows, (len(rows),), device)
-        inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), mine
-        outputs, assigned = self._replica(device, (len(rows), batch.signature), *inputs, number)
+        shard_batch = sent([batch], rows, (len(rows),), device)
+        inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), shard_batch
+        outputs, assigned = self._program(device, (len(rows), batch.signature), *inputs, number)
         if self._placement.replicas > 1:
-            check_rows(outputs, len(rows))
+            check_output_rows(outputs, len(rows))
         return outputs, assigned
 
-    def _state_after(
-        self, others: list[Any], batch: GlobalBatch, assigned: dict[int, Assigned], now: Plan, like: Any
-    ) -> list[Any]:
-        """Most models assign nothing when they predict."""
+    def _update_state(
+        self, others: list[Array], batch: GlobalBatch, assigned: dict[int, Assigned], batch_plan: Plan, like: Assigned | None
+    ) -> list[Array]:
+        """Return the state with what the replicas assigned. Most models assign nothing when they predict."""
         if not self._functions.assigned:
             return others
-        totals = self._sum(assigned, now, like, batch)
+        totals = self._sum(assigned, batch_plan, like, batch)
         results = {}
         for home, total in totals.items():
             device = self._placement.devices[home]
             rows = self._numbers.on(device, np.float32, batch.rows)
-            there = self._numbers.on(device, np.int32, now.present)
-            results[home] = self._merge(device, None, self._others.on(home, others), total, rows, there)
+            present = self._numbers.on(device, np.int32, batch_plan.present)
+            results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
         self._functions.check(results[0][1])
         return self._others.computed({home: after for home, (after, _) in results.items()})
 
-    def _merged(self, before: list[Any], total: Assigned, rows: Any, present: Any) -> tuple[list[Any], list[Any]]:
-        of = self._functions
-        return merged(of.model.non_trainable_variables, of.assigned, of.alone, before, total, rows, present)
+    def _merge_assigned(
+        self, before: list[Array], total: Assigned, rows: Array, present: Array
+    ) -> tuple[list[Array], list[Array]]:
+        functions = self._functions
+        return merged(functions.model.non_trainable_variables, functions.assigned, functions.alone, before, total, rows, present)
 
     def forget(self) -> None:
-        """Lets go of the copies on the devices; the next step sends them again."""
+        """Drop the copies on the devices; the next step sends them again."""
         self._weights.forget()
         self._others.forget()
 
 
-def joined(outputs: list[Any]) -> Any:
+def join_outputs(outputs: list[Outputs]) -> Outputs:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs) if len(outputs) > 1 else outputs[0]
 
 
-def no_rows(like: Any) -> Any:
-    return jax.tree.map(lambda of_row: jnp.zeros((0, *of_row.shape[1:]), of_row.dtype), like)
+def make_empty_outputs(like: Outputs) -> Outputs:
+    """Return the outputs of no rows."""
+    return jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape[1:]), leaf.dtype), like)
 
 
-def check_rows(outputs: Any, rows: int) -> None:
-    """The outputs of replicas are put together by their first axis, so it must count rows."""
+def check_output_rows(outputs: Outputs, rows: int) -> None:
+    """Refuse outputs whose first axis does not count rows: the outputs of replicas are concatenated along it."""
     for leaf in jax.tree.leaves(outputs):
         if not leaf.ndim or leaf.shape[0] % rows:
             raise ValueError(

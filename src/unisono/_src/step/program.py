@@ -1,15 +1,15 @@
-"""The one program of training and of evaluation, for replicas of one number of rows.
+"""The step program: the one program of training and of evaluation, for replicas of one number of rows.
 
-It is compiled once and plays every part: it counts divisors, runs replicas, adds up what they contribute, finishes the step,
-and goes on to the next, as its orders say. A device that runs all replicas of several steps and one that runs a single
+It is compiled once and does every part of a step: it counts divisors, runs replicas, adds their contributions, finishes the step,
+and goes on to the next step, as its orders say. A device that runs all replicas of several steps and a device that runs a single
 replica of one step run the same machine code, with other orders. That is why placements and the number of steps in a call
 cannot change a bit: two programs of the same source could.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,31 +19,42 @@ from unisono._src.packing import flat, unflat
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Functions, State
 from unisono._src.step import running_sums
+from unisono._src.typing import Array, Logs, PyTree
+
+Whole: TypeAlias = int | Array
+"""A whole number; a tracer inside of the program."""
+
+ReplicaOutputs: TypeAlias = Sequence[Array]
+"""The outputs of replicas, stacked."""
+
+ContributionFunction: TypeAlias = Callable[..., tuple[Contribution, ReplicaOutputs]]
+"""`Functions.contribution`, jitted."""
 
 
 class Orders(NamedTuple):
-    """What one call does; whole numbers. The order within a step is that of the fields from `counting` on."""
+    """The orders for one call; whole numbers. The order within a step is that of the fields from `counting` on."""
 
-    steps: Any = 1
-    first: Any = 0
+    steps: Whole = 1
+    first: Whole = 0
     """The first replica that is run."""
-    count: Any = 0
-    """How many are run."""
-    before: Any = 0
-    """How many replicas of the same sum were added already."""
-    present: Any = 0
-    """How many replicas of the global batch have rows."""
-    counting: Any = 0
+    count: Whole = 0
+    """The number of replicas that are run."""
+    before: Whole = 0
+    """The number of replicas that were added to the same sum already."""
+    present: Whole = 0
+    """The number of replicas of the global batch that have rows."""
+    counting: Whole = 0
     """1 where divisors are counted; they are used at once where replicas are run as well."""
-    running: Any = 0
-    summing: Any = 0
-    """1 where the sum that was counted up is complete."""
-    finishing: Any = 0
+    running: Whole = 0
+    """1 where replicas are run."""
+    summing: Whole = 0
+    """1 where the running sum is complete after these replicas."""
+    finishing: Whole = 0
     """1 where the sum is that of all replicas, and ends the step."""
 
 
 class Work(NamedTuple):
-    """What a call goes on from and leaves behind; its memory is used again."""
+    """The device state that a call starts from and leaves behind; its memory is donated."""
 
     state: State
     contributions: running_sums.Sums
@@ -52,20 +63,24 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a call leaves beside `Work`."""
+    """The results of a call beside `Work`."""
 
-    logs: dict[str, Any]
-    """Mean something where the step was finished."""
-    disagree: list[Any]
+    logs: Logs
+    """Valid only where the step was finished."""
+    disagree: list[Array]
     """For each counter whether replicas disagreed on it."""
-    outputs: Any
-    """What the replicas that were run give back, behind one another; what lies behind the last of them is not to be read."""
+    outputs: ReplicaOutputs
+    """The outputs of the replicas that were run, stacked; what lies behind the last of them must not be read."""
+
+
+ShardOf: TypeAlias = Callable[[Array], PyTree]
+"""A replica's number to its rows."""
 
 
 class Block:
-    """The program's function."""
+    """The step program as a function of Python."""
 
-    def __init__(self, name: str, functions: Functions, contribution: Callable[..., Any], counted: bool, replicas: int) -> None:
+    def __init__(self, name: str, functions: Functions, contribution: ContributionFunction, counted: bool, replicas: int) -> None:
         self._functions = functions
         self._contribution = contribution
         self._counted = counted
@@ -73,121 +88,142 @@ class Block:
         self._replicas = replicas
         self.__name__ = name
         self.says_more = False
-        """Whether logs hold more than the metrics say; known when the program was traced."""
+        """Whether logs hold more than the metrics' state; known when the program was traced."""
 
-    def __call__(self, work: Work, orders: Any, numbers: Any, given: Any, constants: Any, batches: Any) -> tuple[Work, Done]:
-        """
+    def __call__(
+        self, work: Work, order_values: Array, numbers: Array, divisors: Array, constants: Sequence[Array], batches: PyTree
+    ) -> tuple[Work, Done]:
+        """Run steps, or the part of a step that the orders say.
+
         Args:
-            work: The state before, and sums.
-            orders: `Orders`, as one array.
-            numbers: (a replica's share of the rows, the rows of the global batch).
-            given: The divisors of the loss terms, unless they are counted at once.
+            work: The device state before, and running sums.
+            order_values: `Orders`, as one array.
+            numbers: (a replica's row fraction, the rows of the global batch).
+            divisors: The loss divisors, unless they are counted in the same call.
             constants: Arrays that are the same for every replica and step.
-            batches: Arrays of shape (replica of step, row, ...): those of one step behind those of the step before.
+            batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders, (share, rows) = Orders(*orders), numbers
-        replica, outputs = self._shapes(work.state, batches, share, given, constants)
+        orders = Orders(*order_values)
+        row_fraction, rows = numbers
+        replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
         extras = zeros(replica.logs)
         self.says_more = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counters]
         outputs = jax.tree.map(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
 
-        def step(number: Any, carry: Any) -> Any:
+        def step(
+            number: Array, carry: tuple[Work, Logs, list[Array], ReplicaOutputs]
+        ) -> tuple[Work, Logs, list[Array], ReplicaOutputs]:
             work, extras, disagree, outputs = carry
             if self._functions.alone:
-                return self._alone(work, share, rows, given, constants, slot(batches, number))
+                return self._run_alone(work, row_fraction, rows, divisors, constants, slot(batches, number))
             offset = number * orders.count - orders.first
-            part = lambda r: slot(batches, offset + r)  # noqa: E731
-            work, divisors = self._counted_divisors(work, orders, share, given, constants, part)
-            work, outputs = self._run(work, outputs, orders, share, divisors, constants, part)
-            return *self._finished(work, orders, rows, replica, extras, disagree), outputs
+            shard_of = lambda replica: slot(batches, offset + replica)  # noqa: E731
+            work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
+            work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
+            return *self._finish(work, orders, rows, replica, extras, disagree), outputs
 
         work, extras, disagree, outputs = lax.fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
-        return work, Done(self._logs(work.state, orders, extras), disagree, outputs)
+        return work, Done(self._make_logs(work.state, orders, extras), disagree, outputs)
 
-    def _shapes(self, state: State, batches: Any, share: Any, given: Any, constants: Any) -> tuple[Contribution, Any]:
-        """A replica's contribution and outputs, in shapes."""
+    def _make_shapes(
+        self, state: State, batches: PyTree, row_fraction: Array, divisors: Array, constants: Sequence[Array]
+    ) -> tuple[Contribution, ReplicaOutputs]:
+        """Return a replica's contribution and outputs, in shapes."""
         batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), share, given, constants)
+        return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), row_fraction, divisors, constants)
 
-    def _counted_divisors(
-        self, work: Work, orders: Orders, share: Any, given: Any, constants: Any, part: Any
-    ) -> tuple[Work, Any]:
+    def _count_divisors(
+        self, work: Work, orders: Orders, row_fraction: Array, divisors: Array, constants: Sequence[Array], shard_of: ShardOf
+    ) -> tuple[Work, Array]:
+        """Count the divisors if the orders say so; return the work and the divisors for the replicas of this call."""
         if not self._counted:
-            return work, given
+            return work, divisors
 
-        def count(number: Any, divisors: Any) -> Any:
+        def count(number: Array, sums: running_sums.Sums) -> running_sums.Sums:
             replica = orders.first + number
-            found = self._functions.divisors(work.state, part(replica), replica, share, constants)
-            found = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-            return running_sums.pushed(divisors, orders.before + number, {"float32": found})
+            terms = self._functions.divisors(work.state, shard_of(replica), replica, row_fraction, constants)
+            vector = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
+            return running_sums.pushed(sums, orders.before + number, {"float32": vector})
 
-        divisors = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
-        there = orders.before + orders.count
-        divisors = running_sums.folded(divisors, jnp.where((orders.counting & orders.summing) == 1, there, 0))
+        sums = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
+        added = orders.before + orders.count
+        sums = running_sums.folded(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
         at_once = (orders.counting & orders.running) == 1
-        (found,) = running_sums.get(divisors).values()
-        return work._replace(divisors=divisors), jnp.where(at_once, found, given)
+        (total,) = running_sums.get(sums).values()
+        return work._replace(divisors=sums), jnp.where(at_once, total, divisors)
 
-    def _run(
-        self, work: Work, outputs: Any, orders: Orders, share: Any, divisors: Any, constants: Any, part: Any
-    ) -> tuple[Work, Any]:
-        def run(number: Any, carry: Any) -> Any:
+    def _run_replicas(
+        self,
+        work: Work,
+        outputs: ReplicaOutputs,
+        orders: Orders,
+        row_fraction: Array,
+        divisors: Array,
+        constants: Sequence[Array],
+        shard_of: ShardOf,
+    ) -> tuple[Work, ReplicaOutputs]:
+        def run(number: Array, carry: tuple[running_sums.Sums, ReplicaOutputs]) -> tuple[running_sums.Sums, ReplicaOutputs]:
             contributions, outputs = carry
             replica = orders.first + number
-            found = self._contribution(work.state, part(replica), replica, share, divisors, constants)
-            contribution, output = lax.optimization_barrier(found)  # how it is packed must not change how it is computed
-            put = lambda all_, one: lax.dynamic_update_index_in_dim(all_, one, number, 0)  # noqa: E731
+            result = self._contribution(work.state, shard_of(replica), replica, row_fraction, divisors, constants)
+            contribution, output = lax.optimization_barrier(result)  # how it is packed must not change how it is computed
+            put = lambda stacked, one: lax.dynamic_update_index_in_dim(stacked, one, number, 0)  # noqa: E731
             return running_sums.pushed(contributions, orders.before + number, flat(contribution)), jax.tree.map(
                 put, outputs, output
             )
 
         contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
-        there = orders.before + orders.count
+        added = orders.before + orders.count
         complete = (orders.running & orders.summing) == 1
-        return work._replace(contributions=running_sums.folded(contributions, jnp.where(complete, there, 0))), outputs
+        return work._replace(contributions=running_sums.folded(contributions, jnp.where(complete, added, 0))), outputs
 
-    def _finished(self, work: Work, orders: Orders, rows: Any, like: Contribution, extras: Any, disagree: Any) -> Any:
-        def end(_: Any, carry: Any) -> Any:
+    def _finish(
+        self, work: Work, orders: Orders, rows: Array, like: Contribution, extras: Logs, disagree: list[Array]
+    ) -> tuple[Work, Logs, list[Array]]:
+        def end(_: Array, carry: tuple[State, Logs, list[Array]]) -> tuple[State, Logs, list[Array]]:
             state, _extras, disagree = carry
             total = unflat(running_sums.get(work.contributions), like)
-            new, differ = self._functions.finished(state, total, rows, orders.present)
+            new, differ = self._functions.finished(state, total, rows, cast(Array, orders.present))
             return as_before(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
 
         state, extras, disagree = lax.fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
         return work._replace(state=state), extras, disagree
 
-    def _alone(self, work: Work, share: Any, rows: Any, given: Any, constants: Any, batch: Any) -> Any:
-        """One replica is the step: nothing is added."""
-        zero = jnp.int32(0)
+    def _run_alone(
+        self, work: Work, row_fraction: Array, rows: Array, divisors: Array, constants: Sequence[Array], batch: PyTree
+    ) -> tuple[Work, Logs, list[Array], ReplicaOutputs]:
+        """Run the step of one replica: nothing is added."""
+        replica = jnp.int32(0)
         by_itself = self._functions.alone_by_itself(work.state, batch)
         if by_itself is not None:
             new, extras = by_itself
             return work._replace(state=as_before(new, work.state)), extras, [], ()
         if self._counted:
-            found = self._functions.divisors(work.state, batch, zero, share, constants)
-            given = jnp.stack([jnp.float32(0 if d is None else d) for d in found])
-        found = self._contribution(work.state, batch, zero, share, given, constants)
-        total, outputs = lax.optimization_barrier(found)
+            terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
+            divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
+        result = self._contribution(work.state, batch, replica, row_fraction, divisors, constants)
+        total, outputs = lax.optimization_barrier(result)
         new, differ = self._functions.finished(work.state, total, rows, jnp.int32(1))
         outputs = jax.tree.map(lambda a: a[None], outputs)
         return work._replace(state=as_before(new, work.state)), total.logs, differ, outputs
 
-    def _logs(self, state: State, orders: Orders, extras: Any) -> dict[str, Any]:
-        def results(*_: Any) -> dict[str, Any]:
+    def _make_logs(self, state: State, orders: Orders, extras: Logs) -> Logs:
+        def results(*_: Array | Logs) -> Logs:
             return self._functions.results(state) | extras
 
         return lax.fori_loop(0, orders.finishing, results, zeros(jax.eval_shape(results)))
 
 
-def slot(batches: Any, index: Any) -> Any:
+def slot(batches: PyTree, index: Array) -> PyTree:
+    """Return the rows at an index of the first axis; an axis of one needs no index."""
     return jax.tree.map(lambda a: a[0] if len(a) == 1 else lax.dynamic_index_in_dim(a, index, keepdims=False), batches)
 
 
-def zeros(like: Any) -> Any:
+def zeros(like: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
 
 
-def as_before(new: Any, old: Any) -> Any:
-    """In the dtypes of before: what a loop carries keeps its type."""
+def as_before(new: PyTree, old: PyTree) -> PyTree:
+    """Return the new arrays in the dtypes of the old ones: what a loop carries keeps its type."""
     return jax.tree.map(lambda n, o: lax.convert_element_type(n, o.dtype), new, old)

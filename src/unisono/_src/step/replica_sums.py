@@ -1,10 +1,11 @@
-"""Adding up what replicas contribute that are run one by one."""
+"""Sums of the contributions of replicas that are run one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+
+import jax
 
 from unisono._src import reduction_tree
 from unisono._src.data.global_batch import GlobalBatch
@@ -12,6 +13,7 @@ from unisono._src.exchange.protocol import Elsewhere, Exchange
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import add
 from unisono._src.step.plan import Plan
+from unisono._src.typing import PyTree
 from unisono._src.xla.programs import Program
 
 INPUTS = ("trainable_variables", "non_trainable_variables")
@@ -26,28 +28,31 @@ class Sum:
         self._exchange = exchange
         self._add = Program(add)
 
-    def __call__(self, contributions: Mapping[int, Any], now: Plan, like: Any, batch: GlobalBatch) -> dict[int, Any]:
-        """The total for each home.
+    def __call__(
+        self, contributions: Mapping[int, PyTree], batch_plan: Plan, like: PyTree, batch: GlobalBatch
+    ) -> dict[int, PyTree]:
+        """Return the total for each home.
 
         Args:
-            contributions: Of those replicas of this process that have rows, by their numbers.
-            now: Who has rows.
+            contributions: Those of the replicas of this process that have rows, by the replicas' numbers.
+            batch_plan: The plan of the batch.
             like: A contribution, in shapes.
-            batch: Of which it is the total.
+            batch: The batch that the contributions come from.
         """
-        leaves = {shard.leaf: contributions[shard.replica] for shard in now.shards}
-        nodes: list[dict[range, Any]] = [{} for _ in self._placement.devices]
-        for part in now.parts:
+        leaves = {shard.leaf: contributions[shard.replica] for shard in batch_plan.shards}
+        nodes: list[dict[range, PyTree | None]] = [{} for _ in self._placement.devices]
+        for part in batch_plan.parts:
             add_here = partial(self._add_on, self._placement.devices[part.device])
             nodes[part.device][part.span] = reduction_tree.total(
-                part.span, is_leaf, lambda span: leaves.get(span.start), add_here
+                part.span, is_single_leaf, lambda span: leaves.get(span.start), add_here
             )
-        totals = self._exchange.total(nodes, self._add_on, now.leaves, Elsewhere(now.of_processes, like, batch))
+        description = Elsewhere(batch_plan.of_processes, like, batch)
+        totals = self._exchange.total(nodes, self._add_on, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True))
 
-    def _add_on(self, device: Any, left: Any, right: Any) -> Any:
+    def _add_on(self, device: jax.Device, left: PyTree, right: PyTree) -> PyTree:
         return self._add(device, None, left, right)
 
 
-def is_leaf(span: range) -> bool:
+def is_single_leaf(span: range) -> bool:
     return len(span) == 1

@@ -1,7 +1,7 @@
-"""The sum of the tree inside a compiled loop: a stack of sums of 1, 2, 4, ... neighbours, the longest at the bottom.
+"""The sum of the reduction tree inside a compiled loop: a stack of sums of 1, 2, 4, ... neighbours, the longest at the bottom.
 
 Adding a replica is counting up by one in binary: sums of equal length are added, the left one in front, until all lengths differ.
-What stands on the stack in the end is added from the top down. Both are the additions of `tree.total`, in its order; replicas
+At the end the stack is added from the top down. Both are the additions of `reduction_tree.total`, in its order; replicas
 without rows are the last ones and are not counted at all. A replica's contribution takes a place only when nothing is left to add to it.
 
 What is added was written outside of the loop that adds it, so that no multiplication before a sum can be fused into it.
@@ -9,20 +9,19 @@ What is added was written outside of the loop that adds it, so that no multiplic
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from unisono._src.packing import Flat
+from unisono._src.typing import Array
 
 Sums = Flat
-"""(place, element) of each dtype. The sum of all, when it is complete, stands at the first place."""
+"""(place, element) of each dtype. A complete sum lies at the first place."""
 
 
 def places_for(replicas: int) -> int:
-    """As many as any number up to this one has bits that are set.
+    """Return how many places the stack needs: the largest number of set bits in the numbers up to this one.
 
     >>> [places_for(replicas) for replicas in (1, 2, 3, 7, 8, 16)]
     [1, 1, 2, 3, 3, 4]
@@ -30,30 +29,32 @@ def places_for(replicas: int) -> int:
     return (replicas + 1).bit_length() - 1
 
 
-def get(sums: Sums, place: Any = 0) -> Flat:
-    return jax.tree.map(lambda of: lax.dynamic_index_in_dim(of, place, keepdims=False), sums)
+def get(sums: Sums, place: int | Array = 0) -> Flat:
+    """Return the sum at a place."""
+    return jax.tree.map(lambda places: lax.dynamic_index_in_dim(places, place, keepdims=False), sums)
 
 
-def put(sums: Sums, place: Any, value: Flat) -> Sums:
-    return jax.tree.map(lambda of, new: lax.dynamic_update_index_in_dim(of, new, place, 0), sums, value)
+def put(sums: Sums, place: int | Array, value: Flat) -> Sums:
+    """Return the sums with the value at a place."""
+    return jax.tree.map(lambda places, new: lax.dynamic_update_index_in_dim(places, new, place, 0), sums, value)
 
 
-def pushed(sums: Sums, before: Any, value: Flat) -> Sums:
-    """One more value behind `before` others."""
-    held, carries = lax.population_count(before), lax.population_count(before & ~(before + 1))
+def pushed(sums: Sums, before: Array, value: Flat) -> Sums:
+    """Add one more value after `before` others."""
+    height = lax.population_count(before)
+    carries = lax.population_count(before & ~(before + 1))
 
-    def carry(number: Any, right: Flat) -> Flat:
-        return jax.tree.map(jnp.add, get(sums, held - 1 - number), right)
+    def carry(number: Array, right: Flat) -> Flat:
+        return jax.tree.map(jnp.add, get(sums, height - 1 - number), right)
 
-    return put(sums, held - carries, lax.fori_loop(0, carries, carry, value))
-
-
-def folded(sums: Sums, count: Any) -> Sums:
-    """All `count` values at the first place."""
-    held = lax.population_count(count)
-    return lax.fori_loop(1, held, lambda n, sums: lowered(sums, held - n), sums)
+    return put(sums, height - carries, lax.fori_loop(0, carries, carry, value))
 
 
-def lowered(sums: Sums, place: Any) -> Sums:
-    """What stands at a place is added to what stands below."""
+def folded(sums: Sums, count: Array) -> Sums:
+    """Add all `count` values up, at the first place."""
+    height = lax.population_count(count)
+    return lax.fori_loop(1, height, lambda number, sums: add_to_place_below(sums, height - number), sums)
+
+
+def add_to_place_below(sums: Sums, place: Array) -> Sums:
     return put(sums, place - 1, lax.optimization_barrier(jax.tree.map(jnp.add, get(sums, place - 1), get(sums, place))))

@@ -1,1 +1,1 @@
-"""Strategies: where the replicas run, and what belongs to them."""
+"""Strategies: the placement of the replicas, and the models and variables that belong to it."""

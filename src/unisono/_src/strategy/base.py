@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
+import keras
 
 from unisono._src import exchange, execution_mode, keras_private
 from unisono._src.checkpoint import run_description
@@ -26,16 +27,17 @@ from unisono._src.ownership import Owned
 from unisono._src.placement import Placement
 from unisono._src.strategy import device_arguments, scopes
 from unisono._src.strategy.device_arguments import Devices
+from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, lapack, runtime
 
 
 class Strategy(execution_mode.Runner):
-    """R logical replicas on D devices; what all strategies share.
+    """R logical replicas on D devices: the common part of all strategies.
 
     Args:
-        devices: How many devices, or which: a count, a list of JAX devices, or a mesh. By default all that JAX has, but
-            never more than replicas.
-        replicas: R, the number of parts into which every global batch is cut. By default the number of devices.
+        devices: How many devices, or which: a count, a list of JAX devices, or a mesh. By default all devices of JAX,
+            but never more than replicas.
+        replicas: R, the number of replicas into which every global batch is cut. By default the number of devices.
         accumulate: R as a multiple of the devices: each runs this many replicas one after another.
         deterministic: Whether results are the same to the bit, the default. False gives that up for GPU kernels that add in
             no fixed order; fingerprints of such runs say so.
@@ -75,17 +77,17 @@ class Strategy(execution_mode.Runner):
                 runtime.make_cpu_devices(count)
             runtime.ask_for_threads()
         self._meet_others()
-        found = self._find(devices)
-        of_machine = devices is None and replicas is None and self._uses_all_devices
+        chosen = self._find(devices)
+        is_number_of_machine = devices is None and replicas is None and self._uses_all_devices
         if deterministic:
-            platforms = {device.platform for device in found}
+            platforms = {device.platform for device in chosen}
             determinism.check(platforms)
             if "cpu" in platforms:
                 lapack.use_one_thread()
-        self.placement = self._place(found, devices is None, replicas, accumulate)
+        self.placement = self._place(chosen, devices is None, replicas, accumulate)
         self.exchange = exchange.choose(self.placement)
         self.deterministic = deterministic
-        self._to_announce = of_machine
+        self._to_announce = is_number_of_machine
         self._said: set[str] = set()
         self.owned = Owned(self)
         self._runs = Runs(self)
@@ -93,41 +95,41 @@ class Strategy(execution_mode.Runner):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """R, the number of logical replicas."""
+        """Return R, the number of logical replicas."""
         return self.placement.replicas
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
-        """The devices that run the replicas, in contiguous blocks."""
+        """Return the devices that run the replicas, in contiguous blocks."""
         return self.placement.devices
 
     @functools.cached_property
     def on_lead(self) -> tuple[Placement, exchange.Exchange]:
-        """Where replicas run whose steps are not compiled: all those of this process on its first device."""
+        """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
         placement = self.placement.on_lead()
         return placement, exchange.choose(placement)
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What the bits of a run depend on beside its program, seed and data: R, versions, precisions, the kind of device.
+    def facts(self) -> dict[str, Json]:
+        """Return what decides the bits of a run beside its program, seed and data: R, versions, precisions, the kind of device.
 
-        Where `un.fingerprint(strategy.facts)` is the same, so are the results. A checkpoint holds them.
+        Two runs with the same `un.fingerprint(strategy.facts)` have the same results. A checkpoint holds these facts.
         """
         return run_description.of_run(self, self.num_replicas_in_sync)
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
-        """Models made inside belong to this strategy, wherever they are compiled and fitted."""
+        """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
         return scopes.inside(self)
 
     def acting(self) -> contextlib.AbstractContextManager[None]:
-        """Steps call code of the user's inside: it finds this strategy by `get_strategy`, in a scope or not."""
+        """Return a block for steps that call user code: the code finds this strategy by `get_strategy`, in a scope or not."""
         return scopes.act(self)
 
-    # A loop of the user's own.
+    # Loops that the user writes.
 
     @says_near_names
-    def distribute_dataset(self, dataset: Any, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
-        """Global batches of which `run` gives each replica its rows.
+    def distribute_dataset(self, dataset: UserObject, batch_size: int | None = None, shuffle: bool = False) -> DistributedDataset:
+        """Return global batches of which `run` gives each replica its rows.
 
         Args:
             dataset: A list or another iterable of global batches; a tuple or dict of arrays, or an array; a
@@ -139,23 +141,23 @@ class Strategy(execution_mode.Runner):
         return DistributedDataset(source_of(undistributed(dataset), batch_size, shuffle), self.placement)
 
     @says_near_names
-    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Any]) -> DistributedDataset:
-        """Global batches that are made of the replicas' own.
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Iterable[UserBatch]]) -> DistributedDataset:
+        """Return global batches, each joined from one batch of every replica.
 
         Args:
-            dataset_fn: Called once for each replica, wherever it runs, with a context that knows its number as
+            dataset_fn: Called once for each replica, on whatever device it runs, with a context that holds the replica's number as
                 `input_pipeline_id`; returns the replica's batches.
         """
         return DistributedDataset(
             pipelines(lambda context: undistributed(dataset_fn(context)), self.num_replicas_in_sync), self.placement
         )
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Calls `fn` on every replica that has rows, and returns what it returns, for each replica.
+    def run(self, fn: UserFunction, args: Sequence[UserObject] = (), kwargs: Mapping[str, UserObject] | None = None) -> Outputs:
+        """Call `fn` on every replica that has rows, and return its results of all replicas.
 
         Args:
-            fn: A function, compiled once for each kind of arguments. It gets a replica's rows of what comes from a distributed
-                dataset, a replica's value of what an earlier run returned, and everything else as it is.
+            fn: A function, compiled once for each kind of arguments. It gets a replica's rows of a batch of a
+                distributed dataset, a replica's value of the results of an earlier run, and every other argument as it is.
             args: Its arguments.
             kwargs: Its arguments by name.
         """
@@ -166,27 +168,27 @@ class Strategy(execution_mode.Runner):
         with self.acting():
             return self._runs(fn, args, dict(kwargs or {}))
 
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """The sum or the mean of what replicas returned.
+    def reduce(self, reduce_op: str | enum.Enum, value: PyTree, axis: int | None = None) -> PyTree:
+        """Return the sum or the mean of the replicas' results.
 
         Args:
             reduce_op: un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".
-            value: What `run` returned, or a tree of it.
-            axis: Over which to sum within each replica too; 0 for the rows. A mean is then one over all rows.
+            value: A result of `run`, or a tree of results.
+            axis: The axis over which to sum within each replica too; 0 for the rows. A mean is then the mean over all rows.
         """
         refusals.check_outside("reduce")
         per_replica.check(value, self.placement, "reduce")
         return reduce_values.reduced(reduce_op, value, axis, self.placement)
 
     @says_near_names
-    def gather(self, value: Any, axis: int) -> Any:
-        """What replicas returned, one behind the other along an axis."""
+    def gather(self, value: PyTree, axis: int) -> PyTree:
+        """Return the replicas' results, concatenated along an axis."""
         refusals.check_outside("gather")
         per_replica.check(value, self.placement, "gather")
         return reduce_values.gathered(value, axis, self.placement)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
-        """What each replica returned, in order; of a replica without rows, no rows or zero."""
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
+        """Return the result of each replica, in order. A replica without rows has no rows, or zero."""
         refusals.check_outside("local_results")
         per_replica.check(value, self.placement, "local_results")
         return reduce_values.local_results(value, self.num_replicas_in_sync)
@@ -196,14 +198,14 @@ class Strategy(execution_mode.Runner):
     experimental_local_results = local_results
 
     def announce(self) -> None:
-        """Says once, at the first fit, that R came from the machine."""
+        """Print once, at the first fit, that R came from the machine."""
         if self._to_announce:
             self._to_announce = False
-            r = self.num_replicas_in_sync
-            print(f"R = {r} from this machine; write replicas={r} to get these bits elsewhere", file=sys.stderr)
+            replicas = self.num_replicas_in_sync
+            print(f"R = {replicas} from this machine; write replicas={replicas} to get these bits elsewhere", file=sys.stderr)
 
     def say_that_it_is_slow(self, what: str) -> None:
-        """Once for a model, or a function, that is not compiled."""
+        """Warn once of a model or a function that is not compiled."""
         if what in self._said:
             return
         self._said.add(what)
@@ -214,25 +216,25 @@ class Strategy(execution_mode.Runner):
             stacklevel=3,
         )
 
-    def check_alike(self, what: Mapping[str, Any]) -> None:
-        """Called with what must be the same in all processes, by names that messages use."""
+    def check_alike(self, what: Mapping[str, object]) -> None:
+        """Refuse values that differ between processes; the keys are names for the message."""
 
-    def agree(self, variables: list[Any]) -> None:
-        """Called when it is known which variables will be used, before they are: several processes must start from the same."""
+    def agree(self, variables: list[keras.Variable]) -> None:
+        """Give the variables the same values in all processes, before they are first used."""
 
     writes = True
-    """Whether this process, of those that train together, writes files and shows progress."""
+    """Whether this process writes files and shows progress for all processes."""
 
-    def check_use(self, model: Any) -> None:
-        """Before training: the scope around this line, if there is one, must be the model's."""
+    def check_use(self, model: keras.Model) -> None:
+        """Refuse to train the model inside the scope of another strategy."""
         scopes.model_used(model)
 
-    def check_attributes(self, optimizer: Any) -> None:
-        """At every run: what was set on an optimizer must be something that it has."""
+    def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Refuse attributes that were set on an optimizer and that it does not have. Called at every run."""
         refusals.check_attributes(optimizer)
 
-    def check_variables(self, variables: list[Any], assigned: list[Any]) -> None:
-        """In replica code: all must be this strategy's, and it must be clear what becomes of those that are assigned."""
+    def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
+        """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
         refusals.check_variables(variables, self)
         refusals.check_assigned(assigned, self)
 
@@ -240,23 +242,24 @@ class Strategy(execution_mode.Runner):
         device_arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)
 
     def _meet_others(self) -> None:
-        """Called before JAX starts: this strategy meets nobody."""
+        """Connect to the other processes, before JAX starts. This strategy has none."""
         check_alone(type(self).__name__)
 
     def _find(self, devices: Devices) -> list[jax.Device]:
         return device_arguments.found(type(self).__name__, devices)
 
-    def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
-        """`all_of_them`: whether the devices that were found are only those that there are, not those that were asked for."""
+    def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
+        """Return the placement of the replicas. `are_default`: the user asked for no devices, so these are all that there are."""
         if replicas is None:
-            replicas = len(found) * (accumulate or 1)
-        elif all_of_them:
-            found = found[:replicas]
-        return Placement(replicas, tuple(found))
+            replicas = len(devices) * (accumulate or 1)
+        elif are_default:
+            devices = devices[:replicas]
+        return Placement(replicas, tuple(devices))
 
     def __repr__(self) -> str:
-        def counted(count: int, noun: str) -> str:
+        def format_count(count: int, noun: str) -> str:
             return f"{count} {noun}{'s' * (count != 1)}"
 
         kind = self.devices[0].platform
-        return f"<{type(self).__name__}: {counted(self.num_replicas_in_sync, 'replica')} on {counted(len(self.devices), f'{kind} device')}>"
+        replicas = format_count(self.num_replicas_in_sync, "replica")
+        return f"<{type(self).__name__}: {replicas} on {format_count(len(self.devices), f'{kind} device')}>"

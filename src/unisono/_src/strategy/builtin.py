@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
+import keras
 
 from unisono._src import exchange, keras_private
 from unisono._src.loop.runs import Runs
@@ -19,11 +19,11 @@ from unisono._src.strategy.device_arguments import Devices, listed
 
 
 class MirroredStrategy(Strategy):
-    """Replicas on all devices of this process, or on those that `devices` says."""
+    """Replicas on all devices of this process, or on the devices that `devices` names."""
 
 
 class OneDeviceStrategy(Strategy):
-    """All replicas on one device, one after another: what others call gradient accumulation."""
+    """All replicas on one device, one after another: gradient accumulation."""
 
     _uses_all_devices = False
     _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
@@ -44,19 +44,19 @@ class TPUStrategy(Strategy):
     _example = "TPUStrategy(): it needs no resolver, since JAX finds the TPUs of this machine by itself"
 
     def _find(self, devices: Devices) -> list[jax.Device]:
-        found = super()._find(devices)
-        if any(device.platform != "tpu" for device in found):
+        chosen = super()._find(devices)
+        if any(device.platform != "tpu" for device in chosen):
             raise ValueError(
-                f"TPUStrategy found no TPU: JAX runs on {found[0].platform}. On a TPU machine install jax[tpu]; elsewhere write "
+                f"TPUStrategy found no TPU: JAX runs on {chosen[0].platform}. On a TPU machine install jax[tpu]; elsewhere write "
                 f"MirroredStrategy(), which runs the same program on what there is."
             )
-        return found
+        return chosen
 
 
 class ParameterServerStrategy:
-    """Refused: training here is synchronous."""
+    """A name of `tf.distribute` that is refused: training here is synchronous."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         raise ValueError(
             "ParameterServerStrategy trains asynchronously: workers update the weights in whatever order they come, so no two "
             "runs are the same. Training here is synchronous on every placement. Write MirroredStrategy()."
@@ -64,14 +64,14 @@ class ParameterServerStrategy:
 
 
 class DefaultStrategy(Strategy):
-    """One replica on JAX's first device: what `get_strategy()` gives outside every scope. Models stay plain Keras models."""
+    """One replica on JAX's first device: the result of `get_strategy()` outside every scope. Models stay plain Keras models."""
 
     def __init__(self) -> None:
         keras_private.check_version()
         self.deterministic = True
         self._to_announce = False
         self.owned = Owned()
-        self._runs = Runs(self)
+        self._runs = Runs(self)  # pyright: ignore[reportArgumentType]
 
     @functools.cached_property
     def exchange(self) -> exchange.Exchange:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -85,8 +85,8 @@ class DefaultStrategy(Strategy):
     def num_replicas_in_sync(self) -> int:
         return 1
 
-    def check_variables(self, variables: list[Any], assigned: list[Any]) -> None:
-        """Those outside of every scope are its own."""
+    def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
+        """Accept all variables: those made outside of every scope belong to this strategy."""
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -99,15 +99,15 @@ _default: list[DefaultStrategy] = []
 
 
 def get_strategy() -> Strategy:
-    """Return the strategy whose step calls this code, or that of the scope around it; outside of both, the default one of one replica.
+    """Return the strategy whose step calls this code, or the strategy of the scope around it; else the default strategy of one replica.
 
     Example:
         >>> get_strategy().num_replicas_in_sync
         1
     """
-    found = scopes.acting() or scopes.innermost()
-    if found is not None:
-        return found
+    strategy = scopes.acting() or scopes.innermost()
+    if strategy is not None:
+        return strategy
     if not _default:
         _default.append(DefaultStrategy())
     return _default[0]

@@ -1,26 +1,28 @@
-"""What a strategy is made with: how many devices, or which, and into how many parts a global batch is cut."""
+"""The arguments of a strategy: how many devices, or which, and how many replicas."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 import jax
 
 from unisono._src import near_names
 from unisono._src.strategy.device_names import translated
+from unisono._src.typing import UserObject
 from unisono._src.xla import determinism
 
-Devices = int | Sequence[jax.Device] | jax.sharding.Mesh | None
+Devices: TypeAlias = int | Sequence[jax.Device] | jax.sharding.Mesh | None
 
 
-def refuse_form(init: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-    """Raise for arguments that a strategy does not have: misspelt ones, and those of older programs, which had other forms."""
-    (strategy, *positional), names = args, near_names.names_of(init)
+def refuse_form(init: Callable[..., object], args: tuple[UserObject, ...], kwargs: dict[str, UserObject]) -> NoReturn:
+    """Refuse arguments that a strategy does not have: misspelt ones, and arguments in the forms of `tf.distribute`."""
+    strategy, *positional = args
+    names = near_names.names_of(init)
     older = {key: value for key, value in kwargs.items() if key not in names}
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
-    meant = next(filter(None, map(translated, (*positional, *older.values()))), None) or correctly_spelt(older, names)
+    meant = next(filter(None, map(translated, (*positional, *older.values()))), None) or correct_spelling(older, names)
     name = type(strategy).__name__
     raise TypeError(
         f"{name} takes {near_names.listed(names)}, by name, and received {', '.join(received)}. "
@@ -28,8 +30,8 @@ def refuse_form(init: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     ) from None
 
 
-def correctly_spelt(arguments: dict[str, Any], names: Sequence[str]) -> str | None:
-    """Return what was meant by names that are nearly right, as it is to be written."""
+def correct_spelling(arguments: dict[str, UserObject], names: Sequence[str]) -> str | None:
+    """Return the arguments with the right names, as code; None where a name is near to none."""
     near = near_names.nearest(arguments, names)
     if len(near) < len(arguments) or not near:
         return None
@@ -37,7 +39,7 @@ def correctly_spelt(arguments: dict[str, Any], names: Sequence[str]) -> str | No
 
 
 def check(name: str, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
-    """What contradicts itself is an error of the strategy of this name."""
+    """Refuse arguments that contradict each other. `name` is the name of the strategy."""
     if not isinstance(deterministic, bool):
         raise ValueError(f"{name} received deterministic={deterministic!r}; write True or False.")
     determinism.check_switch(deterministic)
@@ -60,7 +62,7 @@ def check(name: str, devices: Devices, replicas: int | None, accumulate: int | N
 
 
 def found(name: str, devices: Devices) -> list[jax.Device]:
-    """The devices that a strategy of this name shall run on, of those of this process. JAX starts here, unless it has."""
+    """Return the devices of this process on which a strategy of this name runs. JAX starts here, unless it has started."""
     if devices is None:
         return jax.local_devices()
     if not isinstance(devices, int):
@@ -80,24 +82,25 @@ def found(name: str, devices: Devices) -> list[jax.Device]:
     )
 
 
-def whole_number(name: str, value: Any) -> Any:
-    """Numbers of NumPy and others as Python's; what is no number passes."""
+def whole_number(name: str, value: UserObject) -> UserObject:
+    """Return a whole number of NumPy or another library as Python's; refuse floats and bools; return all else as it is."""
     if isinstance(value, (bool, float)):
         raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
     return operator.index(value) if hasattr(value, "__index__") else value
 
 
 def listed(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
+    """Return the devices of a list or a mesh; refuse all else, and a device that stands there twice."""
     meant = translated(devices)
     if meant is not None:
         raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received names, {devices!r}. Write {meant}.")
-    found = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
-    odd = [d for d in found if not isinstance(d, jax.Device)]
-    if odd or not found:
+    chosen = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
+    odd = [device for device in chosen if not isinstance(device, jax.Device)]
+    if odd or not chosen:
         raise ValueError(
             f"devices must be a count, a list of JAX devices or a mesh; received {devices!r}. Write devices=2, or "
             f"devices=jax.devices()[:2]."
         )
-    if len(set(found)) < len(found):
-        raise ValueError(f"devices names a device twice: {found}. One device can run many replicas: write accumulate=2.")
-    return found
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"devices names a device twice: {chosen}. One device can run many replicas: write accumulate=2.")
+    return chosen

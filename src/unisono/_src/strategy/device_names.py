@@ -1,15 +1,14 @@
-"""TensorFlow's names of devices, as older programs give them to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
+"""TensorFlow's names of devices, as programs for `tf.distribute` pass them to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 NAME = re.compile(r"(?:.*/)?(?:device:)?(?P<kind>cpu|gpu|tpu):(?P<number>\d+)", re.IGNORECASE)
 
 
-def translated(value: Any) -> str | None:
-    """Return the argument that means these devices in JAX; None where `value` is neither a name of a device nor a list of names.
+def translated(value: object) -> str | None:
+    """Return the argument for these devices in JAX; None where `value` is neither a name of a device nor a list of names.
 
     >>> translated(["/gpu:0", "/gpu:1"]), translated("GPU:1"), translated(2)
     ('devices=2', 'devices=jax.devices("gpu")[1:2]', None)
@@ -17,14 +16,17 @@ def translated(value: Any) -> str | None:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         return None
-    found = [NAME.fullmatch(name) for name in names]
-    if any(match is None for match in found):
+    matches = [NAME.fullmatch(name) for name in names]
+    if any(match is None for match in matches):
         return None
-    devices = [(match["kind"].lower(), int(match["number"])) for match in found if match is not None]
-    kinds, numbers = {kind for kind, _ in devices}, [number for _, number in devices]
+    devices = [(match["kind"].lower(), int(match["number"])) for match in matches if match is not None]
+    kinds = {kind for kind, _ in devices}
+    numbers = [number for _, number in devices]
     if len(kinds) > 1:
         return "devices=[" + ", ".join(f'jax.devices("{kind}")[{number}]' for kind, number in devices) + "]"
-    kind, first, last = devices[0][0], numbers[0], numbers[-1]
+    kind = devices[0][0]
+    first = numbers[0]
+    last = numbers[-1]
     if kind != "cpu" and numbers == list(range(len(numbers))):
         return f"devices={len(numbers)}"
     all_of_kind = f'jax.devices("{kind}")'

@@ -1,13 +1,13 @@
-"""The strategy of several processes, which all run the same program."""
+"""The strategy of several processes that all run the same program."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
+import keras
 
 from unisono._src import keras_private
 from unisono._src.cluster.connect import connect
@@ -22,6 +22,7 @@ from unisono._src.processes.agreement import Agreement
 from unisono._src.strategy import device_arguments, startup
 from unisono._src.strategy.base import Strategy
 from unisono._src.strategy.device_arguments import Devices, found
+from unisono._src.typing import Json
 from unisono._src.versions import versions
 from unisono._src.xla import runtime
 from unisono._src.xla.device_kind import Kind, differences, kind_of
@@ -31,11 +32,11 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Replicas on all devices of all processes; every process runs the same program.
 
     Args:
-        coordinator: host:port at which process 0 listens. By default what `unisono launch`, TF_CONFIG or a cluster that JAX
-            detects say; where nobody says anything, this is the only process.
+        coordinator: host:port at which process 0 listens. By default the address that `unisono launch`, TF_CONFIG or a
+            cluster that JAX detects give; without any of them, this is the only process.
         processes: How many processes there are.
-        process: Which of them this one is, counted from 0 on.
-        devices: How many devices of this process, or which.
+        process: The number of this process, from 0 on.
+        devices: How many devices of this process to use, or which.
         replicas: R. By default the number of devices of all processes.
         accumulate: R as a multiple of all devices.
         deterministic: As for all strategies.
@@ -70,30 +71,30 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _find(self, devices: Devices) -> list[jax.Device]:
         if self._agreement is None:
             return super()._find(devices)
-        return [d for d in found(type(self).__name__, devices) if d.process_index == jax.process_index()]
+        return [device for device in found(type(self).__name__, devices) if device.process_index == jax.process_index()]
 
-    def _place(self, found: list[jax.Device], all_of_them: bool, replicas: int | None, accumulate: int | None) -> Placement:
+    def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
         if self._agreement is None:
-            return super()._place(found, all_of_them, replicas, accumulate)
+            return super()._place(devices, are_default, replicas, accumulate)
         if replicas is not None and replicas < self.cluster.processes:
             raise ValueError(
                 f"MultiWorkerMirroredStrategy received replicas={replicas} in {self.cluster.processes} processes, each of which runs at least "
                 f"one replica. Write replicas={self.cluster.processes} or more, or start fewer processes."
             )
-        if replicas is not None and all_of_them:
-            found = found[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
-        all_ = self._agreement.told("its devices", [device.id for device in found])
-        counts = tuple(map(len, all_))
+        if replicas is not None and are_default:
+            devices = devices[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
+        ids_of_processes = self._agreement.told("its devices", [device.id for device in devices])
+        counts = tuple(map(len, ids_of_processes))
         self._agreement.check(self._identity(replicas, accumulate))
-        all_kinds = self._agreement.told("the kind of its devices", kind_of(found[0]))
+        all_kinds = self._agreement.told("the kind of its devices", kind_of(devices[0]))
         if self.writes:
             warn_of_kinds(all_kinds)
-        leads = startup.devices_of([ids[0] for ids in all_])
-        together = Processes(self.cluster.process, leads, counts)
-        return Placement(replicas or sum(counts) * (accumulate or 1), tuple(found), together)
+        leads = startup.devices_of([ids[0] for ids in ids_of_processes])
+        processes = Processes(self.cluster.process, leads, counts)
+        return Placement(replicas or sum(counts) * (accumulate or 1), tuple(devices), processes)
 
-    def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Any]:
-        """What must be the same everywhere."""
+    def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Json]:
+        """Return what must be the same in all processes."""
         return {
             "replicas": replicas,
             "accumulate": accumulate,
@@ -107,13 +108,13 @@ class MultiWorkerMirroredStrategy(Strategy):
     def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.cluster.process == 0
 
-    def check_alike(self, what: Mapping[str, Any]) -> None:
+    def check_alike(self, what: Mapping[str, object]) -> None:
         if self._agreement is not None:
             self._agreement.check({name: repr(value) for name, value in what.items()})
 
-    def agree(self, variables: list[Any]) -> None:
-        """Variables of one structure everywhere, and the values of process 0."""
-        new = list({id(v): v for v in variables if v not in self._agreed}.values())
+    def agree(self, variables: list[keras.Variable]) -> None:
+        """Refuse variables of other structures in other processes, and give all processes the values of process 0."""
+        new = list({id(variable): variable for variable in variables if variable not in self._agreed}.values())
         if self._agreement is None or not self._agreement.any_("new variables", bool(new)):
             return
         self._agreement.check({"the variables of the model": startup.structure_of(new)})
@@ -123,7 +124,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         for variable in new:
             self._agreed.add(variable)
 
-    def _take_from_first(self, variables: list[Any]) -> None:
+    def _take_from_first(self, variables: list[keras.Variable]) -> None:
+        """Give the variables the values of process 0."""
         processes = self.placement.processes
         assert processes is not None
         if processes.number:
@@ -138,8 +140,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             variable.assign(of_first(mine).reshape(variable.shape))
 
 
-def warn_of_kinds(kinds: list[Kind]) -> None:
-    """Say where processes, of which these are the devices, may compute other bits from the same numbers."""
+def warn_of_kinds(kinds: Sequence[Kind]) -> None:
+    """Warn where processes with devices of these kinds may compute different bits from the same numbers."""
     for process, kind in enumerate(kinds):
         if said := differences(kind, kinds[0], f"in process {process}", "in process 0"):
             warnings.warn(

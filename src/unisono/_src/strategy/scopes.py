@@ -1,11 +1,11 @@
-"""Scopes: what is made inside of one belongs to its strategy."""
+"""Scopes of strategies: objects made inside a scope belong to its strategy."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -13,33 +13,37 @@ from unisono._src import keras_private
 from unisono._src.checks import refusals
 from unisono._src.fit import keras_hooks
 from unisono._src.loop import tf_names
+from unisono._src.typing import UserObject
+
+if TYPE_CHECKING:
+    from unisono._src.strategy.base import Strategy
 
 
 class Scopes(threading.local):
     """The strategies whose scopes this thread is in, innermost last."""
 
     def __init__(self) -> None:
-        self.open: list[Any] = []
-        self.acting: list[Any] = []
-        """Strategies whose steps call code of the user's, in a scope or not."""
+        self.open: list[Strategy] = []
+        self.acting: list[Strategy] = []
+        """Strategies whose steps call user code, in a scope or not."""
 
 
 _scopes = Scopes()
 
 
-def innermost() -> Any:
-    """The strategy of the scope around; None outside of every scope."""
+def innermost() -> Strategy | None:
+    """Return the strategy of the innermost scope around; None outside of every scope."""
     return _scopes.open[-1] if _scopes.open else None
 
 
-def acting() -> Any:
+def acting() -> Strategy | None:
     """Return the strategy whose step calls this code; None where no step does."""
     return _scopes.acting[-1] if _scopes.acting else None
 
 
 @contextlib.contextmanager
-def act(strategy: Any) -> Iterator[None]:
-    """For the block, code that a step calls finds its strategy."""
+def act(strategy: Strategy) -> Iterator[None]:
+    """Make this the strategy that user code finds, for the block of a step."""
     _scopes.acting.append(strategy)
     try:
         yield
@@ -48,8 +52,8 @@ def act(strategy: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def inside(strategy: Any) -> Iterator[Any]:
-    """The scope of a strategy. It may be entered again inside itself; those of two strategies never mix."""
+def inside(strategy: Strategy) -> Iterator[Strategy]:
+    """Open the scope of a strategy. A scope may be entered again inside itself; scopes of two strategies never mix."""
     outer = innermost()
     if outer is not None and outer is not strategy:
         raise RuntimeError(
@@ -64,26 +68,26 @@ def inside(strategy: Any) -> Iterator[Any]:
             _scopes.open.pop()
 
 
-def made(thing: Any) -> None:
-    """What is made in a scope of this thread belongs to its strategy."""
+def made(created: UserObject) -> None:
+    """Give a new layer, optimizer, metric or variable to the strategy of the scope around, if there is one."""
     strategy = innermost()
     if strategy is not None:
-        strategy.owned.add(thing)
-        if isinstance(thing, keras.metrics.Metric):
-            tf_names.name_metric(thing)
-        if isinstance(thing, keras.optimizers.Optimizer):
-            refusals.watch_apply(thing)
+        strategy.owned.add(created)
+        if isinstance(created, keras.metrics.Metric):
+            tf_names.name_metric(created)
+        if isinstance(created, keras.optimizers.Optimizer):
+            refusals.watch_apply(created)
 
 
-def model_made(model: Any) -> None:
-    """A model that is trained uses its strategy."""
+def model_made(model: keras.Model) -> None:
+    """Tie a new model to the strategy of the scope around, which then trains it."""
     strategy = innermost()
     if strategy is not None:
         keras_hooks.Bond(model, strategy)
 
 
-def model_used(model: Any) -> None:
-    """A model that is compiled or trained in a scope of this thread must have been made in that strategy's."""
+def model_used(model: keras.Model) -> None:
+    """Refuse to compile or train a model in a scope of another strategy."""
     strategy = innermost()
     if strategy is not None:
         refusals.check_made_here(model, strategy, keras_hooks.belongs_to(model))

@@ -1,1 +1,1 @@
-"""All that TensorBoard needs: the callback, the files of events, and what is drawn in them."""
+"""The TensorBoard callback, its event files, and the summaries in them."""

@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Literal, TypeGuard, cast
 
 import jax
 import keras
 
 from unisono._src import keras_private
+from unisono._src.fit.keras_hooks import Bond
 from unisono._src.fit.steps_per_call import MOST_STEPS
 from unisono._src.near_names import says_near_names
 from unisono._src.tensorboard import model_summary, weight_summaries
-from unisono._src.tensorboard.batch_count import BatchCount
+from unisono._src.tensorboard.batch_count import BatchCount, BatchCountState
 from unisono._src.tensorboard.event_file import EventFiles, tensorboardx
 from unisono._src.tensorboard.logged_numbers import number_in, numbers, settings_of
-from unisono._src.tensorboard.profiling import Profile
-from unisono._src.tensorboard.projector import Projector
+from unisono._src.tensorboard.profiling import Profile, ProfileBatch
+from unisono._src.tensorboard.projector import MetadataFiles, Projector
 from unisono._src.tensorboard.speed import Speed
+from unisono._src.typing import Logs, UserObject
 
 FLUSH_SECONDS = 10.0
 
 
 class TensorBoard(keras.callbacks.Callback):
-    """Writes what TensorBoard shows of a training: `pip install tensorboard` and `tensorboard --logdir logs` open it.
+    """A callback that writes a training's event files: `pip install tensorboard` and `tensorboard --logdir logs` show them.
 
-    Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. Beside them stand, for each epoch, the rows a
-    second of its training without validation (epoch_images_per_second) and the scale of a LossScaleOptimizer (epoch_loss_scale).
-    Steps are taken in groups as without the callback, but no group goes over a batch that is written.
+    Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. For each epoch it also writes the rows per second of
+    the training without validation (epoch_images_per_second) and the scale of a LossScaleOptimizer (epoch_loss_scale).
+    One call takes several steps, as without the callback, but a batch that is written is the last of its call.
 
     Args:
         log_dir: The directory, with "train" and "validation" in it.
-        histogram_freq: Every so many epochs, histograms of all weights; 0 for none.
-        write_graph: Whether the graph of layers is written; of models that are neither Functional nor Sequential, a summary as text.
+        histogram_freq: The number of epochs from one histogram of all weights to the next; 0 for none.
+        write_graph: Whether the graph of layers is written. For a model that is neither Functional nor Sequential it is a summary as text.
         write_images: Whether weights are written as images too, with the histograms.
-        write_steps_per_second: Whether the steps a second of each epoch are written, and with `update_freq` of batches.
-        update_freq: "epoch"; or "batch" or a number n for the losses and metrics of every batch, or of every n-th, too.
-        profile_batch: The batch, or the first and the last one, that `jax.profiler` records; 0 for none. They are counted from 1
+        write_steps_per_second: Whether the steps per second of each epoch are written, and with `update_freq` also of batches.
+        update_freq: "epoch", or "batch" or a number n to write losses and metrics also of every batch, or of every n-th batch.
+        profile_batch: The batch, or the first and the last batch, that `jax.profiler` records; 0 for none. Batches are counted from 1
             on, over all epochs. To see the profile: pip install xprof.
-        embeddings_freq: Every so many epochs, the tables of Embedding layers for the projector; 0 for none.
-        embeddings_metadata: A file with a label for each row of the tables, or such files by the layers' names; relative to log_dir.
+        embeddings_freq: The number of epochs from one copy of the tables of Embedding layers, for the projector, to the next; 0 for none.
+        embeddings_metadata: A file with a label for each row of the tables, or a dict of files by the layers' names; relative to log_dir.
 
     Example:
         >>> callback = TensorBoard("logs", histogram_freq=1, update_freq=100, profile_batch=(10, 20))
@@ -56,22 +58,22 @@ class TensorBoard(keras.callbacks.Callback):
         write_graph: bool = True,
         write_images: bool = False,
         write_steps_per_second: bool = False,
-        update_freq: Any = "epoch",
-        profile_batch: Any = 0,
+        update_freq: int | Literal["epoch", "batch"] = "epoch",
+        profile_batch: ProfileBatch = 0,
         embeddings_freq: int = 0,
-        embeddings_metadata: Any = None,
+        embeddings_metadata: MetadataFiles = None,
     ) -> None:
         super().__init__()
-        tensorboardx()  # else it would be missed when a first epoch is over
+        tensorboardx()  # else a missing package would show at the end of the first epoch
         self.log_dir = str(log_dir)
-        self.histogram_freq = number_of_epochs("histogram_freq", histogram_freq)
+        self.histogram_freq = check_epochs("histogram_freq", histogram_freq)
         self.write_graph = write_graph
         self.write_images = write_images
         self.write_steps_per_second = write_steps_per_second
-        self.update_freq = 1 if update_freq == "batch" else update_freq
-        self.embeddings_freq = number_of_epochs("embeddings_freq", embeddings_freq)
+        self.update_freq: int | Literal["epoch"] = 1 if update_freq == "batch" else update_freq
+        self.embeddings_freq = check_epochs("embeddings_freq", embeddings_freq)
         self.embeddings_metadata = embeddings_metadata
-        if update_freq != "epoch" and not is_number(self.update_freq, least=1):
+        if update_freq != "epoch" and not is_whole_number(self.update_freq, least=1):
             raise ValueError(f"update_freq is 'epoch', 'batch', or a number of batches; received {update_freq!r}.")
         if write_images and not histogram_freq:
             warnings.warn(
@@ -84,56 +86,57 @@ class TensorBoard(keras.callbacks.Callback):
         self._files = EventFiles(self.log_dir)
         self._profile = Profile(profile_batch, os.path.join(self.log_dir, "train"))
         self._projector = Projector(self.log_dir, embeddings_metadata)
-        self._count = BatchCount()
+        self._batch_count = BatchCount()
         self._speed = Speed(0)
-        self._bond: Any = None
-        self._fits = False
+        self._bond: Bond | None = None
+        self._is_fitting = False
 
-    # What Keras calls.
+    # Methods that Keras calls.
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
-        self._end()  # outside of a strategy, nobody says when a fit was broken off
+        self._end_fit()  # outside of a strategy, no call tells that a fit was broken off
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        model: Any = self.model
-        self._bond, self._fits = keras_private.bond_of(model), True
-        self._count.per_call = model.steps_per_execution
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        model = cast(keras.Model, self.model)
+        self._bond = keras_private.bond_of(model)
+        self._is_fitting = True
+        self._batch_count.per_call = model.steps_per_execution
         if self.embeddings_freq:
             self._projector.check(model)
         if self.write_graph:
             model_summary.write(model, self._files["train"])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._count.begin_epoch(epoch)
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._batch_count.begin_epoch(epoch)
         self._speed = Speed(self._steps_taken() if self.write_steps_per_second else 0)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        number = self._count.number(batch)
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
+        number = self._batch_count.number(batch)
         self._speed.batch_begins(batch, number)
-        self._profile.batch_begins(number, batch, self._wait)
+        self._profile.batch_begins(number, batch, self._wait_for_steps)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        number = self._count.number(batch)
-        if self._count.ended(batch):
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        number = self._batch_count.number(batch)
+        if self._batch_count.ended(batch):
             self._speed.batch_ended(batch)
             if self.update_freq != "epoch" and number % self.update_freq == 0:
                 self._write_batch(number, logs)
-        self._profile.batch_ended(number, self._wait)
+        self._profile.batch_ended(number, self._wait_for_steps)
 
-    def on_test_begin(self, logs: Any = None) -> None:
-        if self._fits:
-            self._speed.training_ended(self.model)
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        if self._is_fitting:
+            self._speed.training_ended(cast(keras.Model, self.model))
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         if self._optimizer is not None:
             named = {f"evaluation_{name}_vs_iterations": value for name, value in numbers(logs or {})}
             self._files["validation"].scalars(named, self._steps_taken())
-        if not self._fits:
+        if not self._is_fitting:
             self._files.close()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        model = self.model
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        model = cast(keras.Model, self.model)
         self._speed.training_ended(model)
         if logs:
             self._write_epoch(epoch, dict(numbers(logs)))
@@ -143,36 +146,36 @@ class TensorBoard(keras.callbacks.Callback):
             self._projector.write(model, epoch)
         self._files.flush()
 
-    def on_train_end(self, logs: Any = None) -> None:
-        self._profile.warn_if_missed(self._count.done)
-        self._end()
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._profile.warn_if_missed(self._batch_count.done)
+        self._end_fit()
 
-    # What our fit calls.
+    # Methods that our fit calls.
 
     def fit_is_over(self) -> None:
-        """However it ended."""
-        self._end()
+        """End the fit, also after an error."""
+        self._end_fit()
 
     def steps_until_due(self, step: int) -> int:
-        """How many steps may come at once before one that is written, or at which a profile begins or ends."""
-        done = self._count.number(step) - 1
+        """Return how many steps one call may take up to a step that is written, or at which a profile begins or ends."""
+        done = self._batch_count.number(step) - 1
         until_written = MOST_STEPS if self.update_freq == "epoch" else self.update_freq - done % self.update_freq
         return min(until_written, self._profile.steps_until_due(done))
 
-    # What BackupAndRestore calls.
+    # Methods that BackupAndRestore calls.
 
-    def get_state(self) -> dict[str, Any]:
-        """In JSON."""
-        self._files.flush()  # what a checkpoint has counted is not written again
-        return self._count.get_state()
+    def get_state(self) -> BatchCountState:
+        """Return the state, in JSON."""
+        self._files.flush()  # batches that a checkpoint has counted are not written again
+        return self._batch_count.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._count.set_state(state)
+    def set_state(self, state: BatchCountState) -> None:
+        self._batch_count.set_state(state)
 
     # Writing.
 
-    def _write_batch(self, number: int, logs: Any) -> None:
-        values = {f"batch_{name}": value for name, value in numbers(self._newest(logs or {}))}  # waits for the step
+    def _write_batch(self, number: int, logs: Logs | None) -> None:
+        values = {f"batch_{name}": value for name, value in numbers(self._newest_logs(logs or {}))}  # waits for the step
         if self.write_steps_per_second:
             values["batch_steps_per_second"] = self._speed.batches_per_second(number)
         self._files["train"].scalars(values, number)
@@ -190,38 +193,40 @@ class TensorBoard(keras.callbacks.Callback):
             if values:
                 self._files[run].scalars({f"epoch_{name}": value for name, value in values.items()}, epoch)
 
-    # What is known of the training.
+    # The state of the training.
 
-    def _newest(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """The logs of the last step, and what callbacks added to them. Our fit shows callbacks older ones, which cost no wait."""
+    def _newest_logs(self, shown: Logs) -> Logs:
+        """Return the logs of the last step, and what callbacks added to them. Our fit gives callbacks older logs, which cost no wait."""
         course = None if self._bond is None else self._bond.course
         return shown if course is None else {**shown, **course.logs}
 
-    def _wait(self) -> None:
-        jax.block_until_ready(self._newest({}))  # outside of a strategy, Keras has waited
+    def _wait_for_steps(self) -> None:
+        jax.block_until_ready(self._newest_logs({}))  # outside of a strategy, Keras has waited
 
     @property
-    def _optimizer(self) -> Any:
-        model: Any = self.model
-        return model.optimizer
+    def _optimizer(self) -> keras.optimizers.Optimizer | None:
+        return cast(keras.Model, self.model).optimizer
 
     def _steps_taken(self) -> int:
-        """By the optimizer, as Keras counts; batches for a model without one."""
+        """Return the steps that the optimizer has counted, as Keras does; batches for a model without an optimizer."""
         optimizer = self._optimizer
-        return self._count.done if optimizer is None else int(number_in(optimizer.iterations))
+        return self._batch_count.done if optimizer is None else int(number_in(optimizer.iterations))
 
-    def _end(self) -> None:
+    def _end_fit(self) -> None:
         self._profile.stop()
         self._profile.begin_anew()
         self._files.close()
-        self._count, self._fits, self._bond = BatchCount(), False, None
+        self._batch_count = BatchCount()
+        self._is_fitting = False
+        self._bond = None
 
 
-def number_of_epochs(name: str, value: Any) -> int:
-    if not is_number(value, least=0):
+def check_epochs(name: str, value: UserObject) -> int:
+    """Return a number of epochs as it was given. Refuse other values."""
+    if not is_whole_number(value, least=0):
         raise ValueError(f"{name} is a number of epochs, or 0 for never; received {value!r}.")
     return value
 
 
-def is_number(value: Any, least: int) -> bool:
+def is_whole_number(value: UserObject, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

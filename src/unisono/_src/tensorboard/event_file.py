@@ -1,12 +1,12 @@
-"""Files of events, in the form in which TensorFlow writes them, by tensorboardX."""
+"""Event files in TensorFlow's format, written with tensorboardX."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ USED = {
 
 
 class EventFiles:
-    """The files below `log_dir`, each in the directory of its run. One is made when something is first written to it."""
+    """The files below `log_dir`, each in the directory of its run. A file is made when something is first written to it."""
 
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir
@@ -38,7 +38,7 @@ class EventFiles:
         return self._files[run]
 
     def flush(self, age: float = 0.0) -> None:
-        """Brings to disk what has waited for so many seconds."""
+        """Write to disk the events that have waited for `age` seconds."""
         for file in self._files.values():
             file.flush(age)
 
@@ -48,37 +48,38 @@ class EventFiles:
 
 
 class EventFile:
-    """One file, which TensorBoard reads while it grows."""
+    """A file that TensorBoard reads while it grows."""
 
     def __init__(self, directory: str) -> None:
-        self._of = tensorboardx()
-        self._of.directory_check(directory)
-        # tensorboardX counts seconds, and would overwrite the file of a fit that ended in this one.
-        self._writer = self._of.EventsWriter(os.path.join(directory, "events"), f".{os.getpid()}.{time.time_ns()}.v2")
+        self._tensorboardx = tensorboardx()
+        self._tensorboardx.directory_check(directory)
+        # tensorboardX counts seconds, and would overwrite the file of a fit that ended in the same second.
+        self._writer = self._tensorboardx.EventsWriter(os.path.join(directory, "events"), f".{os.getpid()}.{time.time_ns()}.v2")
         self._flushed = time.monotonic()
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        """Numbers by their tags."""
-        self._add([self._of.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()], step)
+        """Write numbers by their tags."""
+        self._write([self._tensorboardx.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()], step)
 
-    def tensor(self, tag: str, plugin: str, value: Any, step: int, content: bytes = b"") -> None:
-        """What a plugin of TensorBoard shows.
+    def tensor(self, tag: str, plugin: str, value: np.ndarray | bytes | list[bytes], step: int, content: bytes = b"") -> None:
+        """Write a value for a plugin of TensorBoard.
 
         Args:
             tag: The name that is shown.
             plugin: The plugin's name.
             value: An array of float64, bytes, or a list of bytes.
-            step: Where it stands.
-            content: What the plugin wants to know beside it.
+            step: The step or epoch at which it is shown.
+            content: More data for the plugin.
         """
-        data = self._of.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-        metadata = self._of.SummaryMetadata(plugin_data=data)
-        self._add([self._of.Summary.Value(tag=tag, metadata=metadata, tensor=self._proto(value))], step)
+        data = self._tensorboardx.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+        metadata = self._tensorboardx.SummaryMetadata(plugin_data=data)
+        self._write([self._tensorboardx.Summary.Value(tag=tag, metadata=metadata, tensor=self._make_tensor(value))], step)
 
     def graph(self, nodes: list[Node]) -> None:
-        """The run's graph, of which TensorBoard shows one."""
-        graph = self._of.GraphDef(node=[self._of.NodeDef(name=node.name, op=node.kind, input=node.inputs) for node in nodes])
-        self._writer.write_event(self._of.Event(wall_time=time.time(), graph_def=graph.SerializeToString()))
+        """Write the graph of the run. TensorBoard shows one graph for each run."""
+        node_defs = [self._tensorboardx.NodeDef(name=node.name, op=node.kind, input=node.inputs) for node in nodes]
+        graph = self._tensorboardx.GraphDef(node=node_defs)
+        self._writer.write_event(self._tensorboardx.Event(wall_time=time.time(), graph_def=graph.SerializeToString()))
 
     def flush(self, age: float = 0.0) -> None:
         now = time.monotonic()
@@ -89,36 +90,38 @@ class EventFile:
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, values: list[Any], step: int) -> None:
-        summary = self._of.Summary(value=values)
-        self._writer.write_event(self._of.Event(wall_time=time.time(), step=step, summary=summary))
+    def _write(self, values: Sequence[object], step: int) -> None:
+        summary = self._tensorboardx.Summary(value=values)
+        self._writer.write_event(self._tensorboardx.Event(wall_time=time.time(), step=step, summary=summary))
 
-    def _proto(self, value: Any) -> Any:
+    def _make_tensor(self, value: np.ndarray | bytes | list[bytes]) -> object:
         if isinstance(value, np.ndarray):
-            return self._of.TensorProto(
-                dtype="DT_DOUBLE", tensor_shape=self._shape(*value.shape), tensor_content=value.astype("<f8").tobytes()
+            return self._tensorboardx.TensorProto(
+                dtype="DT_DOUBLE", tensor_shape=self._make_shape(*value.shape), tensor_content=value.astype("<f8").tobytes()
             )
-        several = isinstance(value, list)
-        shape = self._shape(len(value)) if several else self._shape()
-        return self._of.TensorProto(dtype="DT_STRING", tensor_shape=shape, string_val=value if several else [value])
+        is_list = isinstance(value, list)
+        shape = self._make_shape(len(value)) if is_list else self._make_shape()
+        return self._tensorboardx.TensorProto(dtype="DT_STRING", tensor_shape=shape, string_val=value if is_list else [value])
 
-    def _shape(self, *sizes: int) -> Any:
-        return self._of.TensorShapeProto(dim=[self._of.TensorShapeProto.Dim(size=size) for size in sizes])
+    def _make_shape(self, *sizes: int) -> object:
+        shape_proto = self._tensorboardx.TensorShapeProto
+        return shape_proto(dim=[shape_proto.Dim(size=size) for size in sizes])
 
 
-def tensorboardx() -> Any:
-    """What is used of tensorboardX, which is an extra."""
-    before, found = os.environ.get(SETTING), {}
+def tensorboardx() -> SimpleNamespace:
+    """Return the parts of tensorboardX that are used. tensorboardX is an optional dependency."""
+    before = os.environ.get(SETTING)
+    parts: dict[str, object] = {}
     try:
-        for module, names in USED.items():
-            of = importlib.import_module(f"tensorboardX.{module}")
-            found |= {name: getattr(of, name) for name in names}
+        for module_name, names in USED.items():
+            module = importlib.import_module(f"tensorboardX.{module_name}")
+            parts |= {name: getattr(module, name) for name in names}
     except ImportError as e:
         raise ImportError(
             f"unisono's TensorBoard writes its files by tensorboardX, which cannot be imported ({e}). Install it with: pip install "
             f"unisono[tensorboard]"
         ) from e
     finally:
-        if before is None:  # importing tensorboardX sets it, for every program that is started from here
+        if before is None:  # importing tensorboardX sets it, for every program that this process starts
             os.environ.pop(SETTING, None)
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**parts)

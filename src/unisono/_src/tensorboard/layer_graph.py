@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from unisono._src.typing import Config, Json
 
 MODELS = ("Functional", "Sequential")
-"""What has a graph of layers; classes of a user's own may do anything in `call`."""
+"""Classes of models with a graph of layers. A class of the user may do anything in `call`."""
 
 
 class Node(NamedTuple):
-    """A layer, and the layers that it gets its inputs from."""
+    """A layer, and the layers of its inputs."""
 
     name: str
     kind: str
     inputs: tuple[str, ...]
 
 
-def nodes_of(model: dict[str, Any]) -> list[Node]:
-    """Of what `model.to_json()` says. Of a model inside another one the layers are drawn, in a box of its name."""
+def nodes_of(model: Config) -> list[Node]:
+    """Return the nodes of the JSON of `model.to_json()`. The layers of an inner model are drawn in a box with the model's name."""
     nodes: list[Node] = []
-    add(model["config"], "", (), nodes)
+    add_layers(model["config"], "", (), nodes)
     return nodes
 
 
-def add(model: dict[str, Any], path: str, given: Sequence[str], nodes: list[Node]) -> list[str]:
-    """Adds a model's layers to `nodes`, and returns the names of those that make its outputs, as `given` are those of its inputs."""
-    entries = dict(zip((name for name, _ in places(model.get("input_layers"))), given, strict=False))
+def add_layers(model: Config, path: str, inputs_given: Sequence[str], nodes: list[Node]) -> list[str]:
+    """Add a model's layers to `nodes`, and return the names of the layers that make its outputs. `inputs_given` names the layers that make
+    its inputs."""
+    entries = dict(zip((name for name, _ in find_model_ends(model.get("input_layers"))), inputs_given, strict=False))
     made: dict[str, list[str]] = {}
-    last = list(given)
+    last = list(inputs_given)
     for layer in model["layers"]:
         config = layer["config"]
         name = config["name"]
@@ -38,35 +41,38 @@ def add(model: dict[str, Any], path: str, given: Sequence[str], nodes: list[Node
             inputs = [entries[name]]
         else:
             # A layer that is called twice may come before what it is called with.
-            inputs = [output(made.get(of, [path + of]), index) for of, index in tensors(layer["inbound_nodes"])]
+            inputs = [
+                pick_output(made.get(source, [path + source]), index)
+                for source, index in find_call_inputs(layer["inbound_nodes"])
+            ]
         if layer["class_name"] in MODELS:
-            last = add(config, f"{path}{name}/", inputs, nodes)
+            last = add_layers(config, f"{path}{name}/", inputs, nodes)
         else:
             last = [path + name]
             nodes.append(Node(path + name, layer["class_name"], tuple(inputs)))
         made[name] = last
-    return [output(made[name], index) for name, index in places(model.get("output_layers"))] or last
+    return [pick_output(made[name], index) for name, index in find_model_ends(model.get("output_layers"))] or last
 
 
-def output(names: list[str], index: int) -> str:
-    """A layer of several outputs is one node, and a model inside another has one for each."""
+def pick_output(names: list[str], index: int) -> str:
+    """Return the node of an output. A layer with several outputs is one node; an inner model has a node for each output."""
     return names[min(index, len(names) - 1)]
 
 
-def tensors(value: Any) -> Iterator[tuple[str, int]]:
-    """(layer, output) for all that a layer is called with, wherever it stands among the arguments."""
+def find_call_inputs(value: Json) -> Iterator[tuple[str, int]]:
+    """Yield (layer, output) for each tensor that a layer is called with, anywhere in the arguments."""
     if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
         name, _, index = value["config"]["keras_history"]
         yield name, index
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors(item)
+            yield from find_call_inputs(item)
 
 
-def places(value: Any) -> Iterator[tuple[str, int]]:
-    """(layer, output) for a model's inputs or outputs, in whatever structure."""
+def find_model_ends(value: Json) -> Iterator[tuple[str, int]]:
+    """Yield (layer, output) for each input or output of a model, in any structure."""
     if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
         yield value[0], value[2]
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from places(item)
+            yield from find_model_ends(item)

@@ -1,18 +1,19 @@
-"""What of a training is logged as numbers."""
+"""Numbers of a training that are logged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono._src import keras_private
+from unisono._src.typing import KerasObject, Logs
 
 
-def numbers(logs: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """By their names. Metrics of several values have one name for each."""
+def numbers(logs: Logs) -> Iterator[tuple[str, float]]:
+    """Yield (name, number) for all numbers of the logs. A metric with several values has a name for each."""
     for name, value in logs.items():
         if isinstance(value, dict):
             yield from numbers(value)
@@ -22,17 +23,18 @@ def numbers(logs: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def settings_of(optimizer: Any) -> dict[str, float]:
-    """Of an optimizer as it is now: learning rates by the names that Keras writes, and the scale of the loss."""
-    inner, found = getattr(optimizer, "inner_optimizer", optimizer), {}
+def settings_of(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
+    """Return an optimizer's current learning rates, by the names that Keras writes, and its loss scale."""
+    inner: KerasObject = getattr(optimizer, "inner_optimizer", optimizer)
+    settings = {}
     if hasattr(inner, "optimizers"):
-        found = {f"learning_rate_{one.name}": number_in(one.learning_rate) for one in inner.optimizers}
+        settings = {f"learning_rate_{part.name}": number_in(part.learning_rate) for part in inner.optimizers}
     elif isinstance(inner, keras.optimizers.Optimizer):
-        found = {"learning_rate": number_in(inner.learning_rate)}
+        settings = {"learning_rate": number_in(inner.learning_rate)}
     if isinstance(optimizer, keras_private.LossScaleOptimizer):
-        found["loss_scale"] = number_in(optimizer.dynamic_scale)
-    return found
+        settings["loss_scale"] = number_in(optimizer.dynamic_scale)
+    return settings
 
 
-def number_in(value: Any) -> float:
+def number_in(value: keras.Variable | ArrayLike) -> float:
     return float(np.asarray(keras.ops.convert_to_numpy(value)))

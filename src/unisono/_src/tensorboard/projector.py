@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import warnings
-from typing import Any
+from typing import TypeAlias
 
 import keras
 import numpy as np
@@ -15,24 +15,27 @@ from unisono._src import keras_private
 
 CONFIG = "projector_config.pbtxt"
 
+MetadataFiles: TypeAlias = str | os.PathLike[str] | dict[str, str | os.PathLike[str]] | None
+"""Keras' argument: a file with labels for all layers, or files by the layers' names."""
+
 
 class Projector:
-    """Writes the tables as tab-separated files, one for each layer and epoch, and the list of them that the projector reads.
+    """The writer of the tables, as tab-separated files for each layer and epoch, and of the list of files that the projector reads.
 
-    Keras writes checkpoints in their place, which the projector reads by TensorFlow.
+    Keras writes checkpoints instead, which the projector reads with TensorFlow.
 
     Args:
-        log_dir: Where Keras puts the list too. Paths of metadata are relative to it.
+        log_dir: The directory of the list, as in Keras. Paths of metadata are relative to it.
         metadata: Keras' argument: a file for all layers, or files by the layers' names.
     """
 
-    def __init__(self, log_dir: str, metadata: Any) -> None:
+    def __init__(self, log_dir: str, metadata: MetadataFiles) -> None:
         self._log_dir = pathlib.Path(log_dir)
         self._metadata = metadata
 
-    def check(self, model: Any) -> None:
-        """Before the training."""
-        names = [layer.name for layer in tables_of(model)]
+    def check(self, model: keras.Model) -> None:
+        """Refuse metadata of unknown layers, and warn of a model without tables, before the training."""
+        names = [layer.name for layer in find_embeddings(model)]
         unknown = sorted(set(self._metadata) - set(names)) if isinstance(self._metadata, dict) else []
         if unknown:
             raise ValueError(
@@ -45,24 +48,25 @@ class Projector:
                 stacklevel=2,
             )
 
-    def write(self, model: Any, epoch: int) -> None:
-        for layer in tables_of(model):
-            path = self._tables / layer.name / f"epoch_{epoch:05d}.tsv"
+    def write(self, model: keras.Model, epoch: int) -> None:
+        """Write the tables of an epoch, and the list of all files."""
+        for layer in find_embeddings(model):
+            path = self._table_folder / layer.name / f"epoch_{epoch:05d}.tsv"
             path.parent.mkdir(parents=True, exist_ok=True)
             table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings)).astype("float32")
             np.savetxt(path, table, fmt="%.9g", delimiter="\t")
         self._write_list()
 
     @property
-    def _tables(self) -> pathlib.Path:
+    def _table_folder(self) -> pathlib.Path:
         return self._log_dir / "train" / "embeddings"
 
     def _write_list(self) -> None:
-        """Of what lies there, the tables of a training that this one goes on from included."""
-        entries = [self._entry(path) for path in sorted(self._tables.glob("*/*.tsv"))]
+        """Write the list of all files in the folder. After a resume, files of the earlier training are among them."""
+        entries = [self._format_entry(path) for path in sorted(self._table_folder.glob("*/*.tsv"))]
         (self._log_dir / CONFIG).write_text("".join(entries))
 
-    def _entry(self, path: pathlib.Path) -> str:
+    def _format_entry(self, path: pathlib.Path) -> str:
         layer = path.parent.name
         fields = {"tensor_name": f"{layer}/{path.stem}", "tensor_path": path.relative_to(self._log_dir).as_posix()}
         metadata = self._metadata.get(layer) if isinstance(self._metadata, dict) else self._metadata
@@ -72,5 +76,5 @@ class Projector:
         return "".join(["embeddings {\n", *lines, "}\n"])
 
 
-def tables_of(model: Any) -> list[Any]:
+def find_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:
     return [layer for layer in keras_private.layers_of(model) if isinstance(layer, keras.layers.Embedding)]

@@ -1,39 +1,42 @@
-"""Weights as TensorBoard shows them: as histograms, and as images."""
+"""Weights as TensorBoard shows them: histograms and images."""
 
 from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
+from typing import cast
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono._src.tensorboard.event_file import EventFile
 
 BUCKETS = 30
 MOST_IMAGES = 3
 COLOURS = {1: 0, 3: 2, 4: 6}
-"""The number of channels, and what PNG calls it."""
+"""PNG's number of the colour type, for each number of channels."""
 
 
-def write(model: Any, file: EventFile, epoch: int, as_images: bool) -> None:
-    """All weights of a model, under Keras' tags."""
+def write(model: keras.Model, file: EventFile, epoch: int, as_images: bool) -> None:
+    """Write all weights of a model, under Keras' tags."""
     for weight in (weight for layer in model.layers for weight in layer.weights):
-        name, value = weight.path.replace(":", "_"), keras.ops.convert_to_numpy(weight.value)
+        name = weight.path.replace(":", "_")
+        value = cast(np.ndarray, keras.ops.convert_to_numpy(weight.value))
         file.tensor(f"{name}/histogram", "histograms", histogram(value), epoch)
         shown = images(value) if as_images else None
         if shown is not None:
             file.tensor(f"{name}/image", "images", shown, epoch)
 
 
-def histogram(values: Any) -> np.ndarray:
-    """Rows of (left edge, right edge, count), as `tf.summary.histogram` writes them, of the values that are finite."""
+def histogram(values: ArrayLike) -> np.ndarray:
+    """Return rows of (left edge, right edge, count), as `tf.summary.histogram` writes them. Values that are not finite are left out."""
     values = np.asarray(values).astype("float64").ravel()
     values = values[np.isfinite(values)]
     if not values.size:
         return np.zeros((BUCKETS, 3))
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     edges = np.linspace(low, high, BUCKETS + 1)
     if low == high:
         counts = np.eye(BUCKETS)[-1] * values.size
@@ -43,18 +46,18 @@ def histogram(values: Any) -> np.ndarray:
     return np.stack([edges[:-1], edges[1:], counts], axis=1)
 
 
-def images(weight: Any) -> list[bytes] | None:
-    """Width, height and some PNG files, as `tf.summary.image` writes them; None for what Keras makes no image of."""
+def images(weight: ArrayLike) -> list[bytes] | None:
+    """Return [width, height, PNG files], as `tf.summary.image` writes them; None for weights of which Keras makes no image."""
     stack = stacked(np.squeeze(np.asarray(weight).astype("float32")))
     if stack is None:
         return None
     _, height, width, _ = stack.shape
     pixels = np.clip(np.nan_to_num(stack) * np.float32(255.5), 0, 255).astype("uint8")
-    return [str(width).encode(), str(height).encode(), *map(png, pixels[:MOST_IMAGES])]
+    return [str(width).encode(), str(height).encode(), *map(encode_png, pixels[:MOST_IMAGES])]
 
 
 def stacked(weight: np.ndarray) -> np.ndarray | None:
-    """(images, height, width, channels), as Keras' TensorBoard makes them of weights."""
+    """Return the weights as (images, height, width, channels), as Keras' TensorBoard does; None where it makes no image."""
     if weight.ndim == 1:
         return weight.reshape(1, -1, 1, 1)
     if weight.ndim == 2:
@@ -66,14 +69,15 @@ def stacked(weight: np.ndarray) -> np.ndarray | None:
     return weight if weight.ndim == 4 and weight.shape[-1] in COLOURS else None
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of (height, width, channels) bytes."""
+def encode_png(pixels: np.ndarray) -> bytes:
+    """Return a PNG file of (height, width, channels) bytes."""
     height, width, channels = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    chunks = encode_chunk(b"IHDR", header), encode_chunk(b"IDAT", zlib.compress(rows)), encode_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def chunk(kind: bytes, content: bytes) -> bytes:
+def encode_chunk(kind: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG file."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,1 +1,1 @@
-"""What is asked of JAX and XLA below the level of arrays: when it starts, how it compiles, with how many threads."""
+"""Questions to JAX and XLA below the level of arrays: when JAX starts, how it compiles, with how many threads."""

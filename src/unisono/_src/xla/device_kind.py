@@ -1,4 +1,4 @@
-"""What one kind of device is: two devices of one kind give the same bits."""
+"""The kind of a device: two devices of one kind give the same bits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ Kind = Mapping[str, str]
 
 
 def kind_of(device: jax.Device) -> dict[str, str]:
-    """Return the kind of a device, in words; of a CPU with its instructions and caches, by which kernels are chosen."""
+    """Return the kind of a device, in words. For a CPU, instructions and caches are part of it: XLA chooses kernels by them."""
     return {"device": device.device_kind} | (processor.facts() if device.platform == "cpu" else {})
 
 
 def differences(theirs: Kind, ours: Kind, there: str = "there", here: str = "here") -> list[str]:
-    """Return in words what differs, of what is known of both; of instructions, those that only one of them has.
+    """Return in words how two kinds differ. Facts that only one side knows are left out; of instructions, only those of one side are listed.
 
     >>> differences({"caches": "32K", "instructions": "avx2 fma"}, {"caches": "48K", "instructions": "avx2 avx512f fma"})
     ['caches: 32K there, 48K here', 'instructions: avx512f only here']
     """
-    known = [name for name in sorted({*theirs, *ours}) if theirs.get(name) and ours.get(name) and theirs[name] != ours[name]]
-    said = {name: f"{theirs[name]} {there}, {ours[name]} {here}" for name in known}
-    if "instructions" in said:
-        mine, others = ours["instructions"].split(), theirs["instructions"].split()
-        apart = {there: sorted(set(others) - set(mine)), here: sorted(set(mine) - set(others))}
-        said["instructions"] = ", ".join(f"{' '.join(names)} only {where}" for where, names in apart.items() if names)
-    return [f"{name}: {words}" for name, words in said.items()]
+    names = [name for name in sorted({*theirs, *ours}) if theirs.get(name) and ours.get(name) and theirs[name] != ours[name]]
+    texts = {name: f"{theirs[name]} {there}, {ours[name]} {here}" for name in names}
+    if "instructions" in texts:
+        our_instructions = ours["instructions"].split()
+        their_instructions = theirs["instructions"].split()
+        only = {
+            there: sorted(set(their_instructions) - set(our_instructions)),
+            here: sorted(set(our_instructions) - set(their_instructions)),
+        }
+        texts["instructions"] = ", ".join(f"{' '.join(missing)} only {side}" for side, missing in only.items() if missing)
+    return [f"{name}: {text}" for name, text in texts.items()]

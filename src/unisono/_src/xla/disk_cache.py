@@ -1,7 +1,7 @@
-"""Machine code kept on disk, in the folder of JAX's compilation cache, where the user has named one (JAX_COMPILATION_CACHE_DIR).
+"""Machine code on disk, in the folder of JAX's compilation cache, if the user has named one (JAX_COMPILATION_CACHE_DIR).
 
-JAX's own entries cannot be loaded on other devices than the one that they were compiled for; these can. JAX's settings hold for them: the
-shortest compilation that is kept, and the size of the folder.
+An entry of JAX can be loaded only on the device that it was compiled for; our entries can be loaded on all devices. JAX's settings hold for
+our entries too: the shortest compilation that is kept, and the size of the folder.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: what JAX's own cache keeps its entries in
+from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: JAX's own cache keeps its entries in it
 
 from unisono._src.versions import versions
 from unisono._src.xla import determinism, processor, runtime
 
 DIGEST = 32
-"""Bytes before the code: a process may have died while it wrote."""
+"""Bytes of the digest before the code: a process may have died while it wrote."""
 
 
 def is_wanted() -> bool:
-    return bool(setting("compilation_cache_dir") and setting("enable_compilation_cache"))
+    return bool(read_setting("compilation_cache_dir") and read_setting("enable_compilation_cache"))
 
 
 def key_of(text: str, device: jax.Device) -> str:
-    """Of a program: whatever may make other code of it is in there, the machine too."""
-    made_by = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
-    said = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), *processor.facts().values(), processor.all_instructions())
+    """Return the key of a program. It covers all that may change the machine code: versions, flags, threads, and the machine."""
+    compiler = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
+    machine = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), *processor.facts().values(), processor.all_instructions())
     options = map(str, determinism.compiler_options(device.platform).items())
-    together = "\0".join((text, *made_by, *said, *options))
-    return f"unisono-{hashlib.sha256(together.encode()).hexdigest()}"
+    description = "\0".join((text, *compiler, *machine, *options))
+    return f"unisono-{hashlib.sha256(description.encode()).hexdigest()}"
 
 
 def read(key: str) -> bytes | None:
-    """None where it is not there, or not what was written."""
-    with forgiving():
-        stored = folder().get(key)
+    """Return the code of a key; None if there is none, or if it is not what was written."""
+    with tolerate_disk_errors():
+        stored = open_cache().get(key)
         if stored is not None and hashlib.sha256(stored[DIGEST:]).digest() == stored[:DIGEST]:
             return zlib.decompress(stored[DIGEST:])
         drop(key)
@@ -49,34 +49,34 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, code: bytes, seconds: float) -> None:
-    """Unless it was compiled in less time than is worth it."""
-    if seconds >= setting("persistent_cache_min_compile_time_secs"):
+    """Write the code of a key, if its compilation took long enough to be worth it."""
+    if seconds >= read_setting("persistent_cache_min_compile_time_secs"):
         packed = zlib.compress(code, 1)
-        with forgiving():
-            folder().put(key, hashlib.sha256(packed).digest() + packed)
+        with tolerate_disk_errors():
+            open_cache().put(key, hashlib.sha256(packed).digest() + packed)
 
 
 def drop(key: str) -> None:
-    """So that it can be written again: what is there is never overwritten."""
-    (Path(setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
+    """Remove the code of a key, so that it can be written again: the cache never overwrites an entry."""
+    (Path(read_setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def forgiving() -> Iterator[None]:
-    """A disk that is full, or a folder that nobody may write to, keeps nobody from training."""
+def tolerate_disk_errors() -> Iterator[None]:
+    """Turn errors of the block into warnings: a full disk, or a folder without write permission, must not stop a training."""
     try:
         yield
     except Exception as error:
-        if setting("raise_persistent_cache_errors"):
+        if read_setting("raise_persistent_cache_errors"):
             raise
         warnings.warn(
-            f"Programs are not kept in {setting('compilation_cache_dir')}: {type(error).__name__}: {error}.", stacklevel=4
+            f"Programs are not kept in {read_setting('compilation_cache_dir')}: {type(error).__name__}: {error}.", stacklevel=4
         )
 
 
-def folder() -> LRUCache:
-    return LRUCache(str(setting("compilation_cache_dir")), max_size=setting("compilation_cache_max_size"))
+def open_cache() -> LRUCache:
+    return LRUCache(str(read_setting("compilation_cache_dir")), max_size=read_setting("compilation_cache_max_size"))
 
 
-def setting(name: str) -> Any:
+def read_setting(name: str) -> Any:
     return getattr(jax.config, f"jax_{name}")

@@ -1,4 +1,4 @@
-"""Ctrl-C between two lines of Python, kept away from where state is in neither the old place nor the new one."""
+"""Delay of Ctrl-C while state is between its old place and its new one."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """For a moment, SIGINT waits for the end of the block."""
+    """Delay SIGINT until the end of the block."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    came: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+    delayed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: delayed.append(signal_and_frame))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[-1])
+        if delayed:
+            handler(*delayed[-1])

@@ -1,7 +1,7 @@
 """Linear algebra on one thread.
 
-Decompositions and solutions of equations are calls of the LAPACK that SciPy brings, in programs on CPU and when weights are initialized
-(`keras.initializers.Orthogonal`). It has threads of its own, as many as there are cores, and their number changes bits.
+Programs on CPU call the LAPACK of SciPy for decompositions and for solutions of equations, and so does `keras.initializers.Orthogonal`. This
+LAPACK has one thread for each core, and the number of threads changes bits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import functools
 import scipy.linalg  # noqa: F401  # JAX imports it when it is first needed, and the library must be there before
 from threadpoolctl import ThreadpoolController
 
-OF_NUMPY = "numpy.libs"
-"""Where NumPy's wheels keep a library of their own, which JAX does not call: it keeps its threads."""
+NUMPY_LIBRARIES = "numpy.libs"
+"""The folder of the library in NumPy's wheels. JAX does not call this library, which therefore keeps its threads."""
 
 
 @functools.cache
 def use_one_thread() -> None:
-    """Have LAPACK compute on one thread for as long as the process lives: a program may run at any time."""
+    """Limit LAPACK to one thread for as long as the process lives: a program may run at any time."""
     controller = ThreadpoolController()
     libraries = [library["filepath"] for library in controller.info() if library["user_api"] == "blas"]
-    controller.select(filepath=[path for path in libraries if OF_NUMPY not in path]).limit(limits=1)
+    controller.select(filepath=[path for path in libraries if NUMPY_LIBRARIES not in path]).limit(limits=1)

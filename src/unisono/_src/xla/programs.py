@@ -1,8 +1,8 @@
-"""A function compiled once and loaded on every device that runs it.
+"""Functions that are compiled once and loaded on every device that runs them.
 
-The same source compiled again is not always the same machine code, and compiling for eight devices takes eight times as
-long as for one. So a program is compiled for the first device that asks, and its machine code is loaded on the others; and by later
-processes, where the user has named a folder for it (`kept`).
+A second compilation of the same source may give other machine code, and compiling for eight devices takes eight times as long as for one.
+So a program is compiled for the first device that needs it. The other devices load the same machine code, and so do later processes if
+the user has named a folder for it (`disk_cache`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -27,43 +27,47 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from unisono._src.processes.progress import current
+from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache, tracing
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
-"""What is raised where machine code cannot be written down."""
+"""Errors of JAX for machine code that cannot be serialized."""
+
+Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTreeDef]
+"""Machine code, and the structures of the arguments and of the result."""
 
 
 class Program:
-    """`program(device, key, *args)` runs `function(*args)` on `device`; one compilation for each key.
+    """A compiled function: `program(device, key, *args)` runs `function(*args)` on `device`, with one compilation for each key.
 
-    A key stands for the shapes and dtypes of the arguments. Arguments lie on `device` already, or are host arrays.
+    A key stands for the shapes and dtypes of the arguments. The arguments are arrays on `device`, or host arrays.
     """
 
-    def __init__(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> None:
-        """The memory of the arguments at the positions in `donate` is used again."""
+    def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = ()) -> None:
+        """Keep the function. `donate` holds the positions of the arguments whose memory is used again."""
         self._function = function
         self._donate = donate
-        self._portable: dict[Hashable, Portable] = {}
+        self._portable: dict[Hashable, PortableProgram] = {}
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
-    def __call__(self, device: jax.Device, key: Hashable, *args: Any) -> Any:
-        if tracing.is_disabled():  # what is the user's then runs without us; this is ours
+    def __call__(self, device: jax.Device, key: Hashable, *args: PyTree) -> PyTree:
+        if tracing.is_disabled():  # the user's functions then run uncompiled; our programs stay compiled
             with jax.disable_jit(False):
                 return self.loaded(device, key, *args)(*args)
         return self.loaded(device, key, *args)(*args)
 
-    def loaded(self, device: jax.Device, key: Hashable, *args: Any) -> jax.stages.Compiled:
-        """What runs on the device with such arguments, compiled and loaded if it was not."""
+    def loaded(self, device: jax.Device, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
+        """Return the executable for the device and the key; it is compiled and loaded if it was not."""
         loaded = self._loaded.get((key, device))
         if loaded is None:
             loaded = self._loaded[key, device] = self._load(device, key, args)
         return loaded
 
-    def _load(self, device: jax.Device, key: Hashable, args: tuple[Any, ...]) -> jax.stages.Compiled:
+    def _load(self, device: jax.Device, key: Hashable, args: Arguments) -> jax.stages.Compiled:
         if key not in self._portable:
-            self._portable[key] = portable(self._lowered(device, args), device)
+            self._portable[key] = find_or_compile(self._lower(device, args), device)
         try:
-            return self._portable[key].on(device)
+            return self._portable[key].load_on(device)
         except NOT_PORTABLE as error:
             if isinstance(error, JaxRuntimeError) and "not serializable" not in str(error):
                 raise
@@ -75,12 +79,13 @@ class Program:
                 f"({type(error).__name__}: {error})",
                 stacklevel=2,
             )
-            return compiled(self._lowered(device, args), device)
+            return compiled(self._lower(device, args), device)
 
-    def _lowered(self, device: jax.Device, args: tuple[Any, ...]) -> jax.stages.Lowered:
+    def _lower(self, device: jax.Device, args: Arguments) -> jax.stages.Lowered:
         """Return the program as JAX lowers it.
 
-        Arguments that are not used stay in it, since a program is found by its text: two that use different ones would be one.
+        Unused arguments stay in the program, because it is found again by its text: else two programs that use different arguments could have one
+        text.
         """
         with jax.default_device(device):
             return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*args)
@@ -92,51 +97,52 @@ def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Comp
 
 
 MOST_SHARED = 64
-_shared: collections.OrderedDict[Hashable, Portable] = collections.OrderedDict()
+_shared: collections.OrderedDict[Hashable, PortableProgram] = collections.OrderedDict()
 
 
-def portable(lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
-    """The machine code of a program; where the same program was compiled not long ago, for a model of the same make, that
-    code: one who trains such a model again, or in another placement, does not wait for the compiler again."""
+def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
+    """Return the machine code of a program. If the same program was compiled not long ago, its code is used again: a user who trains an equal
+    model again, or on another placement, does not wait for the compiler twice."""
     text = lowered.as_text()
-    if "callback" in text:  # it holds the address of a function of this very model
-        return Portable.of(compiled(lowered, device), device)
+    if "callback" in text:  # the text holds the address of a function of this model
+        return PortableProgram.from_compiled(compiled(lowered, device), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
-        _shared[key] = kept_or_compiled(lowered, text, device)
+        _shared[key] = load_or_compile(lowered, text, device)
     _shared.move_to_end(key)
     while len(_shared) > MOST_SHARED:
         _shared.popitem(last=False)
     return _shared[key]
 
 
-def kept_or_compiled(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> Portable:
+def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
+    """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
     if not disk_cache.is_wanted():
-        return Portable.of(compiled(lowered, device), device)
-    name = disk_cache.key_of(text, device)
-    code = disk_cache.read(name)
+        return PortableProgram.from_compiled(compiled(lowered, device), device)
+    key = disk_cache.key_of(text, device)
+    code = disk_cache.read(key)
     if code is not None:
         try:
-            return Portable.of_code(code, lowered, device)
+            return PortableProgram.from_code(code, lowered, device)
         except Exception as error:
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
-            disk_cache.drop(name)
+            disk_cache.drop(key)
     start = time.monotonic()
-    made = Portable.of(compiled(lowered, device), device)
+    program = PortableProgram.from_compiled(compiled(lowered, device), device)
     seconds = time.monotonic() - start
     with contextlib.suppress(*NOT_PORTABLE):
-        disk_cache.write(name, made.code, seconds)
-    return made
+        disk_cache.write(key, program.code, seconds)
+    return program
 
 
 def forget_shared() -> None:
-    """The next programs are compiled anew."""
+    """Forget the shared programs: the next ones are compiled anew."""
     _shared.clear()
 
 
 @contextlib.contextmanager
 def without_cache() -> Iterator[None]:
-    """Machine code that comes out of JAX's compilation cache on disk cannot be loaded on other devices."""
+    """Switch JAX's compilation cache off for the block: machine code from it cannot be loaded on other devices."""
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         yield
         return
@@ -150,41 +156,41 @@ def without_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
-class Portable:
+class PortableProgram:
     """Machine code that can be loaded on other devices than the one that it was compiled for.
 
-    It stays loaded there as long as a model uses it, and on the first one as long as this object is there: a process may have 65 530
-    pieces of memory of its own on Linux, and machine code takes dozens for each device.
+    It stays loaded on a device as long as a model uses it, and on the first device as long as this object lives: a process may have
+    65 530 memory mappings on Linux, and machine code takes dozens for each device.
     """
 
-    def __init__(self, serialize: Callable[[], tuple[bytes, Any, Any]]) -> None:
+    def __init__(self, serialize: Callable[[], Serialized]) -> None:
         self._serialize = serialize
         self._loaded: weakref.WeakValueDictionary[jax.Device, jax.stages.Compiled] = weakref.WeakValueDictionary()
         self._first: jax.stages.Compiled | None = None
 
     @classmethod
-    def of(cls, compiled: jax.stages.Compiled, device: jax.Device) -> Portable:
-        """What was compiled for a device."""
-        portable = cls(lambda: serialize_executable.serialize(compiled))
-        portable._first = portable._loaded[device] = compiled
-        return portable
+    def from_compiled(cls, compiled: jax.stages.Compiled, device: jax.Device) -> PortableProgram:
+        """Return the program of an executable that was compiled for a device."""
+        program = cls(lambda: serialize_executable.serialize(compiled))
+        program._first = program._loaded[device] = compiled
+        return program
 
     @classmethod
-    def of_code(cls, code: bytes, lowered: jax.stages.Lowered, device: jax.Device) -> Portable:
-        """What an earlier process made of the same program."""
-        portable = cls(lambda: (code, jax.tree.structure(lowered.args_info), lowered.out_tree))
-        portable._first = portable.on(device)
-        return portable
+    def from_code(cls, code: bytes, lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
+        """Return the program of machine code that an earlier process has compiled from the same text."""
+        program = cls(lambda: (code, jax.tree.structure(lowered.args_info), lowered.out_tree))
+        program._first = program.load_on(device)
+        return program
 
     @property
     def code(self) -> bytes:
         return self._serialized[0]
 
     @functools.cached_property
-    def _serialized(self) -> tuple[bytes, Any, Any]:
+    def _serialized(self) -> Serialized:
         return self._serialize()
 
-    def on(self, device: jax.Device) -> jax.stages.Compiled:
+    def load_on(self, device: jax.Device) -> jax.stages.Compiled:
         loaded = self._loaded.get(device)
         if loaded is None:
             loaded = self._loaded[device] = self._load(device)
@@ -195,7 +201,7 @@ class Portable:
         options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
 
         class Unpickler(serialize_executable._JaxPjrtUnpickler):
-            def persistent_load(self, pid: Any) -> Any:
+            def persistent_load(self, pid: tuple[object, ...]) -> object:
                 if pid[0] == "exec":
                     return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
                 return device if pid[0] == "device" else super().persistent_load(pid)

@@ -1,7 +1,7 @@
-"""Whether JAX has started, and what must be settled before it does: CPU devices, and that its thread pool has two threads.
+"""The start of JAX, and settings that come before it: the number of CPU devices, and two threads at least in the thread pool.
 
-How many threads there are changes no bit (see `determinism`, `lapack`, and of `rewrite` `contraction`, `reduction` and `fourier`), with one
-exception: for a single one, XLA makes other code of some expressions.
+The number of threads changes no bit (see `determinism`, `lapack`, and in `rewrite` `contraction`, `reduction` and `fourier`), with one
+exception: for a single thread, XLA compiles some expressions to other code.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ FEWEST_THREADS = 2
 
 
 def has_started() -> bool:
-    """Whether JAX has made its devices; asking does not make them."""
+    """Return whether JAX has made its devices. The question does not make them."""
     return xla_bridge.backends_are_initialized()
 
 
 def make_cpu_devices(count: int) -> None:
-    """Has JAX, not yet started, make at least `count` CPU devices; harmless where it finds a GPU or TPU."""
+    """Set JAX to make at least `count` CPU devices; JAX must not have started. This is harmless where JAX finds a GPU or TPU."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return  # the user has said how many
-    if cpu_devices_asked_for() < count:
+        return  # the user has set the number
+    if count_requested_cpu_devices() < count:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def cpu_devices_asked_for() -> int:
-    """-1 where nothing was said and JAX makes one."""
+def count_requested_cpu_devices() -> int:
+    """Return the number of CPU devices in JAX's settings; -1 if it is not set, and JAX makes one."""
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads() -> int:
-    """The number of threads that JAX has on CPU, or would have if it started now."""
-    asked_for = int(os.environ.get("PJRT_NPROC") or cores())
-    devices = jax.local_device_count("cpu") if has_started() else cpu_devices_asked_for()
-    return max(asked_for, devices)
+    """Return the number of threads that JAX has on CPU, or would have if it started now."""
+    requested = int(os.environ.get("PJRT_NPROC") or cores())
+    devices = jax.local_device_count("cpu") if has_started() else count_requested_cpu_devices()
+    return max(requested, devices)
 
 
 def ask_for_threads() -> None:
-    """Gives JAX, not yet started, two threads where it would have one; what the user has set stays."""
+    """Set JAX to two threads where it would have one; JAX must not have started. A setting of the user stays."""
     if "PJRT_NPROC" not in os.environ and threads() < FEWEST_THREADS:
         os.environ["PJRT_NPROC"] = str(FEWEST_THREADS)
 
 
 def check_threads() -> None:
-    """Says so where JAX runs with a single one."""
+    """Warn if JAX runs with a single CPU thread."""
     if jax.default_backend() == "cpu" and threads() < FEWEST_THREADS:
         warnings.warn(
             f"JAX runs with one CPU thread here, and then makes other code: results may differ in their last bits from those with "

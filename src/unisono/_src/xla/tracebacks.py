@@ -1,4 +1,4 @@
-"""Whether a program says from which lines of Python it was traced."""
+"""Source lines in programs: the lines of Python that a program was traced from."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from jax._src import config  # checked with jax 0.10.2: the setting has no publi
 
 
 def without_source_lines() -> contextlib.AbstractContextManager[None]:
-    """For the block, in this thread: programs hold no paths of source files."""
+    """Return a context in which programs, traced in this thread, hold no paths of source files."""
     return config.traceback_in_locations_limit(0)

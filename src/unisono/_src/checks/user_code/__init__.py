@@ -1,1 +1,1 @@
-"""What is read from the user's code, to refuse or warn of what would train something else in silence."""
+"""Checks that read the user's code, and refuse or warn of what would silently train something else."""

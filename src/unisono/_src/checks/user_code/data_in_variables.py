@@ -1,13 +1,12 @@
-"""Variables of the user's own that hold a whole dataset, and that take the place of a replica's rows in replica code.
+"""Variables that hold a whole dataset, and that take the place of a replica's rows in replica code.
 
-Variables are state, more often than arrays are. Rows are those of the user's own, which belong to no layer, that meet the batch as rows do (see
-`undistributed`), or that a layer, a loss or a metric gets without meeting the batch anywhere.
+Variables are state more often than arrays are. A variable holds rows if it belongs to no layer, and meets the batch as rows do (see
+`undistributed_arrays`), or a layer, a loss or a metric gets it and it meets the batch nowhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
@@ -18,50 +17,63 @@ from unisono._src.checks.user_code.undistributed_arrays import Suspect, among_co
 from unisono._src.ownership import Owned
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
+from unisono._src.typing import UserFunction
 
 
 def check_variables(
-    function: Callable[..., Any], trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, owned: Owned, replicas: int
+    function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, owned: Owned, replicas: int
 ) -> None:
-    """Refuse variables that take the place of rows, as those that hold a whole dataset.
+    """Refuse variables that take the place of rows, as variables that hold a whole dataset do.
 
     Args:
         function: The function that replicas run.
-        trace: The function on a replica's rows.
-        trace_of: As in `check_arrays`.
-        size: The rows of the replica.
-        owned: What was made in the strategy's scope.
-        replicas: How many there are.
+        trace: The function, traced on a replica's rows.
+        trace_of: Traces the function on another number of rows; None where the function gets values of an earlier run, too.
+        size: The number of the replica's rows.
+        owned: The objects that were made in the strategy's scope.
+        replicas: The number of replicas.
     """
-    held = variables_with_rows(function, trace, owned) if replicas > 1 else []
-    if not held:
+    variables = find_variables_with_rows(function, trace, owned) if replicas > 1 else []
+    if not variables:
         return
 
-    suspects = [Suspect(keras_private.raw_value(v), v, f"as the variable {v.path!r}") for v in held]
-    guilty = meeting_rows(trace, trace_of, lambda _: suspects, size) or never_meeting_rows(trace, suspects)
+    suspects = [
+        Suspect(keras_private.raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables
+    ]
+    guilty = meeting_rows(trace, trace_of, lambda _: suspects, size) or find_suspect_apart_from_rows(trace, suspects)
     if guilty is not None:
         refused_calls.refuse_undistributed(guilty.array, guilty.how, replicas)
 
 
-def variables_with_rows(function: Callable[..., Any], trace: Trace, owned: Owned) -> list[Any]:
-    """Return the variables that may hold rows of data: the user's own, of rows that differ, which are not trained and which the code does not
-    assign. Random state is not among them, nor what the user has said to be for all."""
-    not_data = owned.variables_of_layers | {id(v) for optimizer in owned.optimizers for v in optimizer.variables}
-    not_data |= {id(v) for v in trace.code.scope.assigned.values()} | {id(v) for v in replicated_around(function)}
-    found = {id(v): v for v in trace.used if isinstance(v, keras.Variable) and id(v) not in not_data}
-    may_be = [v for v in found.values() if not v.trainable and not random_keys.is_seed(v) and len(v.shape)]
-    return [v for v in may_be if refused_calls.rows_differ(keras_private.raw_value(v))]
+def find_variables_with_rows(function: UserFunction, trace: Trace, owned: Owned) -> list[keras.Variable]:
+    """Return the variables that may hold rows of data: they belong to no layer or optimizer, are neither trained nor assigned, and have rows that
+    differ. Random state is left out, and so are variables that the user has replicated."""
+    not_data = owned.variables_of_layers | {id(variable) for optimizer in owned.optimizers for variable in optimizer.variables}
+    not_data |= {id(variable) for variable in trace.code.scope.assigned.values()} | {
+        id(variable) for variable in replicated_around(function)
+    }
+    candidates = {
+        id(variable): variable for variable in trace.used if isinstance(variable, keras.Variable) and id(variable) not in not_data
+    }
+    untrained = [
+        variable
+        for variable in candidates.values()
+        if not variable.trainable and not random_keys.is_seed(variable) and len(variable.shape)
+    ]
+    return [variable for variable in untrained if refused_calls.rows_differ(keras_private.raw_value(variable))]
 
 
-def never_meeting_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
-    """Return what a layer, a loss or a metric gets, with nothing of the replica's there, and with which nothing of the replica's meets later."""
-    own = {*range(trace.arrays), trace.number_of_replica}
-    met = {id(meeting.constant) for meeting in meetings(trace.program, own, {id(suspect.constant) for suspect in suspects})}
+def find_suspect_apart_from_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
+    """Return the suspect that a layer, a loss or a metric gets with nothing of the replica's, and that meets nothing of the replica's later."""
+    of_replica = {*range(trace.arrays), trace.number_of_replica}
+    met = {
+        id(operand.constant) for operand in meetings(trace.program, of_replica, {id(suspect.constant) for suspect in suspects})
+    }
     alone = [suspect for suspect in suspects if id(suspect.constant) not in met]
     outputs = trace.program.jaxpr.outvars
     for _, results in trace.results_of("given", "gave", "vector", "fed", "update") if alone else ():
         rows = [result for result in results if outputs[result].aval.shape[:1] > (1,)]
-        guilty = among_constants(trace, rows, alone, own) if rows else None
+        guilty = among_constants(trace, rows, alone, of_replica) if rows else None
         if guilty is not None:
             return guilty
     return None

@@ -1,23 +1,22 @@
-"""Keys for what is the same, where Python's `==` says too much: one object, one number."""
+"""Keys that are equal for one object, or for one number, where Python's `==` says too much."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 NUMBERS = (bool, int, float, str, bytes)
-"""And texts: what is known by its value."""
+"""Types of numbers and texts, which are compared by value."""
 
 
-def by_value(number: Any) -> Hashable:
-    """Tells 1 from True, and 0.0 from -0.0."""
+def by_value(number: object) -> Hashable:
+    """Return a key that tells 1 from True, and 0.0 from -0.0."""
     return type(number), number.hex() if isinstance(number, float) else number
 
 
 class Same:
-    """Compares by identity, and keeps what it stands for alive."""
+    """A key that compares an object by identity, and keeps the object alive."""
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self.thing = thing
 
     def __eq__(self, other: object) -> bool:

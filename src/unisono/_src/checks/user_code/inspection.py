@@ -1,119 +1,140 @@
-"""A traced function of the user's is looked at before it is compiled: for what would train something else in silence."""
+"""Checks of a traced user function, before it is compiled, for what would silently train something else."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import keras
 
 from unisono._src import keras_private
 from unisono._src.checks.user_code.captured_arrays import arrays_around, check_iterators, check_nothing_left
 from unisono._src.checks.user_code.data_in_variables import check_variables
-from unisono._src.checks.user_code.jaxpr import check_collectives
+from unisono._src.checks.user_code.jaxpr import Atom, check_collectives
 from unisono._src.checks.user_code.loss_scaling import is_close, products
 from unisono._src.checks.user_code.numpy_draws import check_drawn
 from unisono._src.checks.user_code.provenance import Argument, Mean, Sources
 from unisono._src.checks.user_code.results import made_of
 from unisono._src.checks.user_code.undistributed_arrays import check_arrays
+from unisono._src.ownership import Owned
 from unisono._src.replica import refused_calls
 from unisono._src.replica.variable_discovery import Trace
+from unisono._src.typing import UserFunction
 
 
-def inspect_used(function: Callable[..., Any], trace: Trace, strategy: Any) -> None:
-    """Look at what can be seen without a program."""
+class InspectedStrategy(Protocol):
+    """The part of a strategy that the inspection of its functions uses."""
+
+    @property
+    def num_replicas_in_sync(self) -> int: ...
+
+    @property
+    def owned(self) -> Owned: ...
+
+    def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None: ...
+
+
+def inspect_used(function: UserFunction, trace: Trace, strategy: InspectedStrategy) -> None:
+    """Check what can be seen without a program: the variables that the function uses, and what it captures."""
     strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
     check_nothing_left(function)
     check_iterators(function)
 
 
-def inspect(name: str, function: Callable[..., Any], trace: Trace, strategy: Any, of: Received) -> None:
+def inspect(name: str, function: UserFunction, trace: Trace, strategy: InspectedStrategy, inputs: Received) -> None:
+    """Check a function that was traced on these inputs."""
     inspect_used(function, trace, strategy)
     check_collectives(name, trace.program)
-    check_means(trace, strategy.num_replicas_in_sync, of)
-    check_drawn(trace, of.trace_of, of.size, strategy.num_replicas_in_sync)
-    check_arrays(function, trace, of.trace_of, of.rows_are_given, of.size, strategy.num_replicas_in_sync)
-    check_variables(function, trace, of.trace_of, of.size, strategy.owned, strategy.num_replicas_in_sync)
-    check_gradients(trace, strategy.num_replicas_in_sync)
-    check_sums(trace, strategy.num_replicas_in_sync)
+    check_mean_metrics(trace, strategy.num_replicas_in_sync, inputs)
+    check_drawn(trace, inputs.trace_of, inputs.size, strategy.num_replicas_in_sync)
+    check_arrays(function, trace, inputs.trace_of, inputs.rows_are_given, inputs.size, strategy.num_replicas_in_sync)
+    check_variables(function, trace, inputs.trace_of, inputs.size, strategy.owned, strategy.num_replicas_in_sync)
+    check_same_gradients(trace, strategy.num_replicas_in_sync)
+    check_summed_gradients(trace, strategy.num_replicas_in_sync)
 
 
 class Received(NamedTuple):
-    """What the function was traced with."""
+    """The inputs that a function was traced on."""
 
     rows: int
-    """Of the global batch."""
+    """Rows of the global batch."""
     size: int
-    """Of a replica's."""
+    """Rows of the replica."""
     shares: Sequence[int]
     """Positions, among the arrays of the batch, of shares of a loss that an earlier run returned."""
     rows_are_given: bool
-    """Whether the function gets rows, or values that an earlier run made of some."""
+    """Whether the function gets rows, or values that an earlier run made of rows."""
     trace_of: Callable[[int], Trace] | None
-    """Traces it on another number of rows; None where it cannot be."""
+    """Traces the function on another number of rows; None where it cannot be traced on others."""
 
 
-def shares_in(trace: Trace, of: Received) -> list[Any]:
-    """The variables of the program that are a replica's share of a loss."""
-    return [*(share for _, share in trace.noted.get("share", [])), *(trace.program.jaxpr.invars[i] for i in of.shares)]
+def find_shares(trace: Trace, inputs: Received) -> list[Atom]:
+    """Return the variables of the program that are a replica's share of a loss."""
+    return [
+        *(share for _, share in trace.noted.get("share", [])),
+        *(trace.program.jaxpr.invars[position] for position in inputs.shares),
+    ]
 
 
-def shares_among_returned(trace: Trace, of: Received) -> frozenset[int]:
-    """Which of the arrays that the function returns are shares."""
-    sources, shares = Sources(trace.program, trace.arrays), shares_in(trace, of)
-    return frozenset(i for i, variable in enumerate(trace.returned) if sources.reaches(variable, shares))
+def shares_among_returned(trace: Trace, inputs: Received) -> frozenset[int]:
+    """Return the positions, among the arrays that the function returns, of shares of a loss."""
+    sources = Sources(trace.program, trace.arrays)
+    shares = find_shares(trace, inputs)
+    return frozenset(position for position, variable in enumerate(trace.returned) if sources.reaches(variable, shares))
 
 
-def check_means(trace: Trace, replicas: int, of: Received) -> None:
-    """Mean metrics must not be fed with shares of a loss, nor with sums of them and others. A single replica's share is the loss."""
-    fed, sources = trace.noted.get("fed", []), Sources(trace.program, trace.arrays)
-    shares = shares_in(trace, of)
+def check_mean_metrics(trace: Trace, replicas: int, inputs: Received) -> None:
+    """Refuse mean metrics that are fed with a share of a loss, or with a sum that has one as a term. A single replica's share is the loss."""
+    fed = trace.noted.get("fed", [])
+    sources = Sources(trace.program, trace.arrays)
+    shares = find_shares(trace, inputs)
     for metric, value in fed if replicas > 1 else []:
-        if sources.reaches(value, shares) or any(is_share(mean, of) for mean in sources.means(value, shares)):
+        if sources.reaches(value, shares) or any(is_share(mean, inputs) for mean in sources.means(value, shares)):
             refused_calls.refuse_share(metric, replicas)
 
 
-def is_share(mean: Mean, of: Received) -> bool:
-    """Whether code divides a sum over a replica's rows by what the global batch has."""
-    everything = mean.elements * of.rows / of.size
-    numbers = list(products([d for d in (*mean.divisors, *mean.factors) if not isinstance(d, Argument)]))
+def is_share(mean: Mean, inputs: Received) -> bool:
+    """Return whether code divides a sum over a replica's rows by the size of the global batch."""
+    everything = mean.elements * inputs.rows / inputs.size
+    numbers = list(products([divisor for divisor in (*mean.divisors, *mean.factors) if not isinstance(divisor, Argument)]))
     return (
-        of.rows > of.size
-        and not any(is_close(d, mean.elements) for d in numbers)
-        and any(is_close(d, everything) or is_close(d, of.rows) for d in numbers)
+        inputs.rows > inputs.size
+        and not any(is_close(divisor, mean.elements) for divisor in numbers)
+        and any(is_close(divisor, everything) or is_close(divisor, inputs.rows) for divisor in numbers)
     )
 
 
-def check_gradients(trace: Trace, replicas: int) -> None:
-    """A gradient of which nothing comes from a replica's rows is the same on all, and would be added up."""
-    own = {*range(trace.arrays), trace.number_of_replica}
-    if replicas == 1 or trace.noted.keys() & {
-        "loss",
-        "vector",
-    }:  # what is differentiated here is looked at by how it grows with rows
+def check_same_gradients(trace: Trace, replicas: int) -> None:
+    """Refuse gradients in which nothing comes from a replica's rows: all replicas have the same, and they would be added up."""
+    of_replica = {*range(trace.arrays), trace.number_of_replica}
+    if replicas == 1 or trace.noted.keys() & {"loss", "vector"}:  # these are checked by their growth with the rows
         return
     for optimizer, results in trace.results_of("gradients"):
-        if not made_of(trace.program, results).arguments & own:
+        if not made_of(trace.program, results).arguments & of_replica:
             refused_calls.refuse_same_gradients(optimizer, replicas)
 
 
-def check_sums(trace: Trace, replicas: int) -> None:
-    """A gradient in which the sum of all replicas stands, as earlier runs have left it, is added up over replicas once more."""
-    used = [v for v in trace.used if isinstance(v, keras.Variable) and v.aggregation == "sum"] if replicas > 1 else []
-    sums = {id(keras_private.raw_value(v)): v for v in used}
+def check_summed_gradients(trace: Trace, replicas: int) -> None:
+    """Refuse gradients that contain a sum over all replicas, left by earlier runs: it would be added up over replicas once more."""
+    used = (
+        [variable for variable in trace.used if isinstance(variable, keras.Variable) and variable.aggregation == "sum"]
+        if replicas > 1
+        else []
+    )
+    sums = {id(keras_private.raw_value(variable)): variable for variable in used}
     outputs = trace.program.jaxpr.outvars
     for optimizer, results in trace.results_of("gradients") if sums else []:
         for result in results:
-            among = [sums[id(a)] for a in made_of(trace.program, [result]).constants if id(a) in sums]
-            for variable in among:
+            contained = [sums[id(constant)] for constant in made_of(trace.program, [result]).constants if id(constant) in sums]
+            for variable in contained:
                 if tuple(variable.shape) == outputs[result].aval.shape:
                     refused_calls.refuse_summed_gradients(optimizer, variable, replicas)
 
 
 @contextlib.contextmanager
-def naming(function: Callable[..., Any], replicas: int) -> Iterator[None]:
-    """An error about an array says by what name the function finds it."""
+def naming(function: UserFunction, replicas: int) -> Iterator[None]:
+    """Add to an error about an array the name by which the function finds the array."""
     try:
         yield
     except refused_calls.UndistributedError as error:

@@ -1,13 +1,16 @@
-"""What a traced program holds."""
+"""Constants, collectives and random draws of a traced program."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.extend import core
+
+from unisono._src.typing import AnyArray
 
 COLLECTIVES = {
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "axis_index",
@@ -15,23 +18,30 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-def constants_of(program: core.ClosedJaxpr) -> list[Any]:
-    """The arrays that the program was given by nobody, without numbers."""
-    return [constant for part in parts_of(program) for constant in part.consts if getattr(constant, "shape", ())]
+class Atom(Protocol):
+    """An operand or a result in a traced program: a variable or a literal of JAX, or a variable of a function that was opened up."""
+
+    aval: Any
+    """The shape and dtype. JAX types it as a class that has neither."""
 
 
-def constants_outside(program: core.ClosedJaxpr, mark: str) -> list[Any]:
-    """Those among them that go into something beside what is marked, or are results as they are."""
+def constants_of(program: core.ClosedJaxpr) -> list[AnyArray]:
+    """Return the arrays in the program that are none of its arguments; single numbers are left out."""
+    return [constant for nested in walk_programs(program) for constant in nested.consts if getattr(constant, "shape", ())]
+
+
+def constants_outside(program: core.ClosedJaxpr, mark: str) -> list[AnyArray]:
+    """Return the constant arrays that an equation without the mark reads, and those that are results as they are."""
     constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     unmarked = [equation for equation in program.jaxpr.eqns if mark not in str(equation.source_info.name_stack)]
-    read = [*(v for equation in unmarked for v in equation.invars), *program.jaxpr.outvars]
-    used = {v for v in read if not isinstance(v, core.Literal) and v in constants}
-    return [constant for v, constant in constants.items() if v in used and getattr(constant, "shape", ())]
+    read = [*(variable for equation in unmarked for variable in equation.invars), *program.jaxpr.outvars]
+    used = {variable for variable in read if not isinstance(variable, core.Literal) and variable in constants}
+    return [constant for variable, constant in constants.items() if variable in used and getattr(constant, "shape", ())]
 
 
 def check_collectives(name: str, program: core.ClosedJaxpr) -> None:
-    for part in parts_of(program):
-        for equation in part.jaxpr.eqns:
+    for nested in walk_programs(program):
+        for equation in nested.jaxpr.eqns:
             if equation.primitive.name in COLLECTIVES:
                 raise ValueError(
                     f"The function {name!r} uses the collective {equation.primitive.name!r}, but replicas of one device run one after "
@@ -40,51 +50,55 @@ def check_collectives(name: str, program: core.ClosedJaxpr) -> None:
                 )
 
 
-def parts_of(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
-    """The program and all that are nested in it."""
+def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
+    """Yield the program and all programs that are nested in it."""
     yield program
     for equation in program.jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(inner, core.ClosedJaxpr):
-                    yield from parts_of(inner)
+                    yield from walk_programs(inner)
                 elif isinstance(inner, core.Jaxpr):
-                    yield from parts_of(core.ClosedJaxpr(inner, ()))
+                    yield from walk_programs(core.ClosedJaxpr(inner, ()))
 
 
 def is_random(program: core.ClosedJaxpr) -> bool:
-    """Whether random numbers are drawn."""
-    names = {equation.primitive.name for part in parts_of(program) for equation in part.jaxpr.eqns}
+    """Return whether the program draws random numbers."""
+    names = {equation.primitive.name for nested in walk_programs(program) for equation in nested.jaxpr.eqns}
     return any(map(is_random_name, names))
 
 
 def is_random_name(name: str) -> bool:
-    """Whether a primitive of this name draws."""
+    """Return whether a primitive of this name draws random numbers."""
     return name.startswith(("random_", "threefry", "rng_"))
 
 
 def has_float16(program: core.ClosedJaxpr) -> bool:
-    results = (result.aval for part in parts_of(program) for equation in part.jaxpr.eqns for result in equation.outvars)
+    results = (result.aval for nested in walk_programs(program) for equation in nested.jaxpr.eqns for result in equation.outvars)
     return any(getattr(result, "dtype", None) == "float16" for result in results)
 
 
-def is_among(array: Any, constants: list[Any]) -> bool:
-    """Whether an array, or some of its rows, went into a program that has these constants."""
+def is_among(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
+    """Return whether an array, or some of its rows, went into a program that has these constants."""
     if isinstance(array, jax.Array):
         return any(constant is array for constant in constants)
     rows = np.asarray(array)
-    return any(is_part(np.asarray(c), rows.astype(c.dtype)) for c in constants if c.shape[1:] == rows.shape[1:])
+    return any(
+        has_adjacent_rows(np.asarray(constant), rows.astype(constant.dtype))
+        for constant in constants
+        if constant.shape[1:] == rows.shape[1:]
+    )
 
 
-def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
-    """Whether some neighbouring rows are these. A few whole numbers may be anything."""
-    count = len(part)
-    if not 0 < count <= len(rows) or (count < len(rows) and part.dtype.kind != "f" and part.ndim == 1):
+def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
+    """Return whether the wanted rows are in `rows`, next to each other. A few whole numbers may be anything."""
+    count = len(wanted)
+    if not 0 < count <= len(rows) or (count < len(rows) and wanted.dtype.kind != "f" and wanted.ndim == 1):
         return False
     starts = np.arange(len(rows) - count + 1)
-    for number, row in enumerate(part):
-        there = rows[starts + number]
-        alike = (there == row) | ((there != there) & (row != row))  # NaN too
+    for number, row in enumerate(wanted):
+        candidates = rows[starts + number]
+        alike = (candidates == row) | ((candidates != candidates) & (row != row))  # NaN too
         starts = starts[alike.reshape(len(starts), -1).all(axis=1)]
         if not len(starts):
             return False
@@ -92,8 +106,10 @@ def is_part(part: np.ndarray, rows: np.ndarray) -> bool:
 
 
 def may_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
-    """Whether a constant looks as if it was computed from an array around, whose values the code reads: as many rows, rows of its shape
-    or a stack of such arrays, its very numbers, or sizes that are all its own."""
+    """Return whether a constant may have been computed from a captured array, whose values the code reads.
+
+    Signs of this are as many rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the array has too.
+    """
     if constant.shape[:1] == array.shape[:1] or constant.shape[1:] == array.shape:
         return True
     if array.ndim == 1:

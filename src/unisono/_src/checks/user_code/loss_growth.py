@@ -1,51 +1,58 @@
-"""How the parts of a loss that replica code makes by itself grow with the rows: measured on a replica's rows, and on the same rows taken twice.
+"""Growth of the parts of a loss that replica code makes by itself: measured on a replica's rows, and on the same rows taken twice.
 
-A sum doubles, and the sums of replicas add up to that of the batch. A mean stays what it is; so does its gradient, which the engine adds up over
-R replicas. What a part is divided by in both programs is no number of rows: so the divisor R is told from the divisor of a mean over R rows.
+A sum doubles, and the sums of replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up
+over R replicas. A divisor that is the same in both programs is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import is_random
+from unisono._src.checks.user_code.jaxpr import Atom, is_random
 from unisono._src.checks.user_code.provenance import CLOSE, Argument, Path, Sources, Term
 from unisono._src.replica.growth import ENOUGH, ROUGH, ratio
 from unisono._src.replica.probe_rows import drawn_like
 from unisono._src.replica.variable_discovery import Trace
+from unisono._src.typing import AnyArray, Array
 
-MEAN, SUM = 1.0, 2.0
-"""How many times as large they are for twice as many rows."""
+Divisor = TypeVar("Divisor", bound=float | Argument)
+
+AtomValues: TypeAlias = Mapping[Atom, AnyArray | np.generic]
+"""Values of inputs and variables of a program."""
+
+MEAN = 1.0
+SUM = 2.0
+"""How many times as large a mean and a sum are for twice as many rows."""
 
 EXACT = 0.02
-"""How far a ratio may be from 1 or 2: half precision rounds long sums."""
+"""The largest distance of a ratio from 1 or 2: half precision rounds long sums."""
 
 
 class Part(NamedTuple):
     """A part of a loss."""
 
     growth: float | None
-    """1 for a mean over the rows, 2 for a sum; None where nobody could tell."""
+    """1 for a mean over the rows, 2 for a sum; None where it could not be measured."""
     path: Path
-    """The constants by which it is divided whatever the number of rows."""
+    """The constants that it is divided by, whatever the number of rows."""
     of_rows: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaRows:
-    """What a part is measured on."""
+    """Rows and constants that a part is measured on."""
 
     arrays: Sequence[np.ndarray]
     """The rows of one replica."""
-    constants: Sequence[Any]
-    """What else the code is given."""
+    constants: Sequence[AnyArray]
+    """The other arrays that the code gets."""
 
     @property
     def size(self) -> int:
@@ -53,29 +60,30 @@ class ReplicaRows:
 
 
 def parts_of_losses(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
-    """Return the parts of the losses that replica code differentiates, apart from shares of a mean over the global batch.
+    """Return the parts of the losses that replica code differentiates, without shares of a mean over the global batch.
 
     Args:
-        trace: The code on as many rows as there are.
-        trace_of: Traces it on another number of rows.
-        rows: A replica's.
+        trace: The code, traced on the replica's rows.
+        trace_of: Traces the code on another number of rows.
+        rows: The rows of a replica.
     """
     terms = terms_of(trace)[1]
     if not any(term.of_rows for term in terms):
         return [Part(1, term.path, False) for term in terms]
     try:
-        return measured(trace, trace_of, rows)
-    except Exception:  # code that runs on its own number of rows alone, say: what it trains does not depend on this look at it
-        return [by_form(term, rows.size) for term in terms]
+        return measure_parts(trace, trace_of, rows)
+    except Exception:  # as of code that runs on one number of rows alone: this check does not change what is trained
+        return [classify_by_divisors(term, rows.size) for term in terms]
 
 
 def terms_of(trace: Trace) -> tuple[Sources, list[Term]]:
-    sources, noted = Sources(trace.program, trace.arrays), trace.noted
+    sources = Sources(trace.program, trace.arrays)
+    noted = trace.noted
     shares = [share for kind, share in noted.get("share", []) if kind is None]
     return sources, [term for _, loss in noted.get("loss", []) for term in sources.terms(loss, shares)]
 
 
-def measured(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
+def measure_parts(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
     random = is_random(trace.program)
     times = -(-ENOUGH // rows.size) if random else 1
     on_rows = trace if times == 1 else trace_of(rows.size * times)
@@ -83,42 +91,50 @@ def measured(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) 
     parts: list[Part] = []
     made_up = dataclasses.replace(rows, arrays=[drawn_like(np.random.default_rng(0), array) for array in rows.arrays])
     for given in (rows, made_up):  # zeros tell nothing, and a first batch may be of zeros
-        once, twice = terms_and_values(on_rows, given, times), terms_and_values(on_both, given, times * 2)
+        once = evaluate_terms(on_rows, given, times)
+        twice = evaluate_terms(on_both, given, times * 2)
         parts = []
-        for (term, value), (again, more) in zip(once, twice, strict=True):
-            growth = ratio(divided(value, term), divided(more, again)) if term.of_rows else 1.0
-            grown = None if growth is None else rounded(growth, random)
-            parts.append(Part(grown, in_both(term.path, again.path), term.of_rows))
+        for (term, value), (term_twice, value_twice) in zip(once, twice, strict=True):
+            growth = ratio(divided(value, term), divided(value_twice, term_twice)) if term.of_rows else 1.0
+            rounded = None if growth is None else round_growth(growth, random)
+            parts.append(Part(rounded, keep_common_constants(term.path, term_twice.path), term.of_rows))
         if all(part.growth is not None for part in parts):
             return parts
     terms = (term for term, _ in once)
-    return [by_form(term, rows.size * times) if part.growth is None else part for term, part in zip(terms, parts, strict=True)]
+    return [
+        classify_by_divisors(term, rows.size * times) if part.growth is None else part
+        for term, part in zip(terms, parts, strict=True)
+    ]
 
 
-def terms_and_values(trace: Trace, rows: ReplicaRows, times: int) -> list[tuple[Term, Any]]:
+def evaluate_terms(trace: Trace, rows: ReplicaRows, times: int) -> list[tuple[Term, Array]]:
+    """Return the terms of the losses, each with its value on the rows taken this many times."""
     sources, terms = terms_of(trace)
-    many = [np.concatenate([array] * times) for array in rows.arrays]
-    # Of a replica with the number 0, whose share of the rows grows with them.
-    given = dict(zip(trace.program.jaxpr.invars, [*many, *rows.constants, np.int32(0), np.float32(times)], strict=True))
+    repeated = [np.concatenate([array] * times) for array in rows.arrays]
+    # The values are those of replica 0, whose row fraction grows with its rows.
+    given = dict(zip(trace.program.jaxpr.invars, [*repeated, *rows.constants, np.int32(0), np.float32(times)], strict=True))
     values = evaluated(sources, [term.variable for term in terms], given)
     return list(zip(terms, values, strict=True))
 
 
-def divided(value: Any, term: Term) -> Any:
-    """Return what the part is in the loss, up to what is the same for all rows."""
-    return value / math.prod(d for d in (*term.outside.divisors, *term.outside.factors) if not isinstance(d, Argument))
+def divided(value: AnyArray, term: Term) -> AnyArray:
+    """Return the value that a term has in the loss, up to factors that are the same for all rows."""
+    return value / math.prod(
+        divisor for divisor in (*term.outside.divisors, *term.outside.factors) if not isinstance(divisor, Argument)
+    )
 
 
-def evaluated(sources: Sources, targets: Sequence[Any], given: dict[Any, Any]) -> list[Any]:
-    """Return the values of variables of a program; nothing is computed but what leads to them."""
+def evaluated(sources: Sources, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
+    """Return the values of variables of a program; only the equations that lead to them are computed."""
     made, leaves = sources.what_makes(targets, given)
     known = {leaf: given[leaf] if leaf in given else sources.constants[leaf] for leaf in leaves}
 
     @jax.jit
-    def run(known: list[Any]) -> list[Any]:
-        values, done = dict(zip(leaves, known, strict=True)), {}
+    def run(known: list[Array]) -> list[Array]:
+        values = dict(zip(leaves, known, strict=True))
+        done: dict[tuple[int, ...], dict[int, Array]] = {}
 
-        def value_of(variable: Any) -> Any:
+        def value_of(variable: Atom) -> Array:
             return variable.val if isinstance(variable, core.Literal) else values[variable]
 
         for variable, equation in made:
@@ -128,53 +144,67 @@ def evaluated(sources: Sources, targets: Sequence[Any], given: dict[Any, Any]) -
                 continue
             key = id(equation.made_by), *(id(source) for source in equation.inputs)
             if key not in done:
-                done[key] = computed(sources.program, equation.made_by, inputs)
+                done[key] = run_equation(sources.program, equation.made_by, inputs)
             values[variable] = done[key][equation.index]
         return [value_of(target) for target in targets]
 
     return run([known[leaf] for leaf in leaves])
 
 
-def computed(program: core.Jaxpr, equation: core.JaxprEqn, inputs: list[Any]) -> dict[int, Any]:
-    """Return the results of one equation, by their places; those that nobody uses are left out."""
-    names = {v: value for v, value in zip(equation.invars, inputs, strict=True) if not isinstance(v, core.Literal)}
-    used = [i for i, v in enumerate(equation.outvars) if str(v) != "_"]
+def run_equation(program: core.Jaxpr, equation: core.JaxprEqn, inputs: list[Array]) -> dict[int, Array]:
+    """Return the results of one equation, by their positions; unused results are left out."""
+    names = {
+        variable: value for variable, value in zip(equation.invars, inputs, strict=True) if not isinstance(variable, core.Literal)
+    }
+    used = [index for index, variable in enumerate(equation.outvars) if str(variable) != "_"]
     alone = program.replace(
-        constvars=[], invars=list(names), outvars=[equation.outvars[i] for i in used], eqns=[equation], effects=equation.effects
+        constvars=[],
+        invars=list(names),
+        outvars=[equation.outvars[index] for index in used],
+        eqns=[equation],
+        effects=equation.effects,
     )
     return dict(zip(used, core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*names.values()), strict=True))
 
 
-def rounded(growth: float, random: bool) -> float:
-    """1 or 2 where it is that, as near as it could be measured."""
+def round_growth(growth: float, random: bool) -> float:
+    """Return 1 or 2 where the growth is as near to it as could be measured, else the growth."""
     return next((float(whole) for whole in (1, 2) if abs(growth - whole) <= (ROUGH if random else EXACT)), growth)
 
 
-def in_both(path: Path, other: Path) -> Path:
-    return Path(common(path.divisors, other.divisors), common(path.factors, other.factors))
+def keep_common_constants(path: Path, other: Path) -> Path:
+    return Path(keep_common_divisors(path.divisors, other.divisors), keep_common_divisors(path.factors, other.factors))
 
 
-def common(numbers: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
-    left, found = list(others), []
+def keep_common_divisors(numbers: Sequence[Divisor], others: Sequence[Divisor]) -> tuple[Divisor, ...]:
+    left = list(others)
+    common: list[Divisor] = []
     for number in numbers:
-        match = next((i for i, other in enumerate(left) if is_alike(number, other)), None)
+        match = next((index for index, other in enumerate(left) if is_alike(number, other)), None)
         if match is not None:
-            found.append(left.pop(match))
-    return tuple(found)
+            common.append(left.pop(match))
+    return tuple(common)
 
 
-def is_alike(one: Any, other: Any) -> bool:
+def is_alike(one: float | Argument, other: float | Argument) -> bool:
     if isinstance(one, Argument) or isinstance(other, Argument):
         return isinstance(one, Argument) and isinstance(other, Argument) and one == other
     return abs(one - other) <= CLOSE * abs(one)
 
 
-def by_form(term: Term, size: int) -> Part:
-    """Return what the program alone shows: a sum over rows that is divided by as many as a replica has is a mean."""
+def classify_by_divisors(term: Term, size: int) -> Part:
+    """Return the part that a term is, as far as the program shows it: a sum over rows that is divided by a replica's rows is a mean."""
     if not term.of_rows:
         return Part(1, term.path, False)
     divisors = list(term.path.divisors)
-    own = next((i for i, d in enumerate(divisors) if term.elements and (is_alike(d, term.elements) or is_alike(d, size))), None)
-    if own is None:
+    position = next(
+        (
+            index
+            for index, divisor in enumerate(divisors)
+            if term.elements and (is_alike(divisor, term.elements) or is_alike(divisor, size))
+        ),
+        None,
+    )
+    if position is None:
         return Part(None, term.path, True)
-    return Part(1, term.path._replace(divisors=tuple(divisors[:own] + divisors[own + 1 :])), True)
+    return Part(1, term.path._replace(divisors=tuple(divisors[:position] + divisors[position + 1 :])), True)

@@ -1,4 +1,4 @@
-"""By what replica code divides its losses by itself: what is not the size of the global batch is said once."""
+"""Divisors that replica code divides its losses by: one that is not the size of the global batch is warned of once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import NamedTuple
 from unisono._src.checks.user_code.loss_growth import MEAN, SUM, Part
 from unisono._src.checks.user_code.provenance import CLOSE, Argument, Mean, Path
 from unisono._src.data.global_batch import GlobalBatch, sizes_of
+from unisono._src.typing import Shape
 
 MOST_BATCHES = 64
-"""Kinds of batches to look at: of so many without a fault, the others have none."""
+"""Kinds of batches to look at: where this many have no fault, the others have none."""
 ADVICE = (
     "If that is not meant, return the loss of each example from the function given to un.value_and_grad, or write "
     "un.compute_average_loss(losses) without global_batch_size: both divide by the rows that there are."
@@ -23,60 +24,73 @@ HALF = 2
 
 
 class Scaled(NamedTuple):
-    """What replica code makes of a loss by itself, on a replica's rows of some number."""
+    """Scaling of the losses by replica code itself, on some number of a replica's rows."""
 
     means: list[Mean]
-    """Of losses that are one number: the sums over rows in them."""
-    vectors: list[tuple[tuple[int, ...], Path]]
-    """Of losses that are one number for each example, which the engine divides: (shape, by what the code divides them)."""
+    """The sums over rows in losses that are one number."""
+    vectors: list[tuple[Shape, Path]]
+    """The shapes of losses that are one number for each example, and what the code divides them by before the engine divides."""
 
 
 class Divisions:
-    """Of one function of the user's."""
+    """The check of the divisors in one user function."""
 
     def __init__(
         self,
         name: str,
         replicas: int,
         parts: Sequence[Part],
-        found: dict[int, Scaled],
+        observed: dict[int, Scaled],
         scaled_of: Callable[[int], Scaled] | None,
     ) -> None:
-        """`parts` are those of the losses, as they were measured. `scaled_of` looks at the code for so many rows of a replica, `found` is what
-        was seen already; None where it tells nothing."""
+        """Keep what the check needs.
+
+        `parts` are the measured parts of the losses. `scaled_of` looks at the code for a number of rows of a replica; None where it would tell
+        nothing. `observed` holds what is known already, by the number of rows.
+        """
         self._name = name
         self._replicas = replicas
         self._parts = parts
         self._scaled_of = scaled_of
-        self._scaled = found
+        self._scaled = observed
         self._most_rows = 0
         self._seen: set[object] = set()
         self._warned = False
 
     @property
     def tells(self) -> bool:
-        """Return whether a part of the losses is known not to add up over replicas, which `check` says."""
+        """Return whether a part of the losses is known not to add up over replicas, which `check` warns of."""
         return any(part.growth is not None and not adds_up(part, self._replicas) for part in self._parts)
 
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
-        """`fixed` are the divisors that the code names, each with how many values there are of a row, `arguments` the numbers that it is
-        given; None for what only a device knows."""
-        rows, self._most_rows = batch.rows, max(self._most_rows, batch.rows)
+        """Warn once of a divisor that is not the size of this global batch.
+
+        `fixed` are the divisors that the code names, each with the number of values of a row. `arguments` are the numbers that the code gets;
+        None for a number that only a device knows.
+        """
+        rows = batch.rows
+        self._most_rows = max(self._most_rows, batch.rows)
         key = rows, batch.sizes, self._most_rows, tuple(arguments)
         if self._warned or key in self._seen or len(self._seen) == MOST_BATCHES:
             return
         self._seen.add(key)
-        fault = next(self._faults(batch, fixed, arguments), None)
+        fault = next(self._find_faults(batch, fixed, arguments), None)
         if fault is not None:
             self._warned = True
             warnings.warn(fault, stacklevel=5)
 
-    def _faults(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> Iterator[str]:
-        rows, of_replicas = batch.rows, sizes_of(batch, self._replicas)
-        sizes = sorted(set(of_replicas) - {0}, reverse=True)
+    def _find_faults(
+        self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]
+    ) -> Iterator[str]:
+        rows = batch.rows
+        rows_of_replicas = sizes_of(batch, self._replicas)
+        sizes = sorted(set(rows_of_replicas) - {0}, reverse=True)
         for part in self._parts:
-            yield from self._of_part(
-                part, list(products([*known(part.path.divisors, arguments), *part.path.factors])), rows, of_replicas
+            yield from self._judge_part(
+                part,
+                list(products([*resolve_divisors(part.path.divisors, arguments), *part.path.factors])),
+                rows,
+                rows_of_replicas,
             )
         for size in sizes if self._scaled_of is not None else []:
             assert self._scaled_of is not None
@@ -84,15 +98,15 @@ class Divisions:
                 self._scaled[size] = self._scaled_of(size)
             means, vectors = self._scaled[size]
             for mean in means:
-                yield from self._of_mean(mean, known(mean.divisors, arguments), rows, size)
+                yield from self._judge_mean(mean, resolve_divisors(mean.divisors, arguments), rows, size)
             for shape, path in vectors:
-                yield from self._of_vector(shape, known(path.divisors, arguments), rows)
-        for divisor, of_row in fixed:
-            if divisor not in (rows, rows * of_row):
-                yield self._of_constant(divisor, rows)
+                yield from self._judge_vector(shape, resolve_divisors(path.divisors, arguments), rows)
+        for divisor, values_per_row in fixed:
+            if divisor not in (rows, rows * values_per_row):
+                yield self._describe_constant(divisor, rows)
 
-    def _of_part(self, part: Part, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
-        """`numbers`: by which the part is divided, and products of them."""
+    def _judge_part(self, part: Part, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
+        """Yield the fault of a part. `numbers` are the numbers that it is divided by, and products of them."""
         replicas = self._replicas
         by_replicas = any(is_close(number, replicas) for number in numbers)
         parts = rows / max(sizes)
@@ -121,25 +135,35 @@ class Divisions:
                 f"{rows} rows. {ADVICE}"
             )
 
-    def _of_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
+    def _judge_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
         everything = mean.elements * rows / size
-        found = list(products([*divisors, *mean.factors]))
-        if any(is_close(d, everything) or is_close(d, rows) or is_close(d, self._replicas) for d in found):
+        combined = list(products([*divisors, *mean.factors]))
+        if any(
+            is_close(divisor, everything) or is_close(divisor, rows) or is_close(divisor, self._replicas) for divisor in combined
+        ):
             return
-        own = [d for d, of in zip(divisors, mean.divisors, strict=True) if not isinstance(of, Argument)]
-        named = [d for d in own if d > HALF and not is_close(d, mean.elements) and not is_close(d, size)]
-        constants = named + [d for d in (*divisors, *mean.factors) if is_close(d, self._most_rows)]
+        fixed = [divisor for divisor, origin in zip(divisors, mean.divisors, strict=True) if not isinstance(origin, Argument)]
+        named = [
+            divisor
+            for divisor in fixed
+            if divisor > HALF and not is_close(divisor, mean.elements) and not is_close(divisor, size)
+        ]
+        constants = named + [divisor for divisor in (*divisors, *mean.factors) if is_close(divisor, self._most_rows)]
         if constants:
-            yield self._of_constant(max(constants), rows)
+            yield self._describe_constant(max(constants), rows)
 
-    def _of_constant(self, divisor: float, rows: int) -> str:
+    def _describe_constant(self, divisor: float, rows: int) -> str:
         return (
             f"The function {self._name!r} divides a sum by {divisor:.6g}, and this global batch has {rows} rows: its examples weigh "
             f"{rows}/{divisor:.6g} of what they do in the mean. {ADVICE}"
         )
 
-    def _of_vector(self, shape: tuple[int, ...], divisors: list[float], rows: int) -> Iterator[str]:
-        twice = [d for d in products(divisors) if d > HALF and (is_close(d, rows) or is_close(d, self._most_rows))]
+    def _judge_vector(self, shape: Shape, divisors: list[float], rows: int) -> Iterator[str]:
+        twice = [
+            divisor
+            for divisor in products(divisors)
+            if divisor > HALF and (is_close(divisor, rows) or is_close(divisor, self._most_rows))
+        ]
         if twice and not is_close(twice[0], math.prod(shape[1:])):
             yield (
                 f"The function {self._name!r} divides the loss of each example by {twice[0]:.0f}, and the engine divides their sum by the "
@@ -148,22 +172,22 @@ class Divisions:
 
 
 def adds_up(part: Part, replicas: int) -> bool:
-    """Return whether a part of a loss is one over replicas, as far as its growth tells: a sum, or a mean that is divided by their number."""
-    by = [d for d in (*part.path.divisors, *part.path.factors) if not isinstance(d, Argument)]
-    return part.growth == SUM or (part.growth == MEAN and any(is_close(d, replicas) for d in products(by)))
+    """Return whether a part of a loss adds up over replicas, as far as its growth tells: a sum, or a mean divided by their number."""
+    numbers = [divisor for divisor in (*part.path.divisors, *part.path.factors) if not isinstance(divisor, Argument)]
+    return part.growth == SUM or (part.growth == MEAN and any(is_close(divisor, replicas) for divisor in products(numbers)))
 
 
-def known(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
-    """The numbers, those that the code is given among them; 1 for those that only a device knows."""
-    found = [arguments[d.position] if isinstance(d, Argument) else d for d in divisors]
-    return [1.0 if d is None else d for d in found]
+def resolve_divisors(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
+    """Return the divisors as numbers, with arguments in their places; 1 for a number that only a device knows."""
+    numbers = [arguments[divisor.position] if isinstance(divisor, Argument) else divisor for divisor in divisors]
+    return [1.0 if divisor is None else divisor for divisor in numbers]
 
 
 def products(numbers: Sequence[float]) -> Iterable[float]:
-    """Of some of the numbers: a mean may be halved, or weighted, beside being divided."""
-    some = numbers[:6]
-    return (math.prod(part) for count in range(1, len(some) + 1) for part in itertools.combinations(some, count))
+    """Return the products of some of the numbers: a mean may be halved, or weighted, beside being divided."""
+    first = numbers[:6]
+    return (math.prod(chosen) for count in range(1, len(first) + 1) for chosen in itertools.combinations(first, count))
 
 
-def is_close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=CLOSE)
+def is_close(number: float, other: float) -> bool:
+    return math.isclose(number, other, rel_tol=CLOSE)

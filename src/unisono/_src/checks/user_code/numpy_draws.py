@@ -1,4 +1,4 @@
-"""Numbers that NumPy draws in replica code: they are drawn where the code is traced, and not by a replica."""
+"""Random numbers that NumPy draws in replica code: they are drawn when the code is traced, and not by a replica."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from unisono._src.replica.variable_discovery import Trace
 
 
 def check_drawn(trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, replicas: int) -> None:
-    """Refuse numbers that NumPy draws for the rows of a replica: they are drawn once, where the code is traced, and are the same from then on.
+    """Refuse numbers that NumPy draws for the rows of a replica: they are drawn once, when the code is traced, and stay the same.
 
-    What is drawn shows in a second trace, which has others.
+    A second trace shows which arrays are drawn: it has other values in them.
     """
     if replicas == 1 or trace_of is None:
         return
-    here = arrays_for_rows(trace, size)
-    if not here:
+    arrays = find_row_arrays(trace, size)
+    if not arrays:
         return
     try:
-        again = arrays_for_rows(trace_of(size), size)
+        arrays_again = find_row_arrays(trace_of(size), size)
     except Exception:  # of code that can be traced only once
         return
-    for array, other in zip(here, again, strict=False):
+    for array, other in zip(arrays, arrays_again, strict=False):
         if array.shape == other.shape and not np.array_equal(array, other, equal_nan=array.dtype.kind == "f"):
-            refuse_drawn(array, replicas)
+            refuse_numpy_draw(array, replicas)
 
 
-def arrays_for_rows(trace: Trace, size: int) -> list[np.ndarray]:
-    """Return the arrays with as many rows as the replica that the code made, or found, while it was traced."""
+def find_row_arrays(trace: Trace, size: int) -> list[np.ndarray]:
+    """Return the arrays with as many rows as the replica that the code made, or captured, when it was traced."""
     return [
         np.asarray(constant) for constant in unmarked(trace) if constant.shape[0] == size and refused_calls.rows_differ(constant)
     ]
 
 
-def refuse_drawn(array: np.ndarray, replicas: int) -> None:
+def refuse_numpy_draw(array: np.ndarray, replicas: int) -> None:
     raise ValueError(
         f"Replica code makes an array of shape {array.shape} that is another one each time, as numpy.random does: it would be made once, when the "
         f"code is compiled, and be the same on all {replicas} replicas and in every step. Draw it with Keras, from a generator that was made in "

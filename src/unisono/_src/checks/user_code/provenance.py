@@ -1,24 +1,27 @@
-"""What the numbers of a traced program are made of: sums over a replica's rows, divisors, shares of a loss."""
+"""Origins of the numbers of a traced program: sums over a replica's rows, divisors, shares of a loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import NamedTuple, cast
 
 from jax.extend import core
 
-SAME = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
-"""What leaves a number what it is, or turns its sign."""
+from unisono._src.checks.user_code.jaxpr import Atom
+from unisono._src.typing import AnyArray
+
+UNCHANGED = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
+"""Primitives that hand a number on as it is, or with the other sign."""
 SUMS = ("add", "add_any", "sub")
-LAID_OUT = ("broadcast_in_dim", "concatenate", "stack")
-"""What leaves numbers what they are, in another shape."""
+RESHAPED = ("broadcast_in_dim", "concatenate", "stack")
+"""Primitives that hand numbers on as they are, in another shape."""
 CLOSE = 1e-4
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
 
 
 class Argument(NamedTuple):
-    """A number that the function is given: its position among those."""
+    """A number that is an argument of the function: its position among such arguments."""
 
     position: int
 
@@ -29,52 +32,54 @@ class Mean(NamedTuple):
     elements: int
     divisors: tuple[float | Argument, ...] = ()
     factors: tuple[float, ...] = ()
-    """Of constants that it is multiplied by: what they would be as divisors."""
+    """The constants that it is multiplied by, as the divisors that do the same."""
 
 
 class Equation(NamedTuple):
+    """The primitive and the operands that make a number."""
+
     name: str
-    inputs: list[Any]
+    inputs: list[Atom]
     axes: tuple[int, ...] = ()
-    """Over which a sum is taken."""
+    """The axes that a sum is taken over."""
     made_by: core.JaxprEqn | None = None
     """None where a number is handed on as it is."""
     index: int = 0
-    """Which of the results it is."""
+    """Its position among the results of the equation."""
 
     @property
     def is_sum_of_rows(self) -> bool:
-        """Rows are the first axis; sums over others are each row's own affair."""
+        """Return whether the sum is over rows, the first axis: sums over other axes are of each row alone."""
         return self.name == "reduce_sum" and 0 in self.axes
 
 
 class Path(NamedTuple):
-    """By what a number is divided and multiplied on the way to another one."""
+    """The constants that a number is divided and multiplied by on the way to another number."""
 
     divisors: tuple[float | Argument, ...] = ()
     factors: tuple[float, ...] = ()
 
-    def divided(self, number: float | Argument) -> Path:
+    def divide_by(self, number: float | Argument) -> Path:
         return self._replace(divisors=(*self.divisors, number))
 
-    def multiplied(self, number: float) -> Path:
+    def multiply_by(self, number: float) -> Path:
         return self._replace(factors=(*self.factors, 1 / number))
 
 
-UNTOUCHED = Path()
+UNSCALED = Path()
 
 
 class Term(NamedTuple):
-    """A part of a loss: the loss is the sum of these, each divided and multiplied by constants."""
+    """A term of a loss: the loss is the sum of its terms, each divided and multiplied by constants."""
 
-    variable: Any
+    variable: Atom
     outside: Path
     of_rows: bool
     """Whether it depends on a replica's rows; else it does on weights, as a regularizer."""
-    inside: Path = UNTOUCHED
-    """By what the elements are divided of the sum over rows that it is, if it is one."""
+    inside: Path = UNSCALED
+    """What its elements are divided by, if it is a sum over rows."""
     elements: int = 0
-    """How many there are of them."""
+    """The number of elements of this sum."""
 
     @property
     def path(self) -> Path:
@@ -82,193 +87,210 @@ class Term(NamedTuple):
 
 
 class Sources:
-    """Of what each number of a program is made. Functions inside of it are opened up."""
+    """The equations that make each number of a program. Functions inside the program are opened up."""
 
     def __init__(self, program: core.ClosedJaxpr, arrays_of_rows: int) -> None:
-        """The first `arrays_of_rows` inputs are a replica's rows, those behind them are the same for all."""
-        self._of: dict[Any, Equation] = {}
+        """Read the program. Its first `arrays_of_rows` inputs are a replica's rows, the inputs behind them are the same for all replicas."""
+        self._equations: dict[Atom, Equation] = {}
         self.program = program.jaxpr
-        self.constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        """Arrays that the program has, by the variables that stand for them."""
+        self.constants: dict[Atom, AnyArray] = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        """Constant arrays, by the variables of the program that stand for them."""
         inputs = program.jaxpr.invars
-        self._of_rows = set(inputs[:arrays_of_rows])
-        self._arguments = {v: Argument(i) for i, v in enumerate(inputs[arrays_of_rows:])}
-        self._of_state = {v for v in program.jaxpr.constvars if v.aval.shape and v.aval.dtype.kind == "f"}
-        self._open(program.jaxpr, {})
+        self._row_variables: set[Atom] = set(inputs[:arrays_of_rows])
+        self._arguments: dict[Atom, Argument] = {
+            variable: Argument(position) for position, variable in enumerate(inputs[arrays_of_rows:])
+        }
+        self._state_variables: set[Atom] = {
+            variable for variable in program.jaxpr.constvars if variable.aval.shape and variable.aval.dtype.kind == "f"
+        }
+        self._open_program(program.jaxpr, {})
 
-    def _open(self, jaxpr: core.Jaxpr, names: dict[Any, Any]) -> None:
-        """`names` are those of the function's variables outside of it."""
+    def _open_program(self, jaxpr: core.Jaxpr, names: Mapping[Atom, Atom]) -> None:
+        """Record the equations of a function. `names` are its variables, and what they are called outside of it."""
 
-        def outside(variable: Any) -> Any:
+        def outside(variable: Atom) -> Atom:
             return variable if isinstance(variable, core.Literal) else names.get(variable, variable)
 
         for equation in jaxpr.eqns:
-            inputs = [outside(v) for v in equation.invars]
+            inputs = [outside(variable) for variable in equation.invars]
             inner = equation.params.get("jaxpr") if equation.primitive.name in CALLS else None
             if inner is not None:
                 if isinstance(inner, core.ClosedJaxpr):
                     self.constants |= zip(inner.jaxpr.constvars, inner.consts, strict=True)
                     inner = inner.jaxpr
-                inside = {v: Inside(v) for e in inner.eqns for v in e.outvars} | dict(zip(inner.invars, inputs, strict=True))
-                self._open(inner, inside)
+                inside: dict[Atom, Atom] = {
+                    variable: InnerVariable(variable) for nested in inner.eqns for variable in nested.outvars
+                } | dict(zip(inner.invars, inputs, strict=True))
+                self._open_program(inner, inside)
                 for result, source in zip(equation.outvars, inner.outvars, strict=True):
-                    came = source if isinstance(source, core.Literal) else inside.get(source, source)
-                    self._add(outside(result), Equation("copy", [came]))
+                    origin = source if isinstance(source, core.Literal) else cast(Atom, inside.get(source, source))
+                    self._record(outside(result), Equation("copy", [origin]))
                 continue
             axes = tuple(equation.params.get("axes", ()))
             for index, result in enumerate(equation.outvars):
-                self._add(outside(result), Equation(equation.primitive.name, inputs, axes, equation, index))
+                self._record(outside(result), Equation(equation.primitive.name, inputs, axes, equation, index))
 
-    def _add(self, result: Any, equation: Equation) -> None:
-        self._of[result] = equation
-        for known in (self._of_rows, self._of_state):
-            if any(not isinstance(v, core.Literal) and v in known for v in equation.inputs):
-                known.add(result)
+    def _record(self, result: Atom, equation: Equation) -> None:
+        self._equations[result] = equation
+        for dependent in (self._row_variables, self._state_variables):
+            if any(not isinstance(variable, core.Literal) and variable in dependent for variable in equation.inputs):
+                dependent.add(result)
 
-    def reaches(self, variable: Any, targets: Iterable[Any]) -> bool:
-        """Whether a number, or some of an array, is one of others, a part of one, or a sum with one of them in it."""
-        targets, left = set(targets), [(variable, 1.0)]
+    def reaches(self, variable: Atom, targets: Iterable[Atom]) -> bool:
+        """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
+        targets = set(targets)
+        left = [(variable, 1.0)]
         while left:
-            now, times = left.pop()
-            if isinstance(now, core.Literal):
+            atom, factor = left.pop()
+            if isinstance(atom, core.Literal):
                 continue
-            if now in targets and abs(times) <= 1 + CLOSE:
+            if atom in targets and abs(factor) <= 1 + CLOSE:
                 return True
-            equation = self._of.get(now)
+            equation = self._equations.get(atom)
             if equation is None:
                 continue
-            number = number_among(equation.inputs)
-            if equation.name in (*SAME, *SUMS, *LAID_OUT):
-                left += [(source, times) for source in equation.inputs]
+            number = find_literal_number(equation.inputs)
+            if equation.name in (*UNCHANGED, *SUMS, *RESHAPED):
+                left += [(source, factor) for source in equation.inputs]
             elif equation.name == "mul" and number is not None:
-                left += [(source, times * number) for source in equation.inputs]
+                left += [(source, factor * number) for source in equation.inputs]
             elif equation.name == "div" and number:
-                left.append((equation.inputs[0], times / number))
+                left.append((equation.inputs[0], factor / number))
         return False
 
-    def what_makes(self, targets: Iterable[Any], known: Container[Any] = ()) -> tuple[list[tuple[Any, Equation]], set[Any]]:
-        """Return (the variables that lead to the targets and how each is made, in order; the inputs and constants that they start from, and
-        what is known)."""
-        needed, left = set(), list(targets)
+    def what_makes(self, targets: Iterable[Atom], known: Container[Atom] = ()) -> tuple[list[tuple[Atom, Equation]], set[Atom]]:
+        """Return the variables that lead to the targets, each with its equation and in order, and the variables that they start from.
+
+        They start from inputs, constants and `known` variables.
+        """
+        needed: set[Atom] = set()
+        left = list(targets)
         while left:
             variable = left.pop()
             if isinstance(variable, core.Literal) or variable in needed:
                 continue
             needed.add(variable)
-            left += self._of[variable].inputs if variable in self._of and variable not in known else []
-        made = [(variable, equation) for variable, equation in self._of.items() if variable in needed and variable not in known]
+            left += self._equations[variable].inputs if variable in self._equations and variable not in known else []
+        made = [
+            (variable, equation) for variable, equation in self._equations.items() if variable in needed and variable not in known
+        ]
         return made, needed - {variable for variable, _ in made}
 
-    def terms(self, variable: Any, shares: Iterable[Any] = (), path: Path = UNTOUCHED) -> Iterator[Term]:
-        """The parts that a number is the sum of, apart from these shares and from what depends neither on rows nor on weights."""
+    def terms(self, variable: Atom, shares: Iterable[Atom] = (), path: Path = UNSCALED) -> Iterator[Term]:
+        """Yield the terms of a number, without these shares and without what depends neither on rows nor on weights."""
         shares = frozenset(shares)
-        equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
+        equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
         if (
             isinstance(variable, core.Literal)
             or variable in shares
-            or not (variable in self._of_rows or variable in self._of_state)
+            or not (variable in self._row_variables or variable in self._state_variables)
         ):
             return
-        divided = equation is not None and equation.name == "div" and not self._depends(equation.inputs[1])
-        if equation is not None and equation.name in (*SAME, *SUMS):
+        is_scaled = equation is not None and equation.name == "div" and not self._depends_on_data(equation.inputs[1])
+        if equation is not None and equation.name in (*UNCHANGED, *SUMS):
             for source in equation.inputs:
                 yield from self.terms(source, shares, path)
-        elif equation is not None and divided:
-            yield from self.terms(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
-        elif equation is not None and equation.name == "mul" and (number := number_among(equation.inputs)):
+        elif equation is not None and is_scaled:
+            yield from self.terms(equation.inputs[0], shares, self._divide_path(path, equation.inputs[1]))
+        elif equation is not None and equation.name == "mul" and (number := find_literal_number(equation.inputs)):
             for source in equation.inputs:
-                yield from self.terms(source, shares, path.multiplied(number))
-        elif variable in self._of_rows:
+                yield from self.terms(source, shares, path.multiply_by(number))
+        elif variable in self._row_variables:
             if equation is not None and equation.is_sum_of_rows:
-                yield Term(variable, path, True, self.scaling(equation.inputs[0]), size_of(equation.inputs[0]))
+                yield Term(variable, path, True, self.scaling(equation.inputs[0]), count_elements(equation.inputs[0]))
             else:
                 yield Term(variable, path, True)
-        elif not self._is_made_of(variable, shares):
+        elif not self._has_share_in_it(variable, shares):
             yield Term(variable, path, False)
 
-    def _depends(self, variable: Any) -> bool:
-        """Whether a number depends on rows or on weights."""
-        return not isinstance(variable, core.Literal) and (variable in self._of_rows or variable in self._of_state)
+    def _depends_on_data(self, variable: Atom) -> bool:
+        """Return whether a number depends on rows or on weights."""
+        return not isinstance(variable, core.Literal) and (variable in self._row_variables or variable in self._state_variables)
 
-    def _is_made_of(self, variable: Any, shares: frozenset[Any]) -> bool:
+    def _has_share_in_it(self, variable: Atom, shares: frozenset[Atom]) -> bool:
         made, _ = self.what_makes([variable])
         return any(result in shares for result, _ in made)
 
-    def means(self, variable: Any, shares: Iterable[Any] = ()) -> Iterator[Mean]:
-        """The sums over rows that a number is made of, apart from these shares of means over the global batch."""
-        return self._parts(variable, frozenset(shares), UNTOUCHED)
+    def means(self, variable: Atom, shares: Iterable[Atom] = ()) -> Iterator[Mean]:
+        """Yield the sums over rows that a number is made of, without these shares of means over the global batch."""
+        return self._find_row_sums(variable, frozenset(shares), UNSCALED)
 
-    def _parts(self, variable: Any, shares: frozenset[Any], path: Path) -> Iterator[Mean]:
-        equation = None if isinstance(variable, core.Literal) else self._of.get(variable)
-        if equation is None or variable in shares or variable not in self._of_rows:
+    def _find_row_sums(self, variable: Atom, shares: frozenset[Atom], path: Path) -> Iterator[Mean]:
+        equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
+        if equation is None or variable in shares or variable not in self._row_variables:
             return
-        number = number_among(equation.inputs)
-        if equation.name in (*SAME, *SUMS):
+        number = find_literal_number(equation.inputs)
+        if equation.name in (*UNCHANGED, *SUMS):
             for source in equation.inputs:
-                yield from self._parts(source, shares, path)
+                yield from self._find_row_sums(source, shares, path)
         elif equation.name == "div":
-            yield from self._parts(equation.inputs[0], shares, self._divided_by(path, equation.inputs[1]))
+            yield from self._find_row_sums(equation.inputs[0], shares, self._divide_path(path, equation.inputs[1]))
         elif equation.name == "mul":
-            for source in equation.inputs:  # what does not depend on the rows is a weight of what does
-                yield from self._parts(source, shares, path.multiplied(number) if number else path)
+            for source in equation.inputs:  # a factor that does not depend on the rows weights the one that does
+                yield from self._find_row_sums(source, shares, path.multiply_by(number) if number else path)
         elif equation.is_sum_of_rows and not self.reaches(equation.inputs[0], shares):
-            yield Mean(size_of(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
+            yield Mean(count_elements(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
 
-    def _divided_by(self, path: Path, divisor: Any) -> Path:
+    def _divide_path(self, path: Path, divisor: Atom) -> Path:
         if isinstance(divisor, core.Literal):
-            return path.divided(float(divisor.val)) if is_number(divisor) and divisor.val else path
+            return path.divide_by(float(divisor.val)) if is_scalar_number(divisor) and divisor.val else path
         while (
-            (equation := self._of.get(divisor)) is not None and equation.name in (*SAME, *LAID_OUT) and len(equation.inputs) == 1
+            (equation := self._equations.get(divisor)) is not None
+            and equation.name in (*UNCHANGED, *RESHAPED)
+            and len(equation.inputs) == 1
         ):
             divisor = equation.inputs[0]
             if isinstance(divisor, core.Literal):
                 return path
         if divisor in self._arguments and not divisor.aval.shape:
-            return path.divided(self._arguments[divisor])
+            return path.divide_by(self._arguments[divisor])
         return path
 
-    def scaling(self, array: Any, path: Path = UNTOUCHED) -> Path:
-        """The constants that the elements of an array are divided by and multiplied by."""
-        equation = None if isinstance(array, core.Literal) else self._of.get(array)
+    def scaling(self, array: Atom, path: Path = UNSCALED) -> Path:
+        """Return the constants that the elements of an array are divided by and multiplied by."""
+        equation = None if isinstance(array, core.Literal) else self._equations.get(array)
         if equation is None or not equation.inputs:
             return path
-        number = number_among(equation.inputs)
+        number = find_literal_number(equation.inputs)
         if equation.name == "div" and not isinstance(equation.inputs[0], core.Literal):
             if self._is_mean_of_each_row(equation.inputs[0], equation.inputs[1]):
                 return path
-            return self.scaling(equation.inputs[0], self._divided_by(path, equation.inputs[1]))
+            return self.scaling(equation.inputs[0], self._divide_path(path, equation.inputs[1]))
         if equation.name == "mul" and number:
-            rest = next((v for v in equation.inputs if not isinstance(v, core.Literal)), equation.inputs[0])
-            return self.scaling(rest, path.multiplied(number))
-        return self.scaling(equation.inputs[0], path) if equation.name in SAME else path
+            rest = next((variable for variable in equation.inputs if not isinstance(variable, core.Literal)), equation.inputs[0])
+            return self.scaling(rest, path.multiply_by(number))
+        return self.scaling(equation.inputs[0], path) if equation.name in UNCHANGED else path
 
-    def _is_mean_of_each_row(self, array: Any, divisor: Any) -> bool:
-        """Whether a sum over axes behind the rows is divided by their size."""
+    def _is_mean_of_each_row(self, array: Atom, divisor: Atom) -> bool:
+        """Return whether a sum over axes behind the rows is divided by their size."""
         while (
-            (equation := self._of.get(array)) is not None
-            and equation.name in SAME
+            (equation := self._equations.get(array)) is not None
+            and equation.name in UNCHANGED
             and not isinstance(equation.inputs[0], core.Literal)
         ):
             array = equation.inputs[0]
         if equation is None or equation.name != "reduce_sum" or equation.is_sum_of_rows or not isinstance(divisor, core.Literal):
             return False
-        return is_number(divisor) and float(divisor.val) == size_of(equation.inputs[0]) / size_of(array)
+        return is_scalar_number(divisor) and float(divisor.val) == count_elements(equation.inputs[0]) / count_elements(array)
 
 
-class Inside:
+class InnerVariable:
     """A variable of a function that was opened up; one for each call."""
 
-    def __init__(self, variable: Any) -> None:
+    def __init__(self, variable: Atom) -> None:
         self.aval = variable.aval
 
 
-def size_of(variable: Any) -> int:
+def count_elements(variable: Atom) -> int:
     return math.prod(variable.aval.shape)
 
 
-def is_number(literal: Any) -> bool:
+def is_scalar_number(literal: Atom) -> bool:
     return not literal.aval.shape and literal.aval.dtype.kind in "fiu"
 
 
-def number_among(inputs: list[Any]) -> float | None:
-    return next((float(v.val) for v in inputs if isinstance(v, core.Literal) and is_number(v)), None)
+def find_literal_number(inputs: list[Atom]) -> float | None:
+    """Return the number that one of the inputs is as a literal; None where none is."""
+    return next(
+        (float(variable.val) for variable in inputs if isinstance(variable, core.Literal) and is_scalar_number(variable)), None
+    )

@@ -1,41 +1,44 @@
-"""What the results of a traced program are made of."""
+"""Arguments and constants that the results of a traced program are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from unisono._src.checks.user_code.jaxpr import Atom
+from unisono._src.typing import AnyArray, Shape
 
-class Meeting(NamedTuple):
-    """Something that is made of a constant, and not of a replica's rows, where an operation takes it together with what is."""
 
-    constant: Any
-    shape: tuple[int, ...]
+class ConstantOperand(NamedTuple):
+    """An operand that is made of a constant alone, in an equation that also takes something made of a replica's rows."""
+
+    constant: AnyArray
+    shape: Shape
     has_its_rows: bool
-    """Whether its first axis is that of the constant still, as after a slice and not after a sum over it, and no axis of a matrix that the
-    replica's rows are multiplied by."""
+    """Whether its first axis still is the first axis of the constant, as after a slice and not after a sum over it, and no axis of a matrix
+    that the replica's rows are multiplied by."""
 
 
-class MadeOf(NamedTuple):
-    """What some results need."""
+class Origins(NamedTuple):
+    """Arguments and constants that some results are made of."""
 
     arguments: set[int]
     """Positions among the program's arguments."""
-    constants: list[Any]
-    """Arrays that the program was given by nobody."""
+    constants: list[AnyArray]
+    """Arrays in the program that are none of its arguments."""
 
 
-def made_of(program: core.ClosedJaxpr, results: Collection[int]) -> MadeOf:
-    """Return what the results at these positions are made of."""
+def made_of(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
+    """Return the arguments and constants that the results at these positions are made of."""
     wanted = [position in results for position in range(len(program.jaxpr.outvars))]
     reduced, needed = partial_eval.dce_jaxpr(program.jaxpr, wanted)
-    variables = [*(v for equation in reduced.eqns for v in equation.invars), *reduced.outvars]
-    read = {v for v in variables if not isinstance(v, core.Literal)}
-    constants = [value for v, value in zip(program.jaxpr.constvars, program.consts, strict=True) if v in read]
-    return MadeOf({position for position, is_needed in enumerate(needed) if is_needed}, constants)
+    variables = [*(variable for equation in reduced.eqns for variable in equation.invars), *reduced.outvars]
+    read = {variable for variable in variables if not isinstance(variable, core.Literal)}
+    constants = [value for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True) if variable in read]
+    return Origins({position for position, is_needed in enumerate(needed) if is_needed}, constants)
 
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
@@ -44,69 +47,77 @@ CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 def meetings(
     program: core.ClosedJaxpr, own: Collection[int], constants: Collection[int], own_constants: Collection[int] = ()
-) -> list[Meeting]:
-    """Return where the constants with these ids meet what leads from the replica: from the arguments at the positions `own`, and from the
-    constants with the ids `own_constants`."""
-    held = list(zip(program.jaxpr.constvars, program.consts, strict=True))
-    values = {v: [(value, True)] for v, value in held if id(value) in constants}
-    owned = {v for position, v in enumerate(program.jaxpr.invars) if position in own}
-    owned |= {v for v, value in held if id(value) in own_constants}
-    found = []
+) -> list[ConstantOperand]:
+    """Return where an equation takes something made of the constants with these ids together with something made of the replica's values.
+
+    The replica's values are the arguments at the positions `own`, and the constants with the ids `own_constants`.
+    """
+    consts = list(zip(program.jaxpr.constvars, program.consts, strict=True))
+    values = {variable: [(value, True)] for variable, value in consts if id(value) in constants}
+    owned = {variable for position, variable in enumerate(program.jaxpr.invars) if position in own}
+    owned |= {variable for variable, value in consts if id(value) in own_constants}
+    operands: list[ConstantOperand] = []
     for equation in program.jaxpr.eqns:
-        given = [v for v in equation.invars if not isinstance(v, core.Literal)]
-        others = [v for v in given if v not in owned and v in values]
-        if any(v in owned for v in given):
-            found += [
-                Meeting(value, v.aval.shape, has_its_rows and meets_by_rows(equation, v))
-                for v in others
-                for value, has_its_rows in values[v]
+        variables = [variable for variable in equation.invars if not isinstance(variable, core.Literal)]
+        others = [variable for variable in variables if variable not in owned and variable in values]
+        if any(variable in owned for variable in variables):
+            operands += [
+                ConstantOperand(value, variable.aval.shape, has_its_rows and is_aligned_with_rows(equation, variable))
+                for variable in others
+                for value, has_its_rows in values[variable]
             ]
             owned |= set(equation.outvars)
         elif others:
             for position, output in enumerate(equation.outvars):
                 pairs = [
-                    (value, has_its_rows and keeps_rows(equation, v)[position])
-                    for v in dict.fromkeys(others)
-                    for value, has_its_rows in values[v]
+                    (value, has_its_rows and mark_results_with_rows(equation, variable)[position])
+                    for variable in dict.fromkeys(others)
+                    for value, has_its_rows in values[variable]
                 ]
                 values[output] = list(
                     {(id(value), has_its_rows): (value, has_its_rows) for value, has_its_rows in pairs}.values()
                 )
-    return found
+    return operands
 
 
-def meets_by_rows(equation: core.JaxprEqn, operand: Any) -> bool:
-    """Return whether the operand's first axis goes along an axis of rows: a product takes it with a first axis of the other side."""
+def is_aligned_with_rows(equation: core.JaxprEqn, operand: Atom) -> bool:
+    """Return whether the operand's first axis goes along an axis of rows: a product pairs it with the first axis of the other operand."""
     if equation.primitive.name != "dot_general":
         return True
     contracted, batched = equation.params["dimension_numbers"]
     is_left = operand is equation.invars[0]
     for axes in (contracted, batched):
-        mine, theirs = axes if is_left else reversed(axes)
-        if (0, 0) in zip(mine, theirs, strict=True):
+        axes_of_operand, axes_of_other = axes if is_left else reversed(axes)
+        if (0, 0) in zip(axes_of_operand, axes_of_other, strict=True):
             return True
     return False
 
 
-def keeps_rows(equation: core.JaxprEqn, operand: Any) -> list[bool]:
-    """Return, for what the equation gives, whether its first axis is that of the operand. Operations that nobody knows keep it."""
+def mark_results_with_rows(equation: core.JaxprEqn, operand: Atom) -> list[bool]:
+    """Return, for each result of an equation, whether its first axis is that of the operand. Unknown operations keep it."""
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if equation.primitive.name in CALLS and isinstance(inner, core.ClosedJaxpr):
-        return keeps_rows_inside(inner.jaxpr, [v is operand for v in equation.invars])
-    return [keeps_first_axis(equation, operand)] * len(equation.outvars)
+        return mark_results_of_program(inner.jaxpr, [variable is operand for variable in equation.invars])
+    return [is_first_axis_kept(equation, operand)] * len(equation.outvars)
 
 
-def keeps_rows_inside(program: core.Jaxpr, has_rows: list[bool]) -> list[bool]:
-    """Return it for a program, of which some arguments have the rows."""
-    having = {v for v, has in zip(program.invars, has_rows, strict=True) if has}
+def mark_results_of_program(program: core.Jaxpr, has_rows: list[bool]) -> list[bool]:
+    """Return, for each result of a program, whether its first axis is that of the arguments that have the rows."""
+    with_rows = {variable for variable, has in zip(program.invars, has_rows, strict=True) if has}
     for equation in program.eqns:
-        for operand in [v for v in equation.invars if not isinstance(v, core.Literal) and v in having]:
-            having |= {v for v, keeps in zip(equation.outvars, keeps_rows(equation, operand), strict=True) if keeps}
-    return [not isinstance(v, core.Literal) and v in having for v in program.outvars]
+        for operand in [
+            variable for variable in equation.invars if not isinstance(variable, core.Literal) and variable in with_rows
+        ]:
+            with_rows |= {
+                variable for variable, has in zip(equation.outvars, mark_results_with_rows(equation, operand), strict=True) if has
+            }
+    return [not isinstance(variable, core.Literal) and variable in with_rows for variable in program.outvars]
 
 
-def keeps_first_axis(equation: core.JaxprEqn, operand: Any) -> bool:
-    name, params = equation.primitive.name, equation.params
+def is_first_axis_kept(equation: core.JaxprEqn, operand: Atom) -> bool:
+    """Return whether the first axis of the results is that of the operand."""
+    name = equation.primitive.name
+    params = equation.params
     if not operand.aval.shape:
         return False
     if name == "broadcast_in_dim":

@@ -1,60 +1,66 @@
-"""What stood around a function when it was traced, and whether it stands there still."""
+"""Values that a function captured when it was traced, and whether they are still the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from unisono._src.checks.user_code.captures import COLLECTIONS, MOST_ITEMS, places
 from unisono._src.checks.user_code.identity import NUMBERS, by_value
+from unisono._src.typing import UserFunction, UserObject
 
 
 class Surroundings:
-    """What stood in these places when a function was traced: what is put there later would not be seen."""
+    """Values that a function captured when it was traced: the compiled program would not see values that are put there later."""
 
-    def __init__(self, function: Callable[..., Any], before: Surroundings | None = None) -> None:
-        """`before` is how it was before the trace: lists and dicts into which the code itself puts something, as code that counts its
-        traces does, are not looked into."""
-        self._own: list[Any] = []
+    def __init__(self, function: UserFunction, before: Surroundings | None = None) -> None:
+        """Keep the values that the function captures now.
+
+        `before` are the values of before the trace. Lists and dicts that changed in the trace, as in code that counts its traces, are compared
+        by identity alone.
+        """
+        self._changed_by_code: list[UserObject] = []
         if before is not None:
-            changed = [then.thing for _, then in before._then if isinstance(then, Kept) and not is_same(then.thing, then)]
-            self._own = [*before._own, *changed]
-        self._then = [(place, kept(place.value, frozenset(map(id, self._own)))) for place in places(function)]
+            changed = [then.thing for _, then in before._values if isinstance(then, Kept) and not is_same(then.thing, then)]
+            self._changed_by_code = [*before._changed_by_code, *changed]
+        self._values = [(capture, kept(capture.value, frozenset(map(id, self._changed_by_code)))) for capture in places(function)]
 
     @property
     def unchanged(self) -> bool:
-        return all(is_same(place.value, then) for place, then in self._then)
+        return all(is_same(capture.value, then) for capture, then in self._values)
 
 
 class Kept(NamedTuple):
-    """A list or a dict, and what was in it: code may put something else into it."""
+    """A list or a dict, and its items at the trace: code may change the items."""
 
-    thing: Any
-    items: Mapping[Any, Any]
+    thing: UserObject
+    items: Mapping[object, object]
 
     @property
     def size(self) -> int:
-        return sum(of.size if isinstance(of, Kept) else 1 for of in self.items.values())
+        return sum(item.size if isinstance(item, Kept) else 1 for item in self.items.values())
 
 
-def kept(value: Any, around: frozenset[int]) -> Any:
-    """`around` are the ids of those that are not looked into."""
-    if not isinstance(value, COLLECTIONS) or len(value) > MOST_ITEMS or id(value) in around:
+def kept(value: UserObject, skipped: frozenset[int]) -> object:
+    """Return a value, or a copy of a list or dict with its items. Those with the ids `skipped` are not copied."""
+    if not isinstance(value, COLLECTIONS) or len(value) > MOST_ITEMS or id(value) in skipped:
         return value
-    found = Kept(value, {key: kept(item, around | {id(value)}) for key, item in items_of(value).items()})
-    return found if found.size <= MOST_ITEMS else value  # it is looked through at every step
+    snapshot = Kept(value, {key: kept(item, skipped | {id(value)}) for key, item in find_items(value).items()})
+    return snapshot if snapshot.size <= MOST_ITEMS else value  # it is looked through at every step
 
 
-def items_of(thing: Any) -> Mapping[Any, Any]:
-    return thing if isinstance(thing, dict) else dict(enumerate(thing))
+def find_items(collection: UserObject) -> Mapping[object, object]:
+    """Return the items of a list, tuple, deque or dict, by their positions or keys."""
+    return collection if isinstance(collection, dict) else dict(enumerate(collection))
 
 
-def is_same(now: Any, then: Any) -> bool:
+def is_same(now: object, then: object) -> bool:
+    """Return whether a value is the one of the trace, with the same items."""
     if isinstance(then, Kept):
-        items = items_of(now) if now is then.thing else {}
+        items = find_items(now) if now is then.thing else {}
         return (
             now is then.thing
             and items.keys() == then.items.keys()
-            and all(is_same(items[key], of) for key, of in then.items.items())
+            and all(is_same(items[key], item) for key, item in then.items.items())
         )
     return now is then or (isinstance(now, NUMBERS) and by_value(now) == by_value(then))

@@ -1,1 +1,1 @@
-"""Where the description of a cluster comes from: one file a place."""
+"""Sources of the description of a cluster, one in each file."""

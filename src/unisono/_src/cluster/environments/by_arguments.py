@@ -1,4 +1,4 @@
-"""The arguments of the program."""
+"""The description of a cluster by the arguments of the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono._src.cluster.environments.environment import Cluster, ClusterError
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """What the program itself says: all three, or nothing."""
+    """The cluster as the program itself describes it: all three values, or none."""
 
     coordinator: str | None
     processes: int | None

@@ -1,4 +1,4 @@
-"""`unisono launch`, or whoever sets the same three variables."""
+"""The description of a cluster by `unisono launch`, or by whatever sets the same three variables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ VARIABLES = (names.COORDINATOR, names.PROCESSES, names.PROCESS)
 
 
 class Launched:
+    """The cluster as the variables of `unisono launch` describe it."""
+
     def describe(self, environment: Mapping[str, str]) -> Cluster | None:
         values = [environment.get(name) for name in VARIABLES]
         if not any(values):
@@ -20,6 +22,8 @@ class Launched:
             raise ClusterError(
                 f"the environment lacks {' and '.join(missing)}. `unisono launch` sets all of {', '.join(VARIABLES)}; set them or none."
             )
-        coordinator, processes, process = environment[VARIABLES[0]], environment[VARIABLES[1]], environment[VARIABLES[2]]
+        coordinator = environment[VARIABLES[0]]
+        processes = environment[VARIABLES[1]]
+        process = environment[VARIABLES[2]]
         source = f"the environment ({names.COORDINATOR} and its kin)"
         return Cluster(coordinator, numbered(VARIABLES[1], processes), numbered(VARIABLES[2], process), source)

@@ -1,15 +1,15 @@
 """TF_CONFIG, as programs for tf.distribute set it: a chief, if any, is process 0, and the workers follow.
 
-The coordinator listens where TensorFlow's server of that process would have: the address is free, because no such server runs.
+The coordinator listens where the TensorFlow server of process 0 would listen: the address is free, because no such server runs.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from unisono._src.cluster.environments.environment import Cluster, ClusterError
+from unisono._src.typing import Json
 
 NAME = "TF_CONFIG"
 KINDS = ("chief", "worker")
@@ -21,27 +21,31 @@ REFUSED = {
 
 
 class TFConfig:
+    """The cluster as TF_CONFIG describes it."""
+
     def describe(self, environment: Mapping[str, str]) -> Cluster | None:
         text = environment.get(NAME)
         if not text:
             return None
-        config = parsed(text)
-        cluster, task = config.get("cluster", {}), config.get("task", {})
+        config = parse_config(text)
+        cluster = config.get("cluster", {})
+        task = config.get("task", {})
         if not cluster:
             return None  # as in TensorFlow: a single process
-        check(text, cluster, task)
+        check_tasks(text, cluster, task)
         addresses = [(kind, index) for kind in KINDS for index in range(len(cluster.get(kind, [])))]
-        own = task.get("type"), task.get("index")
-        if own not in addresses:
+        own_task = task.get("type"), task.get("index")
+        if own_task not in addresses:
             raise ClusterError(
-                f"TF_CONFIG says that this is task {own[0]!r} {own[1]!r}, and names "
+                f"TF_CONFIG says that this is task {own_task[0]!r} {own_task[1]!r}, and names "
                 f"{', '.join(f'{kind} {index}' for kind, index in addresses)}. Received: {text}"
             )
         first_kind, first_index = addresses[0]
-        return Cluster(cluster[first_kind][first_index], len(addresses), addresses.index(own), NAME)
+        return Cluster(cluster[first_kind][first_index], len(addresses), addresses.index(own_task), NAME)
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_config(text: str) -> dict[str, Json]:
+    """Return the value of TF_CONFIG, in which the cluster and the task, where they are there, are dicts."""
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
@@ -52,7 +56,7 @@ def parsed(text: str) -> dict[str, Any]:
     return config
 
 
-def check(text: str, cluster: dict[str, Any], task: dict[str, Any]) -> None:
+def check_tasks(text: str, cluster: dict[str, Json], task: dict[str, Json]) -> None:
     for kind in (*cluster, task.get("type")):
         if kind in REFUSED:
             raise ClusterError(f"TF_CONFIG names {kind!r}. {REFUSED[kind]}. Leave it out: {FORM}; received: {text}")

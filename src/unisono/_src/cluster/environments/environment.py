@@ -1,4 +1,4 @@
-"""What a process knows of its cluster, and whom it may ask."""
+"""The cluster of a process, and the interface of what can describe one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Cluster:
     """The processes of one training, as one of them sees them.
 
     Args:
-        coordinator: host:port at which process 0 listens; None where JAX finds it out, or nobody listens.
-        processes: How many there are.
-        process: Which of them this one is, counted from 0 on.
-        source: Who said so, in words for messages.
+        coordinator: host:port at which process 0 listens; None where JAX finds it out, or no process listens.
+        processes: The number of processes.
+        process: The number of this process, counted from 0.
+        source: What described the cluster, in words for messages.
     """
 
     coordinator: str | None
@@ -47,19 +47,19 @@ class Cluster:
 
 
 class Environment(Protocol):
-    """A place where the cluster may be described.
+    """A source that may describe the cluster.
 
-    `connect` asks each of them once, in every process, before JAX has started: the answer comes from the arguments of the program
+    `connect` asks each source once, in every process, before JAX has started: the answer comes from the arguments of the program
     and its environment alone, and asking changes nothing.
     """
 
     def describe(self, environment: Mapping[str, str]) -> Cluster | None:
-        """The cluster, or None where this place says nothing. What is there and cannot be right is a ClusterError."""
+        """Return the cluster, or None where this source says nothing. A description that cannot be right raises a ClusterError."""
         ...
 
 
 def numbered(name: str, value: str) -> int:
-    """An environment variable that is a number."""
+    """Return the number that an environment variable holds."""
     try:
         return int(value)
     except ValueError:

@@ -1,46 +1,50 @@
-"""Signals that the launcher receives are the workers'."""
+"""Signals that the launcher receives, and passes on to the workers."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 from collections.abc import Iterator
-from typing import Any
+from types import FrameType
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AT_ONCE = 3
-"""Asked so often to end, the launcher asks nobody any more: a worker inside of compiled code hears no signal."""
+"""The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
 
 
 class Signals:
-    """What has come and was not yet passed on."""
+    """The signals that have come and were not yet passed on."""
 
     def __init__(self) -> None:
-        self._waiting: list[int] = []
+        self._pending: list[int] = []
         self._asked_to_end = 0
 
     @property
     def is_ending(self) -> bool:
-        """Whether somebody wants the run to end, so that it is not started again."""
+        """Return whether the launcher was asked to end: the run is not started again then."""
         return self._asked_to_end > 0
 
     @property
     def at_once(self) -> bool:
+        """Return whether the workers are to be killed now."""
         return self._asked_to_end >= AT_ONCE
 
     def take(self) -> list[int]:
-        taken, self._waiting = self._waiting, []
+        """Return the pending signals, and forget them."""
+        taken = self._pending
+        self._pending = []
         return taken
 
-    def note(self, number: int, frame: Any) -> None:
-        self._waiting.append(number)
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Add a signal to the pending ones, as its handler."""
+        self._pending.append(number)
         self._asked_to_end += number in ENDING
 
 
 @contextlib.contextmanager
 def passed_on() -> Iterator[Signals]:
-    """For the block, what comes is noted."""
+    """Collect, for the block, the signals that come."""
     signals = Signals()
     before = {number: signal.signal(number, signals.note) for number in PASSED_ON}
     try:

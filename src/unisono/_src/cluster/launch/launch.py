@@ -1,4 +1,4 @@
-"""From the first start to the last end: runs of all processes, as often as failures are forgiven."""
+"""Runs of all processes, one after another, as often as restarts are allowed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ CALLBACK = 'un.callbacks.BackupAndRestore("backup", save_freq=100)'
 
 
 def launch(settings: Settings, processes: int, restarts: int, least: int | None) -> int:
-    """The exit code.
+    """Run all processes, again after failures, and return the exit code.
 
     Args:
         settings: What every run has in common.
-        processes: How many there are in the first one.
+        processes: The number of processes of the first run.
         restarts: How many failures are answered by another run.
-        least: The smallest number of processes that is started again after some have failed; None for all of them, every time.
+        least: The smallest number of processes of a run after a failure; None for all processes, every time.
     """
     screen = Screen(sys.stdout, sys.stderr)
     if restarts and not settings.program.seems_to_save():
-        screen.line(sys.stderr, warning(settings.program.words))
+        screen.line(sys.stderr, make_save_warning(settings.program.words))
     with passed_on() as signals:
-        for count in range(restarts + 1):
-            outcome = run(settings, processes, count, screen, signals)
+        for number in range(restarts + 1):
+            outcome = run(settings, processes, number, screen, signals)
             screen.no_bar()
-            if outcome.first_failure is None or signals.is_ending or count == restarts:
+            if outcome.first_failure is None or signals.is_ending or number == restarts:
                 break
             processes = left(processes, outcome, least)
             screen.line(
-                sys.stderr, f"{outcome.report()}\nunisono launch: restart {count + 1} of {restarts}, with {counted(processes)}."
+                sys.stderr,
+                f"{outcome.report()}\nunisono launch: restart {number + 1} of {restarts}, with {processes_in_words(processes)}.",
             )
     if outcome.first_failure is not None:
         screen.line(sys.stderr, outcome.report())
@@ -40,16 +41,17 @@ def launch(settings: Settings, processes: int, restarts: int, least: int | None)
 
 
 def left(processes: int, outcome: Outcome, least: int | None) -> int:
-    """How many processes the next run has."""
+    """Return the number of processes of the next run."""
     return processes if least is None else max(least, processes - outcome.lost)
 
 
-def warning(words: tuple[str, ...]) -> str:
+def make_save_warning(words: tuple[str, ...]) -> str:
+    """Return the warning that a program seems to save nothing."""
     return (
         f"unisono launch: {' '.join(words[:2] if words[0] == '-m' else words[:1])} seems to save nothing, so that a restart would begin "
         f"from the start. Add to the callbacks of fit:\n\n    {CALLBACK}\n"
     )
 
 
-def counted(processes: int) -> str:
+def processes_in_words(processes: int) -> str:
     return f"{processes} process{'es' * (processes != 1)}"

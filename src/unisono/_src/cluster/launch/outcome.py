@@ -1,4 +1,4 @@
-"""Which process failed first. When one is gone the others fail too, and theirs is not what the user must look for."""
+"""The process that failed first. When one process is gone the others fail too, and the user must not look for the reason there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from unisono._src.processes import names
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How one process ended, in the order in which they did.
+    """The end of one process.
 
     Args:
-        process: Its number.
-        code: Its exit code, as a shell has it.
-        signal: The one that killed it.
+        process: The number of the process.
+        code: Its exit code, as a shell counts it.
+        signal: The signal that killed it.
         forced: Whether the launcher ended it.
         last_words: Its last traceback.
         was_stopped: Whether it was alone, and stopped (SIGSTOP) for longer than the bound.
@@ -34,7 +34,7 @@ class End:
 
     @property
     def is_consequence(self) -> int:
-        """0 for a failure of its own; more, the surer it is that another one's came first."""
+        """Return 0 for a failure of its own, and more the surer it is that another process failed first."""
         if self.code == names.LOST:
             return 3
         if self.forced:
@@ -53,30 +53,30 @@ class End:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run of all processes ended."""
+    """The ends of all processes of a run, in the order in which they came."""
 
     ends: tuple[End, ...]
 
     @property
     def first_failure(self) -> End | None:
-        """Of those that are equally likely to be the first cause, the one that was first."""
+        """Return the failure that is most likely the first cause; of equally likely failures, the first one."""
         failures = [end for end in self.ends if end.is_failure]
         return min(failures, key=lambda end: end.is_consequence, default=None)
 
     @property
     def code(self) -> int:
-        """What the launcher exits with: 75 where some have left as they were asked to, and none failed."""
+        """Return the exit code of the launcher: 75 where some have left as they were asked to, and none failed."""
         first = self.first_failure
         return max((end.code for end in self.ends), default=0) if first is None else first.code
 
     @property
     def lost(self) -> int:
-        """How many processes failed by themselves."""
-        own = sum(end.is_failure and end.is_consequence < 2 for end in self.ends)
-        return max(own, 1) if self.first_failure is not None else 0
+        """Return the number of processes that failed by themselves."""
+        own_failures = sum(end.is_failure and end.is_consequence < 2 for end in self.ends)
+        return max(own_failures, 1) if self.first_failure is not None else 0
 
     def report(self) -> str:
-        """What the launcher says at the end: the first failure, with its traceback last."""
+        """Return the last message of the launcher: the first failure, with its traceback last."""
         first = self.first_failure
         if first is None:
             return ""

@@ -9,25 +9,30 @@ import re
 from typing import TextIO
 
 CLEAR = "\r\x1b[K"
-NO_WRAPPING, WRAPPING = "\x1b[?7l", "\x1b[?7h"
+NO_WRAPPING = "\x1b[?7l"
+WRAPPING = "\x1b[?7h"
 """A bar that is longer than the line would leave a trail."""
 
 TRACEBACK = "Traceback (most recent call last):"
 CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 LOGGED = re.compile(r"[EFIW]\d{4} \d\d:\d\d:\d\d\.")
 REMEMBERED = 400
-"""Lines, which are enough for a traceback through Keras and JAX."""
+"""Lines that are kept: enough for a traceback through Keras and JAX."""
 
 
 class Screen:
-    """Where the lines of all processes come together. A bar is a line that is written again and again, after carriage returns."""
+    """The terminal or files on which the lines of all processes come together. A bar is a line that is written again and again, after
+    carriage returns."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
-        self.out, self.err = out, err
+        self.out = out
+        self.err = err
         self._bar: tuple[TextIO, str] | None = None
 
     def line(self, stream: TextIO, text: str) -> None:
-        bar, self._bar = self._bar, None
+        """Write a line above the bar."""
+        bar = self._bar
+        self._bar = None
         if bar is not None:
             bar[0].write(CLEAR)
             bar[0].flush()
@@ -37,13 +42,14 @@ class Screen:
             self.bar(*bar)
 
     def bar(self, stream: TextIO, text: str) -> None:
-        """Shown on a terminal; a file has its last state alone."""
+        """Show a bar on a terminal. A file gets its last state alone."""
         if stream.isatty():
             self._bar = stream, text
             stream.write(f"{CLEAR}{NO_WRAPPING}{text}{WRAPPING}")
             stream.flush()
 
     def no_bar(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar[0].write(CLEAR)
             self._bar = None
@@ -52,53 +58,57 @@ class Screen:
 class Stream:
     """The standard output or error of one process, on its way to the screen."""
 
-    def __init__(self, screen: Screen, to: TextIO, process: int) -> None:
-        self._screen, self._to, self._process = screen, to, process
+    def __init__(self, screen: Screen, target: TextIO, process: int) -> None:
+        self._screen = screen
+        self._target = target
+        self._process = process
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest = ""
+        self._unfinished = ""
         self._is_bar = False
         self.last: collections.deque[str] = collections.deque(maxlen=REMEMBERED)
 
     def feed(self, content: bytes) -> None:
-        """Takes what was read."""
-        *lines, self._rest = (self._rest + self._decoder.decode(content)).split("\n")
+        """Take the bytes that were read, and show the lines that are whole."""
+        *lines, self._unfinished = (self._unfinished + self._decoder.decode(content)).split("\n")
         for line in lines:
             self._show(line.removesuffix("\r"))
-        if "\r" in self._rest.rstrip("\r"):
-            more_comes_over_it = "\r" * self._rest.endswith("\r")
-            self._rest, self._is_bar = latest(self._rest) + more_comes_over_it, True
+        if "\r" in self._unfinished.rstrip("\r"):
+            more_comes_over_it = "\r" * self._unfinished.endswith("\r")
+            self._unfinished = strip_overwritten(self._unfinished) + more_comes_over_it
+            self._is_bar = True
         if self._is_bar and self._process == 0:
-            self._screen.bar(self._to, self._prefixed(latest(self._rest)))
+            self._screen.bar(self._target, self._prefix(strip_overwritten(self._unfinished)))
 
     def close(self) -> None:
-        """What came without an end of line is shown too."""
-        if self._rest:
-            self._show(self._rest)
-            self._rest = ""
+        """Show the last line too, where it came without an end."""
+        if self._unfinished:
+            self._show(self._unfinished)
+            self._unfinished = ""
 
     def _show(self, line: str) -> None:
-        is_bar, self._is_bar = self._is_bar or "\r" in line, False
+        is_bar = self._is_bar or "\r" in line
+        self._is_bar = False
         if is_bar:
             if self._process != 0:
                 return
             self._screen.no_bar()
-        line = latest(line)
+        line = strip_overwritten(line)
         self.last.append(line)
-        self._screen.line(self._to, self._prefixed(line))
+        self._screen.line(self._target, self._prefix(line))
 
-    def _prefixed(self, line: str) -> str:
+    def _prefix(self, line: str) -> str:
         return f"[{self._process}] {line}"
 
 
-def latest(line: str) -> str:
-    """What a terminal shows of a line that goes back to its beginning: Keras backs over its bar first."""
+def strip_overwritten(line: str) -> str:
+    """Return what a terminal shows of a line that goes back to its beginning. Keras backs over its bar first."""
     return line.rstrip("\r").rpartition("\r")[2].lstrip("\b").rstrip("\b")
 
 
 def last_traceback(lines: list[str]) -> list[str]:
-    """The last one, with those that it came from, up to the end of the lines or what the libraries below Python log; empty where
-    there is none."""
-    begins = [at for at, line in enumerate(lines) if line == TRACEBACK]
+    """Return the last traceback with the tracebacks that it came from, up to the end of the lines or to what the libraries below Python
+    log; empty where there is none."""
+    begins = [number for number, line in enumerate(lines) if line == TRACEBACK]
     if not begins:
         return []
     begin = begins.pop()

@@ -19,7 +19,7 @@ from unisono._src.cluster.launch.worker_environment import LOOPBACK, Devices, en
 from unisono._src.cluster.launch.worker_process import WorkerProcess
 
 TICK = 0.05
-"""Seconds between two looks at who has ended."""
+"""Seconds between two looks at which processes have ended."""
 
 LAST_CALL = 5.0
 """Seconds between SIGTERM and SIGKILL for processes that do not end by themselves."""
@@ -27,7 +27,7 @@ LAST_CALL = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What `unisono launch` was asked for."""
+    """The options of `unisono launch` that all runs share."""
 
     program: Program
     devices: Devices
@@ -35,35 +35,40 @@ class Settings:
 
 
 def run(settings: Settings, processes: int, restarts: int, screen: Screen, signals: Signals) -> Outcome:
-    """Starts the processes, and returns when all have ended and nothing of them is left."""
-    with free_port() as port, selectors.DefaultSelector() as selector:
+    """Start the processes, and return when all have ended and nothing of them is left."""
+    with hold_free_port() as port, selectors.DefaultSelector() as selector:
         environments = [
             environment_of(os.environ, process, processes, port, settings.devices, restarts, settings.bound)
             for process in range(processes)
         ]
-        command, workers = settings.program.command(os.getpid()), []
+        command = settings.program.command(os.getpid())
+        workers: list[WorkerProcess] = []
         try:
             for number, environment in enumerate(environments):
                 workers.append(WorkerProcess(number, command, environment, screen))
-            return Course(workers, settings.bound, selector, signals).to_the_end()
+            return RunningWorkers(workers, settings.bound, selector, signals).run_to_end()
         finally:
             for worker in workers:
                 worker.kill()
 
 
-class Course:
-    """The workers on their way: those that run, and how the others ended."""
+class RunningWorkers:
+    """The workers of one run: the processes that still run, and the ends of the others."""
 
     def __init__(self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: Signals) -> None:
-        self._running, self._bound, self._selector, self._signals = list(workers), bound, selector, signals
-        self._is_alone, self._seen_going = len(workers) == 1, time.monotonic()
+        self._running = list(workers)
+        self._bound = bound
+        self._selector = selector
+        self._signals = signals
+        self._is_alone = len(workers) == 1
+        self._last_seen_running = time.monotonic()
         self._ends: list[End] = []
         self._terminate_at = self._kill_at = float("inf")
         self._forced = False
         for worker in workers:
             worker.watched_by(selector)
 
-    def to_the_end(self) -> Outcome:
+    def run_to_end(self) -> Outcome:
         while self._running:
             for key, _ in self._selector.select(TICK):
                 key.data()
@@ -73,54 +78,55 @@ class Course:
             if self._signals.at_once:
                 self._kill_at = 0.0
             self._notice_ends()
-            self._enforce(time.monotonic())
+            self._enforce_bound(time.monotonic())
         return Outcome(tuple(self._ends))
 
     def _notice_ends(self) -> None:
         for worker in [worker for worker in self._running if worker.ended()]:
             self._running.remove(worker)
-            self._ends.append(self._end_of(worker, self._forced))
+            self._ends.append(self._collect_end(worker, self._forced))
             if self._ends[-1].is_failure and self._terminate_at == float("inf"):
                 # The others have the same bound to notice it and to say what they know.
                 self._terminate_at = time.monotonic() + self._bound
                 self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)
 
-    def _enforce(self, now: float) -> None:
+    def _enforce_bound(self, now: float) -> None:
         if self._is_alone:
-            self._end_a_stopped_one(now)
-        if any(end.is_failure for end in self._ends):  # who is stopped has nothing to say, and does not hear SIGTERM
+            self._kill_stopped_worker(now)
+        if any(end.is_failure for end in self._ends):  # a stopped process has nothing to say, and does not hear SIGTERM
             self._kill([worker for worker in self._running if worker.is_stopped])
         if now >= self._kill_at:
             self._kill(self._running)
         elif now >= self._terminate_at:
             for worker in self._running:
                 worker.send(signal.SIGTERM)
-            self._terminate_at, self._forced = self._kill_at, True
+            self._terminate_at = self._kill_at
+            self._forced = True
 
-    def _end_a_stopped_one(self, now: float) -> None:
-        """Of several, the others name it; here nobody else is there to do so."""
+    def _kill_stopped_worker(self, now: float) -> None:
+        """Kill a worker that is alone and stopped for longer than the bound. Of several workers, the others name the stopped one."""
         if not all(worker.is_stopped for worker in self._running):
-            self._seen_going = now
-        elif now - self._seen_going > self._bound:
+            self._last_seen_running = now
+        elif now - self._last_seen_running > self._bound:
             self._kill(self._running, was_stopped=True)
 
     def _kill(self, workers: list[WorkerProcess], was_stopped: bool = False) -> None:
         for worker in list(workers):
             worker.kill()
             self._running.remove(worker)
-            self._ends.append(self._end_of(worker, forced=True, was_stopped=was_stopped))
+            self._ends.append(self._collect_end(worker, forced=True, was_stopped=was_stopped))
 
-    def _end_of(self, worker: WorkerProcess, forced: bool, was_stopped: bool = False) -> End:
+    def _collect_end(self, worker: WorkerProcess, forced: bool, was_stopped: bool = False) -> End:
         worker.finish(self._selector)
         words = tuple(last_traceback(list(worker.error.last)))
         return End(worker.number, worker.code, worker.signal, forced, words, was_stopped)
 
 
 @contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    """A free port on loopback, held for the block so that nobody else is given it: the coordinator, which allows sharing as every
-    gRPC server does, may listen there beside this socket, which does not."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((LOOPBACK, 0))
-        yield held.getsockname()[1]
+def hold_free_port() -> Iterator[int]:
+    """Hold a free port on loopback for the block, so that no other program is given it. The coordinator, which shares its port as every
+    gRPC server does, may listen there beside this socket, which does not listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 BOOTSTRAP = str(pathlib.Path(__file__).with_name("worker.py"))
 
 SAVING = ("BackupAndRestore", "Checkpoint(")
-"""What a script that saves its training says somewhere; Keras' ModelCheckpoint( is among it."""
+"""Words of which a script that saves its training has one. Keras' ModelCheckpoint( contains the second."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What stands after the options of `unisono launch`, in the words of Python's own command line."""
+    """The words after the options of `unisono launch`, as Python's own command line has them."""
 
     words: tuple[str, ...]
 
@@ -36,18 +36,19 @@ class Program:
         return self.words[1] if self.words[0] == "-m" else None
 
     def command(self, launcher: int) -> list[str]:
-        """What starts a worker. The bootstrap is run by its path, so that it imports nothing of Unisono."""
+        """Return the command that starts a worker. The bootstrap is run by its path, so that it imports nothing of Unisono."""
         return [sys.executable, BOOTSTRAP, str(launcher), *self.words]
 
     def seems_to_save(self) -> bool:
-        """By a look at its source, which knows nothing of what it imports. What cannot be read is given the benefit of the doubt."""
+        """Return whether the source of the program names something that saves. Its imports are not read. The answer is True where the source
+        cannot be read."""
         try:
-            source = self._file().read_text()
+            source = self._find_source().read_text()
         except (OSError, UnicodeDecodeError, ImportError, ValueError):
             return True
         return any(word in source for word in SAVING)
 
-    def _file(self) -> pathlib.Path:
+    def _find_source(self) -> pathlib.Path:
         if self.module is None:
             return pathlib.Path(self.words[0])
         sys.path.insert(0, "")  # where python -m looks first
@@ -61,20 +62,20 @@ class Program:
 
 
 def split(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own options, and the program with everything that belongs to it.
+    """Return the launcher's own options, and the program with everything that belongs to it.
 
     Args:
-        words: What stands after `unisono launch`.
-        flags: Its options that take no value.
+        words: The words after `unisono launch`.
+        flags: Options of the launcher that take no value.
 
     Example:
         >>> split(["--processes", "2", "--cpu", "train.py", "--cpu", "--", "x"], ["--cpu"])
         (['--processes', '2', '--cpu'], ['train.py', '--cpu', '--', 'x'])
     """
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
-        if words[at] == "--":
-            return list(words[:at]), list(words[at + 1 :])
-        takes_value = words[at] not in flags and "=" not in words[at]
-        at += 2 if takes_value else 1
-    return list(words[:at]), list(words[at:])
+    index = 0
+    while index < len(words) and words[index].startswith("-") and words[index] != "-m":
+        if words[index] == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        takes_value = words[index] not in flags and "=" not in words[index]
+        index += 2 if takes_value else 1
+    return list(words[:index]), list(words[index:])

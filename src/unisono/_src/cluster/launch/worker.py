@@ -1,4 +1,4 @@
-"""Runs a program as Python would, in a process that dies with its launcher.
+"""The start of a worker: runs a program as Python would, in a process that dies with its launcher.
 
 python worker.py LAUNCHER [-m] PROGRAM ARGUMENTS: started by its path and with the standard library alone, so that the program finds
 a Python in which nothing was imported.
@@ -14,15 +14,15 @@ import types
 PR_SET_PDEATHSIG = 1
 
 
-def die_with(launcher: int) -> None:
-    """The kernel kills this process when the launcher ends, however it does."""
+def die_with_launcher(launcher: int) -> None:
+    """Have the kernel kill this process when the launcher ends, whatever the reason."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before it could be said
+    if os.getppid() != launcher:  # the launcher ended before this call
         os._exit(1)
 
 
-def run(words: list[str]) -> None:
-    """The program, with the arguments and the import path that Python would give it."""
+def run_program(words: list[str]) -> None:
+    """Run the program with the arguments and the import path that Python would give it."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  # they are pipes here
     if not sys.flags.safe_path:
@@ -35,18 +35,18 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def of_the_program(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Without the frames of this file and of runpy, which are not the program's."""
+def strip_own_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the traceback without the frames of this file and of runpy, which are not of the program."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
         traceback = traceback.tb_next
     return traceback
 
 
 if __name__ == "__main__":
-    die_with(int(sys.argv[1]))
+    die_with_launcher(int(sys.argv[1]))
     try:
-        run(sys.argv[2:])
+        run_program(sys.argv[2:])
     except (Exception, KeyboardInterrupt) as error:
-        error = error.with_traceback(of_the_program(error.__traceback__))
+        error = error.with_traceback(strip_own_frames(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)

@@ -1,4 +1,4 @@
-"""What the environment says to each of the processes: who it is, and which devices are its own."""
+"""The environment of each worker: its number in the cluster, and its devices."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ LOOPBACK = "127.0.0.1"
 GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 FORCED_COUNT = "--xla_force_host_platform_device_count"
 OF_OTHERS = ("TF_CONFIG",)
-"""They name other processes than those that are launched."""
+"""Variables that name other processes than the launched ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What every process is to have.
+    """The devices that every process is to have.
 
     Args:
-        per_process: How many devices; None leaves CPU devices to the program, and divides all GPUs.
+        per_process: The number of devices; None leaves CPU devices to the program, and divides all GPUs.
         cpu: Whether JAX is to run on CPU where it would find something else.
-        gpus: The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES has them.
+        gpus: The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them.
     """
 
     per_process: int | None
@@ -31,14 +31,14 @@ class Devices:
     gpus: tuple[str, ...] = ()
 
     def of(self, process: int, processes: int) -> dict[str, str]:
-        """The variables by which JAX finds the devices of one process."""
+        """Return the variables by which JAX finds the devices of one process."""
         if self.cpu or not self.gpus:
-            made = {} if self.per_process is None else {"JAX_NUM_CPU_DEVICES": str(self.per_process)}
-            return made | ({"JAX_PLATFORMS": "cpu"} if self.cpu else {})
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._share(process, processes))}
+            variables = {} if self.per_process is None else {"JAX_NUM_CPU_DEVICES": str(self.per_process)}
+            return variables | ({"JAX_PLATFORMS": "cpu"} if self.cpu else {})
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._select_gpus(process, processes))}
 
-    def _share(self, process: int, processes: int) -> tuple[str, ...]:
-        """A contiguous one; of GPUs that cannot be divided evenly, the first processes have one more."""
+    def _select_gpus(self, process: int, processes: int) -> tuple[str, ...]:
+        """Return the GPUs of a process, which are contiguous. Where they cannot be divided evenly, the first processes have one more."""
         if self.per_process is not None:
             needed = processes * self.per_process
             if needed > len(self.gpus):
@@ -52,12 +52,12 @@ class Devices:
                 f"{processes} processes cannot share {len(self.gpus)} GPUs: {','.join(self.gpus)}. Write --processes {len(self.gpus)} or "
                 f"fewer, or --cpu."
             )
-        share = split_evenly(len(self.gpus), processes)[process]
-        return self.gpus[share.start : share.stop]
+        positions = split_evenly(len(self.gpus), processes)[process]
+        return self.gpus[positions.start : positions.stop]
 
 
 def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that the environment leaves visible, or all that NVIDIA's driver has; asking starts nothing on them."""
+    """Return the names of the GPUs that the environment leaves visible, or of all that NVIDIA's driver lists; this starts nothing on them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
@@ -67,16 +67,16 @@ def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 def environment_of(
     base: Mapping[str, str], process: int, processes: int, port: int, devices: Devices, restarts: int, bound: float
 ) -> dict[str, str]:
-    """The whole environment of one process."""
+    """Return the whole environment of one process."""
     coordinator = f"{LOOPBACK}:{port}"
-    kept = {name: value for name, value in base.items() if name not in OF_OTHERS}
-    own_devices = devices.of(process, processes)
-    if "JAX_NUM_CPU_DEVICES" in own_devices and FORCED_COUNT in kept.get("XLA_FLAGS", ""):
-        kept["XLA_FLAGS"] = " ".join(flag for flag in kept["XLA_FLAGS"].split() if not flag.startswith(FORCED_COUNT))
+    variables = {name: value for name, value in base.items() if name not in OF_OTHERS}
+    device_variables = devices.of(process, processes)
+    if "JAX_NUM_CPU_DEVICES" in device_variables and FORCED_COUNT in variables.get("XLA_FLAGS", ""):
+        variables["XLA_FLAGS"] = " ".join(flag for flag in variables["XLA_FLAGS"].split() if not flag.startswith(FORCED_COUNT))
     return (
-        kept
-        | without_proxies(kept)
-        | own_devices
+        variables
+        | bypass_proxies(variables)
+        | device_variables
         | {
             "KERAS_BACKEND": "jax",
             "JAX_COORDINATOR_ADDRESS": coordinator,
@@ -90,9 +90,9 @@ def environment_of(
     )
 
 
-def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """gRPC would look for the coordinator behind a proxy, and JAX warn of that."""
+def bypass_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep gRPC from looking for the coordinator behind a proxy, and JAX from warning of it."""
     if not any(environment.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
         return {}
-    already = environment.get("no_grpc_proxy") or environment.get("no_proxy")
-    return {"no_grpc_proxy": f"{already},{LOOPBACK}" if already else LOOPBACK, "JAX_CHECK_PROXY_ENVS": "0"}
+    exceptions = environment.get("no_grpc_proxy") or environment.get("no_proxy")
+    return {"no_grpc_proxy": f"{exceptions},{LOOPBACK}" if exceptions else LOOPBACK, "JAX_CHECK_PROXY_ENVS": "0"}

@@ -12,11 +12,12 @@ from unisono._src.cluster.launch.output import Screen, Stream
 from unisono._src.cluster.watch import local_processes
 
 CHUNK = 65536
+"""Bytes of one read."""
 
 
 class WorkerProcess:
-    """A worker leads a process group of its own: Ctrl-C at a terminal reaches the launcher, which passes it on once, and
-    what the worker has started ends with it."""
+    """A worker in a process group of its own: Ctrl-C at a terminal reaches the launcher, which passes it on once, and processes that the
+    worker has started end with it."""
 
     def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen) -> None:
         self.number = number
@@ -40,42 +41,43 @@ class WorkerProcess:
         self._born = local_processes.born(self._process.pid)
 
     def watched_by(self, selector: selectors.BaseSelector) -> None:
-        """Has the selector wait for output; its key's data is what is to be done then."""
+        """Have the selector wait for output. The data of its key is the function that reads it."""
         for descriptor in self._streams:
-            selector.register(descriptor, selectors.EVENT_READ, lambda at=descriptor: self._read(at, selector))
+            selector.register(descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(descriptor, selector))
 
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP, or at a terminal."""
+        """Return whether the worker is stopped, by SIGSTOP or at a terminal."""
         return local_processes.state(self._process.pid, self._born) == local_processes.STOPPED
 
     @property
     def code(self) -> int:
-        """As a shell has it: 128 and the number of the signal, where there was one."""
+        """Return the exit code as a shell counts it: 128 and the number of the signal, where there was one."""
         code = self._process.returncode
         return code if code >= 0 else 128 - code
 
     @property
     def signal(self) -> signal.Signals | None:
-        """The one that killed it."""
+        """Return the signal that killed the worker."""
         return signal.Signals(-self._process.returncode) if self._process.returncode < 0 else None
 
     def send(self, number: int) -> None:
-        """To the worker alone: what it has started is its own affair."""
+        """Send a signal to the worker alone, not to the processes that it has started."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """With all that it has started, of which some may be left when it has ended."""
+        """Kill the worker and all processes that it has started. Some may be left when the worker has ended."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
 
     def finish(self, selector: selectors.BaseSelector) -> None:
-        """Reads what is left of an ended worker, and no further: a process that it left behind may hold the pipes open."""
+        """Read what is left of the output of an ended worker, without waiting for more: a process that it left behind may hold the pipes
+        open."""
         self.kill()
         self._process.wait()
         for descriptor, stream in self._streams.items():
@@ -90,6 +92,7 @@ class WorkerProcess:
             pipe.close()
 
     def _read(self, descriptor: int, selector: selectors.BaseSelector) -> bool:
+        """Read one chunk, and return whether more may follow."""
         try:
             content = os.read(descriptor, CHUNK)
         except BlockingIOError:

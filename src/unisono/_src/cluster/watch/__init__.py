@@ -1,1 +1,1 @@
-"""Notices the process that is lost: killed, stopped, stuck, ended or ended by an error, and says so in all others."""
+"""The watch: notices a process that is killed, stopped, stuck, ended or ended by an error, and says so in all others."""

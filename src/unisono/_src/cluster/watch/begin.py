@@ -1,4 +1,4 @@
-"""Begins the watch of this process, and sees that its own end is told to the others."""
+"""The begin of the watch of this process, and the hooks that tell the others of its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import types
-from typing import Any
+from typing import cast
 
 from unisono._src.cluster.connect import bound_of
 from unisono._src.cluster.watch import abort
@@ -18,14 +18,14 @@ from unisono._src.processes.progress import Progress, current, report_to
 from unisono._src.processes.record import ENDED, FAILING, RAISED, RUNNING
 
 POLL = 0.05
-"""Seconds between two looks at the others, when the program is over."""
+"""Seconds between two looks at the other processes, when the program is over."""
 
 
 def start(bound: float | None = None) -> Progress:
-    """Begins the watch of this process, and returns what the main thread reports to; later calls return the same one.
+    """Begin the watch of this process, and return the object that the main thread reports to. Later calls return the same object.
 
-    To be called right after `connect`. From then on the end of this process, by an error or as it should be, is told to the others,
-    and waits until none of them needs it any more. In a single process there is no watch.
+    Call it right after `connect`. From then on the other processes are told of the end of this process, by an error or not, and the end
+    waits until none of them needs this process any more. In a single process there is no watch.
 
     Args:
         bound: Seconds; by default those of the environment variable UNISONO_BOUND, or 30.
@@ -36,57 +36,61 @@ def start(bound: float | None = None) -> Progress:
     processes, process = distributed.place()
     if processes == 1 or isinstance(current(), Watch):
         return current()
-    return watched(processes, process, bound_of(bound))
+    return start_threads(processes, process, bound_of(bound))
 
 
-def watched(processes: int, process: int, bound: float) -> Watch:
-    watch = Watch(process, processes, distributed.client(), bound)
-    tell_of_the_end(watch)
+def start_threads(processes: int, process: int, bound: float) -> Watch:
+    """Install the hooks, start the threads of the watch, and return it when all processes have been heard of."""
+    watch = Watch(process, processes, cast(distributed.KeyValueStore, distributed.client()), bound)
+    hook_end(watch)
     abort.delay()
     watch.start(answer)
     report_to(watch)
-    watch.met.wait()  # who is lost in the first step, process 0 with its store, can be named like any other
+    watch.met.wait()  # a process that is lost in the first step, be it process 0 with its store, can then be named like any other
     return watch
 
 
-def tell_of_the_end(watch: Watch) -> None:
-    """By an error of the main thread, and by the interpreter's end; JAX, imported before, takes leave of the others after that."""
-    before, pid = sys.excepthook, os.getpid()
+def hook_end(watch: Watch) -> None:
+    """Have the others told of the end of this process: by an error of the main thread, and by the interpreter's end. JAX, which was imported
+    before, disconnects after that."""
+    earlier_hook = sys.excepthook
+    pid = os.getpid()
 
-    def hook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> Any:
-        if os.getpid() != pid:  # a fork of it
-            before(kind, error, traceback)
+    def hook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+        if os.getpid() != pid:  # a fork of this process
+            earlier_hook(kind, error, traceback)
             return
         if is_of_others(error):
-            look_for_the_reason(watch)
-        before(kind, error, traceback)
-        failed(watch, error)
+            wait_for_verdict(watch)
+        earlier_hook(kind, error, traceback)
+        tell_failure(watch, error)
 
     def at_exit() -> None:
         if os.getpid() == pid:
-            ended(watch)
+            tell_end(watch)
 
     sys.excepthook = hook
     atexit.register(at_exit)
 
 
-def look_for_the_reason(watch: Watch) -> None:
-    """Where another process is the reason of an error, the watch finds it within the bound, says so and ends this process."""
+def wait_for_verdict(watch: Watch) -> None:
+    """Wait, after an error, for a verdict on another process. Where one is the reason of the error, the watch notices it within the bound,
+    says so and ends this process."""
     watch.state = FAILING
     watch.tell()
     watch.decided.wait(watch.bound)
 
 
-def failed(watch: Watch, error: BaseException) -> None:
-    """The others learn of the error while this process, which may keep the store, is still there."""
+def tell_failure(watch: Watch, error: BaseException) -> None:
+    """Tell the others of the error while this process, which may keep the store, is still there."""
     verdict = watch.fail(error)
     in_a_moment(lambda: watch.board.settle(verdict))
     wait(watch.others_are_done, watch.bound)
-    leave(watch)
+    disconnect(watch)
 
 
-def ended(watch: Watch) -> None:
-    """Whoever needs longer is waited for, as JAX would, but without JAX' limit."""
+def tell_end(watch: Watch) -> None:
+    """Tell the others that the program has ended, and wait for slower processes as JAX would, but without JAX' limit."""
     if watch.state == RAISED or distributed.client() is None:
         return
     if watch.state == RUNNING:
@@ -96,12 +100,13 @@ def ended(watch: Watch) -> None:
         if watch.decided.wait(POLL):
             break
     if watch.others_have_ended():
-        in_a_moment(lambda: watch.board.publish(watch.record()))  # the last word, which those who wait for this process await
+        in_a_moment(lambda: watch.board.publish(watch.record()))  # the last heartbeat, for which the other processes wait
         watch.rest(MOMENT)
     else:
-        leave(watch)
+        disconnect(watch)
 
 
-def leave(watch: Watch) -> None:
+def disconnect(watch: Watch) -> None:
+    """Stop the watch, and forget the connection to the other processes."""
     watch.rest(MOMENT)
     distributed.leave_unseen()

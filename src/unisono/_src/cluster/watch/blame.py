@@ -1,4 +1,4 @@
-"""Whose fault an error is: a process whose neighbour is gone gets an error too, out of its exchange with it."""
+"""The fault for an error: where a process is gone, the others get errors too, out of their exchange with it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 import types
 
 STATUS = re.compile(r"([A-Z_]+): ")
-"""What runs below JAX begins its errors so, of whatever class JAX makes them."""
+"""The beginning of errors of what runs below JAX, whatever class JAX gives them."""
 
 OWN = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-
+"""Kinds of errors that a process has by itself."""
 
 RAISING = ("jax", "jaxlib", "unisono")
-"""JAX takes its own frames out of what it raises: an error of an exchange then seems to come from us, who asked for it."""
+"""The packages that raise errors of an exchange. JAX takes its own frames out: the error then seems to come from Unisono, which asked for
+the exchange."""
 
 
 def is_of_others(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, may be another process' fault.
+    """Return whether an error, or the error that it came from, may be the fault of another process.
 
     Example:
         >>> is_of_others(ValueError("UNKNOWN: the user's own words"))
@@ -31,8 +32,9 @@ def is_of_others(error: BaseException | None) -> bool:
 
 
 def innermost_package(traceback: types.TracebackType | None) -> str:
-    """Of the code that raised."""
+    """Return the name of the package whose code raised."""
     name = ""
     while traceback is not None:
-        name, traceback = traceback.tb_frame.f_globals.get("__name__", ""), traceback.tb_next
+        name = traceback.tb_frame.f_globals.get("__name__", "")
+        traceback = traceback.tb_next
     return name.partition(".")[0]

@@ -1,40 +1,44 @@
-"""Where the records hang: the key-value store of `jax.distributed`, which process 0 keeps."""
+"""The board of heartbeats and verdicts: the key-value store of `jax.distributed`, which process 0 keeps."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 
 from unisono._src.cluster.watch import verdict
 from unisono._src.cluster.watch.verdict import Verdict
+from unisono._src.jax_private.distributed import KeyValueStore
 from unisono._src.processes import record
 from unisono._src.processes.record import Record
 
 RECORDS = "unisono/watch/records/"
 VERDICTS = "unisono/watch/verdict/"
 THE_ONE = f"{VERDICTS}first"
+"""The key of the first verdict, which is never written again."""
 
 
 class Board:
-    """Calls wait for process 0, and for minutes where that is stopped: they are made in threads that may wait."""
+    """The heartbeats and the verdict that all processes see. Each call waits for process 0, for minutes where that is stopped, and belongs
+    into a thread that may wait."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: KeyValueStore) -> None:
         self._client = client
 
-    def publish(self, own: Record) -> None:
-        self._client.key_value_set(f"{RECORDS}{own.process}", own.encoded(), allow_overwrite=True)
+    def publish(self, heartbeat: Record) -> None:
+        self._client.key_value_set(f"{RECORDS}{heartbeat.process}", heartbeat.encoded(), allow_overwrite=True)
 
     def records(self) -> dict[int, Record]:
-        read = [record.decoded(text) for _, text in self._client.key_value_dir_get(RECORDS)]
-        return {each.process: each for each in read}
+        """Return the last heartbeat of each process, by its number."""
+        heartbeats = [record.decoded(text) for _, text in self._client.key_value_dir_get(RECORDS)]
+        return {heartbeat.process: heartbeat for heartbeat in heartbeats}
 
     def verdict(self) -> Verdict | None:
-        found = self._client.key_value_dir_get(VERDICTS)
-        return verdict.decoded(found[0][1]) if found else None
+        """Return the verdict of all processes, or None where there is none yet."""
+        entries = self._client.key_value_dir_get(VERDICTS)
+        return verdict.decoded(entries[0][1]) if entries else None
 
     def settle(self, own: Verdict) -> Verdict:
-        """The first verdict of all processes, which is this one if nobody was sooner: who fails later fails because of that one."""
+        """Return the first verdict of all processes. It becomes the argument where there is none yet. A process that fails later fails because
+        of the first."""
         try:
             self._client.key_value_set(THE_ONE, own.encoded())
         except jax.errors.JaxRuntimeError as error:

@@ -1,4 +1,4 @@
-"""How a process ends when another one is lost, or when it is the lost one itself."""
+"""The end of a process when another process is lost, or when it is the lost process itself."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from unisono._src.processes import names
 from unisono._src.processes.record import ENDED, LEFT, RAISED
 
 LAST_PART = 1 / 3
-"""Of the bound, in which process 0 waits until the others have left."""
+"""The part of the bound in which process 0 waits until the others have left."""
 
 MOMENT = 1.0
-"""Seconds for what should take none, but may hang because a process is lost."""
+"""Seconds for a call that should take none, but may hang because a process is lost."""
 
 
 def answer(watch: Watch, verdict: Verdict) -> None:
-    """Called by the judging thread, whose word is the last one where the main thread cannot leave by itself."""
+    """Settle a verdict with the others, and end this process, unless its main thread is on its way out. The judging thread calls this."""
     settled: list[Verdict] = []
     in_a_moment(lambda: settled.append(watch.board.settle(verdict)))
     first = settled[0] if settled else verdict
     if watch.state == RAISED or (first.process == watch.process and watch.state == ENDED):
-        watch.decided.set()  # the main thread is on its way out, with a code of its own
+        watch.decided.set()  # the main thread leaves, with an exit code of its own
     elif first.process == watch.process:
         end(watch, f"{first.words.partition(chr(10))[0]}\n{main_stack.of_main_thread()}", names.STUCK)
     else:
@@ -36,39 +36,40 @@ def answer(watch: Watch, verdict: Verdict) -> None:
 
 
 def end(watch: Watch, words: str, code: int) -> None:
-    """Says why, and ends this process from its side thread: the main one may never come back."""
-    say(f"unisono: {words.rstrip()}\nunisono: process {watch.process} ends with exit code {code}.\n")
+    """Say why, and end this process from a side thread: the main thread may never come back."""
+    write_error(f"unisono: {words.rstrip()}\nunisono: process {watch.process} ends with exit code {code}.\n")
     watch.state = LEFT
     in_a_moment(lambda: watch.board.publish(watch.record()))
     for stream in (sys.stdout, sys.stderr):
         in_a_moment(stream.flush)
-    if watch.process == 0:  # with it the store goes, in which the others read the verdict
+    if watch.process == 0:  # it keeps the store in which the others read the verdict
         wait(watch.others_are_gone, watch.bound * LAST_PART)
     os._exit(code)
 
 
-def say(text: str) -> None:
-    """Past Python's buffers, whose lock the main thread may hold."""
+def write_error(text: str) -> None:
+    """Write to standard error without Python's buffers, whose lock the main thread may hold."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
 def in_a_moment(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=quietly, args=(work,), daemon=True)
+    """Run a function in a thread of its own, and wait for it no longer than a moment."""
+    thread = threading.Thread(target=run_quietly, args=(work,), daemon=True)
     thread.start()
     thread.join(MOMENT)
 
 
-def quietly(work: Callable[[], object]) -> None:
+def run_quietly(work: Callable[[], object]) -> None:
     with contextlib.suppress(Exception):  # this process ends in any case, and has said why
         work()
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
-    end_of_wait = time.monotonic() + seconds
+    """Wait until a condition is true, and return whether it was in time."""
+    deadline = time.monotonic() + seconds
     while not condition():
-        if time.monotonic() > end_of_wait:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True

@@ -1,4 +1,4 @@
-"""What the kernel says of processes on this machine, which is more and sooner than they say themselves."""
+"""The state of processes on this machine, from the kernel, which says more, and sooner, than the processes themselves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import pathlib
 
 PROC = pathlib.Path("/proc")
 
-GONE, STOPPED, THERE = "gone", "stopped", "there"
+GONE = "gone"
+STOPPED = "stopped"
+THERE = "there"
 
 
 def name() -> str:
-    """This boot of this machine, and the space in which process ids are counted: containers have their own."""
+    """Return a name for this boot of this machine and its space of process ids: containers have their own."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink(PROC / 'self/ns/pid')}"
@@ -20,21 +22,21 @@ def name() -> str:
 
 
 def born(pid: int) -> int:
-    """When the process started, in ticks since the boot; 0 where it is not known."""
-    status = status_of(pid)
-    return int(status[19]) if status else 0
+    """Return when the process started, in ticks since the boot; 0 where it is not known."""
+    fields = read_status(pid)
+    return int(fields[19]) if fields else 0
 
 
 def state(pid: int, started: int) -> str:
-    """Whether a process of this machine is gone (or waits to be buried), stopped, or there."""
-    status = status_of(pid)
-    if not status or status[0] in "ZX" or int(status[19]) != started:
+    """Return whether a process of this machine is gone (or a zombie), stopped, or there."""
+    fields = read_status(pid)
+    if not fields or fields[0] in "ZX" or int(fields[19]) != started:
         return GONE
-    return STOPPED if status[0] == "T" else THERE
+    return STOPPED if fields[0] == "T" else THERE
 
 
-def status_of(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat after the command, which may hold spaces."""
+def read_status(pid: int) -> list[str]:
+    """Return the fields of /proc/pid/stat after the command, which may hold spaces; empty where there is no such process."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Where the main thread stands."""
+"""The stack of the main thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOT_THE_PROGRAM = ("cluster/launch/worker.py", "<frozen runpy>")
 
 
 def of_main_thread() -> str:
-    """As in a traceback, from the program's first line on."""
+    """Return the stack of the main thread as a traceback shows it, from the program's first line on."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    frames = [each for each in traceback.extract_stack(frame) if not each.filename.endswith(NOT_THE_PROGRAM)]
+    frames = [summary for summary in traceback.extract_stack(frame) if not summary.filename.endswith(NOT_THE_PROGRAM)]
     return "".join(traceback.format_list(frames))

@@ -1,4 +1,4 @@
-"""Who is lost, and how: a judgement over what is known of all processes. Pure, so that every case can be tested."""
+"""The verdict on a lost process, by what is known of all processes. Pure functions, so that every case can be tested."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from unisono._src.processes import names
 from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WAITING, WORKING, Record
 
 PATIENCE = 0.7
-"""The part of the bound after which a process that says nothing is given up; the rest is for saying so and leaving."""
+"""The part of the bound after which a silent process is given up. The rest of the bound is for saying so and leaving."""
 
 BEFORE_THE_FIRST_STEP = 10
-"""So many bounds are allowed to a process that has finished no step: it reads data, builds and compiles."""
+"""The number of bounds that a process has for its first step: it reads data, builds and compiles."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Heard:
-    """What one process knows of another one.
+    """The knowledge that one process has of another.
 
     Args:
-        record: Its last heartbeat.
-        silence: Seconds since.
-        seen: What the kernel says of it, where it is on this machine.
+        record: The last heartbeat of the other process.
+        silence: Seconds since that heartbeat.
+        seen: The state that the kernel reports; None where the process runs on another machine.
     """
 
     record: Record
@@ -34,7 +34,7 @@ class Heard:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The process that is lost, and in words how."""
+    """The lost process, and in words how it was lost."""
 
     process: int
     words: str
@@ -47,35 +47,37 @@ def decoded(text: str) -> Verdict:
     return Verdict(**json.loads(text))
 
 
-def place(record: Record, own: Record) -> str:
-    """After which step. A heartbeat is older than its process; who has finished a step knows that all took part in it."""
-    steps = [step for step in (record.step, own.step) if step is not None]
+def describe_latest_step(heartbeat: Record, own: Record) -> str:
+    """Return the last step of another process in words. Its heartbeat may be old; but all processes took part in the steps that this
+    process has finished."""
+    steps = [step for step in (heartbeat.step, own.step) if step is not None]
     return f"after step {max(steps)}" if steps else "before its first step"
 
 
 def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
-    """None where nobody is lost. What is surest comes first.
+    """Return the verdict on a lost process, the surest one first; None where no process is lost.
 
     Args:
-        own: What this process would tell of itself.
-        heard: What it knows of each process.
+        own: The heartbeat of this process now.
+        heard: What this process knows of each process.
         bound: Seconds within which a lost process is named and the others have ended.
         interval: Seconds between heartbeats.
         stopped: Seconds for which this process itself was stopped, just now.
     """
     others = [heard[process] for process in sorted(heard) if process != own.process]
     return (
-        given_up(own, others, bound, interval, stopped)
-        or raised(others)
-        or silent(own, others, bound)
-        or missing(own, others, interval)
-        or stuck(own, others, bound)
-        or apart(own, others, bound)
+        find_own_stop(own, others, bound, interval, stopped)
+        or find_error(others)
+        or find_silent(own, others, bound)
+        or find_ended(own, others, interval)
+        or find_stuck(own, others, bound)
+        or find_different_waits(own, others, bound)
     )
 
 
-def given_up(own: Record, others: list[Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
-    """After a stop that nobody puts up with: who is gone is so because of it, and its word of it may not have reached the store."""
+def find_own_stop(own: Record, others: list[Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
+    """Return a verdict on this process where it was stopped for too long: a process that is gone has left because of it, and its message of
+    that may not have reached the store."""
     if stopped < bound * PATIENCE - 2 * interval:
         return None
     for other in others:
@@ -85,37 +87,42 @@ def given_up(own: Record, others: list[Heard], bound: float, interval: float, st
     return None
 
 
-def raised(others: list[Heard]) -> Verdict | None:
+def find_error(others: list[Heard]) -> Verdict | None:
+    """Return a verdict on a process that has raised an error of its own."""
     for other in others:
         if other.record.state == RAISED:
             return of_error(other.record)
     return None
 
 
-def of_error(record: Record) -> Verdict:
-    return Verdict(record.process, f"{record} raised {record.words}, {record.where}.")
+def of_error(heartbeat: Record) -> Verdict:
+    return Verdict(heartbeat.process, f"{heartbeat} raised {heartbeat.words}, {heartbeat.where}.")
 
 
-def silent(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+def find_silent(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+    """Return a verdict on a process that is gone, or that has sent no heartbeat for too long."""
     for other in others:
-        record = other.record
-        if record.state in DONE:
+        heartbeat = other.record
+        if heartbeat.state in DONE:
             continue
-        where, unheard = place(record, own), f"nothing was heard of it for {other.silence:.1f} seconds"
+        step = describe_latest_step(heartbeat, own)
+        silence = f"nothing was heard of it for {other.silence:.1f} seconds"
         if other.seen == local_processes.GONE:
-            return Verdict(record.process, f"{record} was killed {where}: it is gone without a word, as by a signal or os._exit.")
+            return Verdict(
+                heartbeat.process, f"{heartbeat} was killed {step}: it is gone without a word, as by a signal or os._exit."
+            )
         if other.silence < bound * PATIENCE:
             continue
         if other.seen == local_processes.STOPPED:
-            return Verdict(record.process, f"{record} is stopped (SIGSTOP) {where}: {unheard}.")
+            return Verdict(heartbeat.process, f"{heartbeat} is stopped (SIGSTOP) {step}: {silence}.")
         if other.seen == local_processes.THERE:
-            return Verdict(record.process, f"{record} is stuck in compiled code {where}: {unheard}.")
-        return Verdict(record.process, f"{record} is killed, stopped or cut off {where}: {unheard}.")
+            return Verdict(heartbeat.process, f"{heartbeat} is stuck in compiled code {step}: {silence}.")
+        return Verdict(heartbeat.process, f"{heartbeat} is killed, stopped or cut off {step}: {silence}.")
     return None
 
 
-def missing(own: Record, others: list[Heard], interval: float) -> Verdict | None:
-    """Who has come to the end of its program while this process waits for it."""
+def find_ended(own: Record, others: list[Heard], interval: float) -> Verdict | None:
+    """Return a verdict on a process that has come to the end of its program while this process waits for it."""
     if own.phase != WAITING or own.state != RUNNING or own.seconds < max(1.0, 2 * interval):
         return None
     for other in others:
@@ -127,29 +134,32 @@ def missing(own: Record, others: list[Heard], interval: float) -> Verdict | None
     return None
 
 
-def stuck(own: Record, others: list[Heard], bound: float) -> Verdict | None:
-    """Who has not moved, while somebody waits. The one that stands still for longest is the one that holds up the others."""
+def find_stuck(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+    """Return a verdict on a process that has not moved while another waits. The process that has not moved for longest holds up the others."""
     everybody = [own, *(other.record for other in others)]
-    if not any(record.phase == WAITING and record.seconds >= bound * PATIENCE for record in everybody):
+    if not any(heartbeat.phase == WAITING and heartbeat.seconds >= bound * PATIENCE for heartbeat in everybody):
         return None
-    still = [record for record in everybody if is_still(record, bound)]
+    still = [heartbeat for heartbeat in everybody if is_still(heartbeat, bound)]
     if not still:
         return None
-    record = max(still, key=lambda record: record.seconds)
+    longest = max(still, key=lambda heartbeat: heartbeat.seconds)
     return Verdict(
-        record.process,
-        f"{record} is stuck {record.where}: it has not moved for {record.seconds:.1f} seconds while others wait for it. If it is meant to "
-        f"take so long, set {names.BOUND} (unisono launch --bound) to more seconds. It stands here:\n{record.stack.rstrip()}",
+        longest.process,
+        f"{longest} is stuck {longest.where}: it has not moved for {longest.seconds:.1f} seconds while others wait for it. If it is meant to "
+        f"take so long, set {names.BOUND} (unisono launch --bound) to more seconds. It stands here:\n{longest.stack.rstrip()}",
     )
 
 
-def apart(own: Record, others: list[Heard], bound: float) -> Verdict | None:
-    """All wait, but not for the same: nobody will come."""
-    everybody = sorted([own, *(other.record for other in others)], key=lambda record: record.process)
+def find_different_waits(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+    """Return a verdict on a process that waits for something else than the first: all processes wait, and none will come."""
+    everybody = sorted([own, *(other.record for other in others)], key=lambda heartbeat: heartbeat.process)
     first = everybody[0]
-    if any(record.state != RUNNING or record.phase != WAITING or record.seconds < bound * PATIENCE for record in everybody):
+    if any(
+        heartbeat.state != RUNNING or heartbeat.phase != WAITING or heartbeat.seconds < bound * PATIENCE
+        for heartbeat in everybody
+    ):
         return None
-    other = next((record for record in everybody if record.words != first.words), None)
+    other = next((heartbeat for heartbeat in everybody if heartbeat.words != first.words), None)
     if other is None:
         return None
     return Verdict(
@@ -159,6 +169,7 @@ def apart(own: Record, others: list[Heard], bound: float) -> Verdict | None:
     )
 
 
-def is_still(record: Record, bound: float) -> bool:
-    allowed = bound * PATIENCE * (BEFORE_THE_FIRST_STEP if record.step is None else 1)
-    return record.state == RUNNING and record.phase == WORKING and record.seconds >= allowed
+def is_still(heartbeat: Record, bound: float) -> bool:
+    """Return whether the main thread of a process has worked for too long without finishing a step."""
+    allowed = bound * PATIENCE * (BEFORE_THE_FIRST_STEP if heartbeat.step is None else 1)
+    return heartbeat.state == RUNNING and heartbeat.phase == WORKING and heartbeat.seconds >= allowed

@@ -1,90 +1,90 @@
 """Contractions whose bits do not depend on the number of threads.
 
-XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every pool of threads, and the
-others with Eigen. Eigen cuts a long contraction with a small result by the number of threads, and a large result in blocks by it, at
-whose edges it adds in another order. So what Eigen would take is brought to a form that YNNPACK takes, which is no slower.
+XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every number of threads, and the others with
+Eigen. Eigen cuts a long contraction with a small result by the number of threads. It cuts a large result into blocks by that number too, and
+adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
-from unisono._src.xla.rewrite.equations import MadeBy, Replacement, shape
-from unisono._src.xla.rewrite.window import Shape
+from unisono._src.typing import Shape
+from unisono._src.xla.rewrite.equations import MadeBy, Params, Replacement, shape
 
 Axes = tuple[int, ...]
 
-LEAST = 8
-"""YNNPACK takes a product of which one dimension has so many elements; of smaller ones XLA makes loops of its own."""
+LEAST_SIZE = 8
+"""YNNPACK takes a product if one of its dimensions has this many elements; XLA compiles smaller products to loops."""
 
 
 class Operand(NamedTuple):
-    """An operand of a product: its shape, and which of its dimensions are contracted, and which are the batch's."""
+    """An operand of a product: its shape, its contracted dimensions, and its batch dimensions."""
 
     shape: Shape
     contracted: Axes
     batch: Axes
 
     @property
-    def alone(self) -> Axes:
-        """The dimensions that the other operand has not."""
+    def free(self) -> Axes:
+        """Return the dimensions that the other operand does not have."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in (*self.contracted, *self.batch))
 
     @property
     def order(self) -> Axes:
-        """Its dimensions with the contracted ones behind all others."""
-        return (*self.batch, *self.alone, *self.contracted)
+        """Return the dimensions in the order in which the contracted ones come last."""
+        return (*self.batch, *self.free, *self.contracted)
 
     def volume(self, axes: Axes) -> int:
-        """Return how many elements these dimensions have."""
+        """Return the number of elements in these dimensions."""
         return math.prod(self.shape[axis] for axis in axes)
 
 
 class Product(NamedTuple):
-    """A product whose dimensions are those of the batch, then those of `left` alone, then those of `right` alone."""
+    """A product. Its dimensions are the batch dimensions, then the free ones of `left`, then the free ones of `right`."""
 
     left: Operand
     right: Operand
-    params: Mapping[str, Any]
+    params: Params
 
     @classmethod
-    def of(cls, eqn: JaxprEqn) -> Product:
-        (of_left, of_right), (batch, batch_of_right) = eqn.params["dimension_numbers"]
+    def from_equation(cls, eqn: JaxprEqn) -> Product:
+        (contracted, contracted_of_right), (batch, batch_of_right) = eqn.params["dimension_numbers"]
         left, right = map(shape, eqn.invars)
-        return cls(Operand(left, of_left, batch), Operand(right, of_right, batch_of_right), eqn.params)
+        return cls(Operand(left, contracted, batch), Operand(right, contracted_of_right, batch_of_right), eqn.params)
 
     @property
     def is_left_to_xla(self) -> bool:
-        """Whether one operand is a vector, for which XLA has code that nobody cuts, or all is small."""
-        rows = self.left.volume(self.left.alone)
-        columns = self.right.volume(self.right.alone)
-        is_small = max(rows, columns, self.left.volume(self.left.contracted)) < LEAST
+        """Return whether one operand is a vector, for which XLA has code that no thread count cuts, or all sizes are small."""
+        rows = self.left.volume(self.left.free)
+        columns = self.right.volume(self.right.free)
+        is_small = max(rows, columns, self.left.volume(self.left.contracted)) < LEAST_SIZE
         return min(rows, columns) == 1 or is_small or self.params["out_sharding"] is not None
 
     @property
-    def results(self) -> int:
-        """How many elements it has."""
-        return self.left.volume((*self.left.batch, *self.left.alone)) * self.right.volume(self.right.alone)
+    def result_size(self) -> int:
+        """Return the number of elements of the product."""
+        return self.left.volume((*self.left.batch, *self.left.free)) * self.right.volume(self.right.free)
 
     @property
-    def moved(self) -> int:
-        """How many elements `computed` brings into another order."""
+    def moved_size(self) -> int:
+        """Return the number of elements that `compute` brings into another order."""
         is_in_order = self.left.order == tuple(range(len(self.left.shape)))
         return 0 if is_in_order else math.prod(self.left.shape)
 
-    def swapped(self) -> Product:
-        """Return the product of the operands the other way round: the last two groups of its dimensions change places."""
+    def swap(self) -> Product:
+        """Return the product with the operands swapped: the last two groups of its dimensions change places."""
         return Product(self.right, self.left, self.params)
 
-    def computed(self, left: Array, right: Array) -> Array:
-        """Return the product, of the left operand with the contracted dimensions behind all others.
+    def compute(self, left: Array, right: Array) -> Array:
+        """Return the product, with the left operand brought to the order in which its contracted dimensions come last.
 
-        The barriers are for all: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
+        The barriers are needed: XLA would fold a transpose of an operand, or of the result, into the product, and so undo it.
         """
         left = lax.optimization_barrier(lax.transpose(left, self.left.order))
         contracted = tuple(range(left.ndim - len(self.left.contracted), left.ndim))
@@ -93,37 +93,37 @@ class Product(NamedTuple):
         y = lax.dot_general(left, right, numbers, self.params["precision"], self.params["preferred_element_type"])
         return lax.optimization_barrier(y)
 
-    def permutation_of_swapped(self) -> Axes:
-        """Return the permutation of dimensions that makes of this product the swapped one."""
+    def permutation_to_swapped(self) -> Axes:
+        """Return the permutation of dimensions that turns this product into the swapped one."""
         batch = len(self.left.batch)
-        of_right = batch + len(self.left.alone)
-        return (*range(batch), *range(of_right, of_right + len(self.right.alone)), *range(batch, of_right))
+        right = batch + len(self.left.free)
+        return (*range(batch), *range(right, right + len(self.right.free)), *range(batch, right))
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
-    """Replace a product by one whose left operand is contracted over its last dimensions, as YNNPACK takes it.
+    """Replace a product by one whose left operand is contracted over its last dimensions, as YNNPACK requires.
 
-    The gradients by a Dense layer's kernel are others.
+    The gradient by a Dense layer's kernel, for example, is contracted over other dimensions.
     """
-    product = Product.of(eqn)
-    return None if product.is_left_to_xla else Replacement(as_ynnpack_takes_it(product), eqn.invars)
+    product = Product.from_equation(eqn)
+    return None if product.is_left_to_xla else Replacement(arrange_for_ynnpack(product), eqn.invars)
 
 
 def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
-    """Replace a transposed product, which JAX's gradients are, by the product of the operands the other way round."""
+    """Replace a transposed product, as JAX's gradients are, by the product with the operands swapped."""
     maker = made_by.of_once_read(eqn.invars[0])
     if maker is None or maker.primitive.name != "dot_general":
         return None
-    product = Product.of(maker)
-    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_of_swapped():
+    product = Product.from_equation(maker)
+    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_to_swapped():
         return None
-    compute = as_ynnpack_takes_it(product.swapped())
+    compute = arrange_for_ynnpack(product.swap())
     return Replacement(lambda left, right: compute(right, left), maker.invars)
 
 
-def as_ynnpack_takes_it(product: Product) -> Callable[[Array, Array], Array]:
-    """Return what computes a product as YNNPACK takes it: as it is, or the other way round where less is brought into another order."""
-    other = product.swapped()
-    if product.moved <= other.moved + product.results:
-        return product.computed
-    return lambda left, right: lax.transpose(other.computed(right, left), other.permutation_of_swapped())
+def arrange_for_ynnpack(product: Product) -> Callable[[Array, Array], Array]:
+    """Return a function that computes a product as YNNPACK requires: with the operands swapped, if that moves fewer elements."""
+    other = product.swap()
+    if product.moved_size <= other.moved_size + product.result_size:
+        return product.compute
+    return lambda left, right: lax.transpose(other.compute(right, left), other.permutation_to_swapped())

@@ -1,95 +1,99 @@
 """Convolutions in the forms that XLA:CPU runs fast, in loops too.
 
-Its fast kernel takes (rows, *space, features) and (*space, in, out). XLA brings convolutions to that layout in the entry
-computation only, never in a loop's body; the two gradient convolutions are not in that layout, and a forward convolution
-leaves it where XLA swaps input and kernel. The kernel is slow for groups, for inputs with zeros between their elements and in
-three dimensions, so those become sums of products, one convolution a group, phases, two dimensions.
+The fast kernel takes (rows, *space, features) and (*space, in, out). XLA brings convolutions to that layout in the entry computation only,
+never in a loop's body. The two gradient convolutions are not in that layout, and a forward convolution leaves it if XLA swaps input and
+kernel. The kernel is slow for groups, for inputs with zeros between their elements, and in three dimensions. So groups become sums of
+products or one convolution for each group, spread inputs become phases, and three dimensions become two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
 from unisono._src.xla.rewrite.dense import dense
-from unisono._src.xla.rewrite.equations import MadeBy, Replacement, shape
+from unisono._src.xla.rewrite.equations import MadeBy, Params, Replacement, shape
 from unisono._src.xla.rewrite.kernel import Precision, channels_last, convolved, is_left_to_eigen, is_slow_without_padding
 from unisono._src.xla.rewrite.phases import has_phases, in_phases
-from unisono._src.xla.rewrite.window import Shape, Window, is_larger
+from unisono._src.xla.rewrite.window import Window, is_larger
 
 MOST_GROUPS = 64
-"""A convolution for each group; more are left to the kernel, which takes long for them but less than XLA's other one."""
+"""Groups with a convolution for each; more groups are left to the kernel, which is slow for them but faster than XLA's other one."""
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+    """Replace a convolution in one to three dimensions that is not fast as it is."""
     params = eqn.params
     x, w = map(shape, eqn.invars)
     if not 1 <= len(params["window_strides"]) <= 3 or (is_fast(params, x, w) and not pieces.has_some(x, w, params)):
         return None
 
-    return Replacement(lambda x, w: convolve(x, w, params), eqn.invars)
+    return Replacement(lambda x, w: compute_convolution(x, w, params), eqn.invars)
 
 
-def is_fast(params: Mapping[str, Any], x: Shape, w: Shape) -> bool:
-    """Whether a convolution is left as it is."""
+def is_fast(params: Params, x: Shape, w: Shape) -> bool:
+    """Return whether the fast kernel takes a convolution as it is."""
     space = len(params["window_strides"])
-    grouped = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
-    spread = any(n > 1 for n in params["lhs_dilation"])
-    if grouped or spread or space != 2 or params["dimension_numbers"] != channels_last(space) or is_larger(w[:-2], x[1:-1]):
+    is_grouped = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
+    is_spread = any(distance > 1 for distance in params["lhs_dilation"])
+    if is_grouped or is_spread or space != 2 or params["dimension_numbers"] != channels_last(space) or is_larger(w[:-2], x[1:-1]):
         return False
     window = Window.of(params)
     return not (is_left_to_eigen(x, w, window) or is_slow_without_padding(x, w, window))
 
 
-def convolve(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
-    """`conv_general_dilated` of `params`."""
+def compute_convolution(x: Array, w: Array, params: Params) -> Array:
+    """Return the result of `conv_general_dilated` with these parameters."""
     if not x.dtype == w.dtype == "float32":
-        return convolved_at_once(x, w, params)
+        return convolve_at_once(x, w, params)
     if pieces.is_for_one_thread(x.shape, w.shape, params):
-        return pieces.by_two(lambda x, w: convolved_in_pieces(x, w, params), x, w, params)
-    return convolved_in_pieces(x, w, params)
+        return pieces.by_two(lambda x, w: convolve_in_pieces(x, w, params), x, w, params)
+    return convolve_in_pieces(x, w, params)
 
 
-def convolved_in_pieces(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
+def convolve_in_pieces(x: Array, w: Array, params: Params) -> Array:
+    """Return the convolution, computed some features or some rows at a time where that is faster."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
     size = pieces.features_at_once(x.shape, w.shape, params)
     if size < x.shape[feature]:
-        return pieces.summed(lambda x, w: convolved_at_once(x, w, params), x, w, (feature, w_in), size)
+        return pieces.summed(lambda x, w: convolve_at_once(x, w, params), x, w, (feature, w_in), size)
     size = pieces.rows_at_once(x.shape, w.shape, params)
     if size < x.shape[row]:
-        return pieces.joined(lambda x: convolved_at_once(x, w, params), x, (row, out), size)
-    return convolved_at_once(x, w, params)
+        return pieces.joined(lambda x: convolve_at_once(x, w, params), x, (row, out), size)
+    return convolve_at_once(x, w, params)
 
 
-def convolved_at_once(x: Any, w: Any, params: Mapping[str, Any]) -> Any:
+def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
+    """Return the convolution, computed in the fast layout."""
     (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
     x = lax.transpose(x, (row, *space, feature))
     w = lax.transpose(w, (*w_space, w_in, w_out))
-    window, precision = Window.of(params), Precision(params["precision"], params["preferred_element_type"])
+    window = Window.of(params)
+    precision = Precision(params["precision"], params["preferred_element_type"])
     if params["batch_group_count"] > 1:
-        y = grouped(x, w, window, precision, params["batch_group_count"], 0)
+        y = convolve_groups(x, w, window, precision, params["batch_group_count"], 0)
     elif params["feature_group_count"] > 1:
-        y = grouped(x, w, window, precision, params["feature_group_count"], x.ndim - 1)
+        y = convolve_groups(x, w, window, precision, params["feature_group_count"], x.ndim - 1)
     else:
-        y = one_group(x, w, window, precision)
-    place = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + i for i, dimension in enumerate(out[2:])}}
-    return lax.transpose(y, [place[dimension] for dimension in range(y.ndim)])
+        y = convolve_one_group(x, w, window, precision)
+    places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
+    return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
 
 
-def one_group(x: Any, w: Any, window: Window, precision: Precision) -> Any:
+def convolve_one_group(x: Array, w: Array, window: Window, precision: Precision) -> Array:
     if has_phases(window):
         return in_phases(lambda x, w, window: dense(x, w, window, precision), x, w, window)
     return dense(x, w, window, precision)
 
 
-def grouped(x: Any, w: Any, window: Window, precision: Precision, groups: int, axis: int) -> Any:
-    """x has its groups in `axis`: among features (the forward pass) or rows (a gradient by the kernel)."""
-    ins, outs = x.shape[axis] // groups, w.shape[-1] // groups
+def convolve_groups(x: Array, w: Array, window: Window, precision: Precision, groups: int, axis: int) -> Array:
+    """Return the convolution of groups. They lie in `axis` of x: among features (the forward pass) or rows (a gradient by the kernel)."""
+    ins = x.shape[axis] // groups
+    outs = w.shape[-1] // groups
     by_rows = axis == 0
     unrolled = window.results(x.shape[1:-1], w.shape[:-2]) if by_rows else w.shape[:-2]
     if ins * outs <= depthwise.MOST_PAIRS and math.prod(unrolled) <= depthwise.MOST_TAPS:
@@ -97,12 +101,12 @@ def grouped(x: Any, w: Any, window: Window, precision: Precision, groups: int, a
         return (depthwise.gradient if by_rows else depthwise.forward)(x, w, window, pairs)
     if groups <= MOST_GROUPS:
         parts = zip(lax.split(x, [ins] * groups, axis), lax.split(w, [outs] * groups, w.ndim - 1), strict=True)
-        return lax.concatenate([one_group(a, b, window, precision) for a, b in parts], x.ndim - 1)
-    return convolved(features_grouped(x, groups) if by_rows else x, w, window, precision, groups)
+        return lax.concatenate([convolve_one_group(part, kernel, window, precision) for part, kernel in parts], x.ndim - 1)
+    return convolved(move_groups_to_features(x, groups) if by_rows else x, w, window, precision, groups)
 
 
-def features_grouped(x: Any, groups: int) -> Any:
-    """Groups of rows, as groups of features."""
+def move_groups_to_features(x: Array, groups: int) -> Array:
+    """Return x with its groups of rows as groups of features."""
     rows, *space, features = x.shape
     by_group = x.reshape(groups, rows // groups, *space, features)
     return lax.transpose(by_group, (*range(1, x.ndim), 0, x.ndim)).reshape(rows // groups, *space, groups * features)

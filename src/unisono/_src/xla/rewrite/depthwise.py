@@ -1,6 +1,6 @@
 """Convolutions whose groups have few features, without a kernel: sums over the kernel's positions of shifted inputs.
 
-Computed in float32, as the kernel does, and unrolled. A group's features are neighbours: (group, in) and (group, out).
+They are computed in float32, as the kernel does, and unrolled. A group's features are neighbours: (group, in) and (group, out).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jax import lax
+from jax import Array, lax
+from jax.typing import DTypeLike
 
 from unisono._src.xla.rewrite.arrays import kept, padded, scaled, strided
 from unisono._src.xla.rewrite.window import Window
@@ -21,63 +22,68 @@ MOST_PAIRS = 4
 
 
 class Pairs(NamedTuple):
-    """In each of `groups` groups, `outs` features are made of `ins` features; the result has `dtype`."""
+    """Pairs of features: in each of `groups` groups, `outs` features are made of `ins` features. The result has `dtype`."""
 
     groups: int
     ins: int
     outs: int
-    dtype: Any
+    dtype: DTypeLike
 
 
-def forward(x: Any, w: Any, window: Window, pairs: Pairs) -> Any:
+def forward(x: Array, w: Array, window: Window, pairs: Pairs) -> Array:
+    """Return the convolution: for each position of the kernel, the shifted input times its weight, added up."""
     groups, ins, outs, dtype = pairs
     shape = (x.shape[0], *window.results(x.shape[1:-1], w.shape[:-2]), groups)
     steps = (1, *window.strides, ins)
-    x, w = laid_out(x, window), w.astype("float32")
+    x = pad_input(x, window)
+    w = w.astype("float32")
     results = []
     for out in range(outs):
         terms = []
         for *tap, feature in itertools.product(*map(range, w.shape[:-1])):
-            seen = strided(x, (0, *scaled(tap, window.dilation), feature), shape, steps)
+            shifted = strided(x, (0, *scaled(tap, window.dilation), feature), shape, steps)
             ones = (1,) * (w.ndim - 1)
             weight = strided(w, (*tap, feature, out), (*ones, groups), (*ones, outs))
-            terms.append(seen * lax.broadcast_in_dim(weight.reshape(groups), shape, [x.ndim - 1]))
+            terms.append(shifted * lax.broadcast_in_dim(weight.reshape(groups), shape, [x.ndim - 1]))
         results.append(functools.reduce(operator.add, terms))
-    return by_group(results, dtype)
+    return join_features(results, dtype)
 
 
-def gradient(x: Any, dy: Any, window: Window, pairs: Pairs) -> Any:
-    """The gradient of `forward` by its kernel: for each position, a sum of products. Rows of x are (group, in)."""
+def gradient(x: Array, dy: Array, window: Window, pairs: Pairs) -> Array:
+    """Return the gradient of `forward` by its kernel: for each position, a sum of products. Rows of x are (group, in)."""
     groups, ins, outs, dtype = pairs
-    last, positions = x.ndim - 1, window.results(x.shape[1:-1], dy.shape[:-2])
-    x = lax.transpose(laid_out(x, window), (last, *range(1, last), 0))
+    last = x.ndim - 1
+    positions = window.results(x.shape[1:-1], dy.shape[:-2])
+    x = lax.transpose(pad_input(x, window), (last, *range(1, last), 0))
     dy = lax.transpose(dy.astype("float32"), (last - 1, *range(last - 1), last))
-    shape, products = (*dy.shape[:-1], groups), []
-    for out, feature, *place in itertools.product(range(outs), range(ins), *map(range, positions)):
-        seen = strided(x, (0, *scaled(place, window.strides), feature), shape, (1, *window.dilation, ins))
-        products.append(seen * strided(dy, (0,) * last + (out,), shape, (1,) * last + (outs,)))
-    sums = lax.concatenate([lax.expand_dims(total, [0]) for total in totals(products)], 0)
+    shape = (*dy.shape[:-1], groups)
+    products = []
+    for out, feature, *position in itertools.product(range(outs), range(ins), *map(range, positions)):
+        shifted = strided(x, (0, *scaled(position, window.strides), feature), shape, (1, *window.dilation, ins))
+        products.append(shifted * strided(dy, (0,) * last + (out,), shape, (1,) * last + (outs,)))
+    sums = lax.concatenate([lax.expand_dims(total, [0]) for total in sum_products(products)], 0)
     sums = sums.reshape(outs, ins, *positions, groups)
-    return by_group([lax.index_in_dim(sums, out, 0, keepdims=False) for out in range(outs)], dtype)
+    return join_features([lax.index_in_dim(sums, out, 0, keepdims=False) for out in range(outs)], dtype)
 
 
-def totals(products: Sequence[Any]) -> list[Any]:
-    """Each summed over all but its groups: over space all of them in one pass over the arrays, then over rows."""
+def sum_products(products: Sequence[Array]) -> list[Array]:
+    """Return each product, summed over all dimensions except its groups: all products over space in one pass, then each over rows."""
 
-    def add(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(map(operator.add, a, b))
+    def add(totals: Sequence[Array], terms: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(map(operator.add, totals, terms))
 
     zeros = (lax.full((), 0, "float32"),) * len(products)
     over_space = lax.reduce(tuple(products), zeros, add, range(1, products[0].ndim - 1))
     return [lax.reduce(total, zeros[0], lax.add, [0]) for total in over_space]
 
 
-def laid_out(x: Any, window: Window) -> Any:
+def pad_input(x: Array, window: Window) -> Array:
+    """Return the input in float32 and in memory, with its padding and with the zeros between its elements."""
     space = [(low, high, spread - 1) for (low, high), spread in zip(window.padding, window.spread, strict=True)]
     return kept(padded(x.astype("float32"), 0, [(0, 0, 0), *space, (0, 0, 0)]))
 
 
-def by_group(results: Sequence[Any], dtype: Any) -> Any:
-    """Features as (group, out), of one array an out."""
+def join_features(results: Sequence[Array], dtype: DTypeLike) -> Array:
+    """Return an array whose features are (group, out), from one array for each out."""
     y = lax.concatenate([lax.expand_dims(result, [result.ndim]) for result in results], results[0].ndim)
     return y.reshape(*y.shape[:-2], -1).astype(dtype)

@@ -1,9 +1,9 @@
-"""Sums in forms that are fast, and whose order of additions is ours.
+"""Sums in forms that are fast, with an order of additions that we choose.
 
-By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Programs of ours are
-compiled without that (`determinism.compiler_options`), and XLA's own loops add up one result after the other: over columns ten times slower.
-So a long sum becomes additions of whole blocks, up to sixteen in one expression, again and again, until little is left. What is left, and a sum of
-some hundred elements, is made in two steps. How it is cut, shapes alone decide. Largest and smallest elements go the same way.
+By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Our programs are
+compiled without YNNPACK's sums (`determinism.compiler_options`). XLA's own loops compute one result after another, over columns ten times
+slower. So a long sum becomes additions of whole blocks, up to sixteen in one expression, repeated until few elements are left. The rest, like
+a sum of some hundred elements, is computed in two steps. Shapes alone decide how a sum is cut. Maxima and minima are computed the same way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from unisono._src.xla.rewrite.equations import MadeBy, Replacement, shape
@@ -23,30 +23,30 @@ LEAST = 1 << 13
 """Elements from which on a reduction is taken in stages."""
 
 MANY = 1 << 8
-"""Elements of one result from which on it is made in two steps. XLA adds up rows of several dimensions one after another: that is two to
+"""Elements of one result from which on it is computed in two steps. XLA adds up rows of several dimensions one after another: this is two to
 four times as slow, and the sums are ten times less exact."""
 
 AT_ONCE = 16
 """Blocks in one expression."""
 
 SHORT = 1 << 12
-"""Neighbours in memory that are left to a loop of XLA's: it is fused with what makes and what reads them, as in a softmax."""
+"""Neighbours in memory that are left to a loop of XLA. It is fused with the operations before and after it, as in a softmax."""
 
 NARROWEST = 32
-"""Of them in a block."""
+"""Neighbours in memory in a block, at least."""
 
 FEWEST = 2
-"""Rows that are left for a reduction of XLA's. Without it the last stage would be computed again by each element of what reads it."""
+"""Rows that are left for a reduction of XLA. Without it, each element of a reader would compute the last stage again."""
 
 WINDOW = 32
-"""XLA takes many rows by so many at a time, which is fast where their number is no multiple of it, and slow where it is."""
+"""Rows that XLA takes at a time. This is fast if the number of rows is no multiple of it, and slow if it is one."""
 
 
 class Fold(NamedTuple):
-    """How two elements become one."""
+    """A way to make one element of two, and of many."""
 
-    combine: Callable[[Any, Any], Any]
-    reduce: Callable[..., Any]
+    combine: Callable[[Array, Array], Array]
+    reduce: Callable[[Array, Sequence[int]], Array]
 
 
 FOLDS = {
@@ -57,71 +57,74 @@ FOLDS = {
 
 
 def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+    """Replace a reduction of many elements, or one whose results have many elements each."""
     operand = shape(eqn.invars[0])
     axes = eqn.params["axes"]
-    together = math.prod(operand[axis] for axis in axes)
+    per_result = math.prod(operand[axis] for axis in axes)
     is_long = math.prod(operand) >= LEAST
-    if together == 1 or eqn.params.get("out_sharding") is not None or not (is_long or together >= MANY):
+    if per_result == 1 or eqn.params.get("out_sharding") is not None or not (is_long or per_result >= MANY):
         return None
-    reduce = folded_over if is_long else reduced_over
-    return Replacement(functools.partial(in_turn, axes=axes, reduce=reduce, fold=FOLDS[eqn.primitive.name]), eqn.invars)
+    reduce = fold_axis if is_long else reduce_axis
+    return Replacement(functools.partial(reduce_axes, axes=axes, reduce=reduce, fold=FOLDS[eqn.primitive.name]), eqn.invars)
 
 
-def in_turn(x: Any, axes: Sequence[int], reduce: Callable[[Any, int, Fold], Any], fold: Fold) -> Any:
-    """Return the reduction over these axes, the last ones first; neighbours are one dimension."""
+def reduce_axes(x: Array, axes: Sequence[int], reduce: Callable[[Array, int, Fold], Array], fold: Fold) -> Array:
+    """Return the reduction over these axes, the last ones first; neighbouring axes are reduced as one."""
     dtype = x.dtype
     x = x.astype("float32")
-    for start, stop in reversed(neighbours_among(sorted(axes))):
+    for start, stop in reversed(group_neighbours(sorted(axes))):
         x = reduce(x.reshape(*x.shape[:start], -1, *x.shape[stop:]), start, fold)
     return x.astype(dtype)
 
 
-def reduced_over(x: Any, axis: int, fold: Fold) -> Any:
-    """Return the reduction over one dimension, by loops of XLA's: one, or two where elements are many and no neighbours of others."""
-    n = x.shape[axis]
-    if n < MANY or (axis == x.ndim - 1 > 0) or halfway(n) == 1:
+def reduce_axis(x: Array, axis: int, fold: Fold) -> Array:
+    """Return the reduction over one dimension, by one loop of XLA, or by two if there are many elements that are no neighbours in memory."""
+    size = x.shape[axis]
+    if size < MANY or (axis == x.ndim - 1 > 0) or find_middle_divisor(size) == 1:
         return fold.reduce(x, [axis])
-    x = fold.reduce(x.reshape(*x.shape[:axis], halfway(n), -1, *x.shape[axis + 1 :]), [axis])
+    x = fold.reduce(x.reshape(*x.shape[:axis], find_middle_divisor(size), -1, *x.shape[axis + 1 :]), [axis])
     return fold.reduce(lax.optimization_barrier(x), [axis])
 
 
-def halfway(n: int) -> int:
-    """Return the divisor of a number that is nearest to its root.
+def find_middle_divisor(number: int) -> int:
+    """Return the divisor of a number that is nearest to its square root.
 
-    >>> [halfway(n) for n in (1421, 6000, 257)]
+    >>> [find_middle_divisor(n) for n in (1421, 6000, 257)]
     [29, 75, 1]
     """
-    return min((d for d in range(1, n) if n % d == 0), key=lambda d: abs(d - math.sqrt(n)))
+    return min(
+        (divisor for divisor in range(1, number) if number % divisor == 0), key=lambda divisor: abs(divisor - math.sqrt(number))
+    )
 
 
-def neighbours_among(axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (first, last + 1) of the axes that follow on each other.
+def group_neighbours(axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first, last + 1) of each run of consecutive axes.
 
-    >>> neighbours_among([0, 1, 3])
+    >>> group_neighbours([0, 1, 3])
     [(0, 2), (3, 4)]
     """
     groups = itertools.groupby(enumerate(axes), lambda place: place[1] - place[0])
-    found = [[axis for _, axis in group] for _, group in groups]
-    return [(group[0], group[-1] + 1) for group in found]
+    runs = [[axis for _, axis in group] for _, group in groups]
+    return [(run[0], run[-1] + 1) for run in runs]
 
 
-def folded_over(x: Any, axis: int, fold: Fold) -> Any:
+def fold_axis(x: Array, axis: int, fold: Fold) -> Array:
     """Return the reduction over one dimension, in stages."""
-    while (blocks := blocks_of(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
+    while (blocks := count_blocks(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
         parts = lax.split(x, [x.shape[axis] // blocks] * blocks, axis)
         x = lax.optimization_barrier(functools.reduce(fold.combine, parts))  # XLA would make one reduction of two
-    return reduced_over(x, axis, fold)
+    return reduce_axis(x, axis, fold)
 
 
-def blocks_of(n: int, is_last: bool) -> int:
-    """Return into how many blocks of one size a dimension is cut; 1 where XLA takes it as it is.
+def count_blocks(size: int, is_last: bool) -> int:
+    """Return the number of equal blocks that a dimension is cut into; 1 if XLA takes it as it is.
 
-    >>> [blocks_of(n, is_last=False) for n in (32768, 6000, 169, 4)]
+    >>> [count_blocks(n, is_last=False) for n in (32768, 6000, 169, 4)]
     [16, 1, 1, 1]
-    >>> [blocks_of(n, is_last=True) for n in (70000, 128, 64)]
+    >>> [count_blocks(n, is_last=True) for n in (70000, 128, 64)]
     [16, 1, 1]
     """
-    if n <= (SHORT if is_last else 2 * FEWEST) or (not is_last and n > WINDOW and n % WINDOW):
+    if size <= (SHORT if is_last else 2 * FEWEST) or (not is_last and size > WINDOW and size % WINDOW):
         return 1
     least = NARROWEST if is_last else FEWEST
-    return next((blocks for blocks in range(AT_ONCE, 1, -1) if n % blocks == 0 and n // blocks >= least), 1)
+    return next((blocks for blocks in range(AT_ONCE, 1, -1) if size % blocks == 0 and size // blocks >= least), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Container
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
@@ -14,7 +14,13 @@ from unisono._src.xla.rewrite import equations
 from unisono._src.xla.rewrite.equations import MadeBy, Rule
 from unisono._src.xla.rewrite.rules import replacement, rules_for
 
-Program = TypeVar("Program", Jaxpr, ClosedJaxpr)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+Traced: TypeAlias = Jaxpr | ClosedJaxpr
+"""A traced program."""
+
+ProgramT = TypeVar("ProgramT", bound=Traced)
 
 NESTED = {
     "jit": ("jaxpr",),
@@ -30,8 +36,8 @@ NESTED = {
 """For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
 
 
-def rewritten(function: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """`function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
+def rewritten(function: Callable[Arguments, Result], platform: str) -> Callable[Arguments, Result]:
+    """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
 
     The function is traced as it is and its equations are replaced afterwards, so it should be differentiated already:
     `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients.
@@ -43,7 +49,7 @@ def rewritten(function: Callable[..., Any], platform: str) -> Callable[..., Any]
     rule = functools.partial(replacement, rules_for(platform))
 
     @functools.wraps(function)
-    def with_replacements(*args: Any, **kwargs: Any) -> Any:
+    def with_replacements(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         traced, out = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
         run = jaxpr_as_fun(Rewriter(rule)(traced))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
@@ -52,42 +58,44 @@ def rewritten(function: Callable[..., Any], platform: str) -> Callable[..., Any]
 
 
 class Rewriter:
-    """Rewrites the programs of one trace; what is met twice is rewritten once, so that JAX lowers it once, too.
+    """Rewrites the programs of one trace. A program that occurs twice is rewritten once, so that JAX lowers it once, too.
 
     A program in which nothing is replaced is the same object afterwards.
     """
 
-    def __init__(self, rule: Rule, left: Container[str] = ()) -> None:
-        """`left` names the primitives whose nested programs stay as they are."""
+    def __init__(self, rule: Rule, untouched: Container[str] = ()) -> None:
+        """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are."""
         self._rule = rule
-        self._left = left
-        self._done: dict[Jaxpr | ClosedJaxpr, Any] = {}
+        self._untouched = untouched
+        self._done: dict[Traced, Any] = {}
 
-    def __call__(self, program: Program) -> Program:
+    def __call__(self, program: ProgramT) -> ProgramT:
         if program not in self._done:
-            self._done[program] = self._closed(program) if isinstance(program, ClosedJaxpr) else self._open(program)
+            self._done[program] = (
+                self._rewrite_closed(program) if isinstance(program, ClosedJaxpr) else self._rewrite_open(program)
+            )
         return self._done[program]
 
-    def _closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
+    def _rewrite_closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
         inner = self(program.jaxpr)
         return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
 
-    def _open(self, program: Jaxpr) -> Jaxpr:
+    def _rewrite_open(self, program: Jaxpr) -> Jaxpr:
         made_by = MadeBy(program)
-        eqns = [self._equation(eqn, made_by) for eqn in program.eqns]
+        eqns = [self._rewrite_equation(eqn, made_by) for eqn in program.eqns]
         return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
 
-    def _equation(self, eqn: JaxprEqn, made_by: MadeBy) -> JaxprEqn:
-        found = self._rule(eqn, made_by)
-        if found:
-            return equations.called(found, eqn)
+    def _rewrite_equation(self, eqn: JaxprEqn, made_by: MadeBy) -> JaxprEqn:
+        substitute = self._rule(eqn, made_by)
+        if substitute:
+            return equations.called(substitute, eqn)
         primitive = eqn.primitive.name
-        before = {name: eqn.params[name] for name in NESTED.get(primitive, ()) if primitive not in self._left}
-        after = {name: self._nested(value) for name, value in before.items()}
-        same = all(map(operator.is_, before.values(), after.values()))
-        return eqn if same else eqn.replace(params=eqn.params | after)
+        before = {name: eqn.params[name] for name in NESTED.get(primitive, ()) if primitive not in self._untouched}
+        after = {name: self._rewrite_nested(value) for name, value in before.items()}
+        is_same = all(map(operator.is_, before.values(), after.values()))
+        return eqn if is_same else eqn.replace(params=eqn.params | after)
 
-    def _nested(self, value: Any) -> Any:
+    def _rewrite_nested(self, value: Traced | tuple[Traced, ...]) -> Traced | tuple[Traced, ...]:
         if not isinstance(value, tuple):
             return self(value)
         branches = tuple(map(self, value))

@@ -1,4 +1,4 @@
-"""Which equations are replaced on which platform."""
+"""The rules of each platform: they say which equations are replaced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CPU: Rules = {
 GPU: Rules = {"select_and_scatter_add": pooling.max_gradient_rule_without_overlap}
 BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
-OF_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128")}
-"""Where they are others than `DTYPES`."""
+DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128")}
+"""Dtypes of the primitives that do not have `DTYPES`."""
 
 
 def rules_for(platform: str) -> Rules:
@@ -37,10 +37,10 @@ def rules_for(platform: str) -> Rules:
 
 
 def replacement(rules: Rules, eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
-    """Return None where `eqn` stays: it has no rule, is not of a float type that XLA:CPU has fast code for, or is empty."""
+    """Return the replacement of an equation; None if it has no rule, has a type without fast code on XLA:CPU, or is empty."""
     name = eqn.primitive.name
     rule = rules.get(name)
-    dtypes = OF_PRIMITIVE.get(name, DTYPES)
-    if rule is None or any(v.aval.dtype.name not in dtypes or v.aval.size == 0 for v in [*eqn.invars, *eqn.outvars]):
+    dtypes = DTYPES_BY_PRIMITIVE.get(name, DTYPES)
+    if rule is None or any(atom.aval.dtype.name not in dtypes or atom.aval.size == 0 for atom in [*eqn.invars, *eqn.outvars]):
         return None
     return rule(eqn, made_by)

@@ -1,13 +1,13 @@
-"""How a convolution's kernel goes over its input: one number, or pair of numbers, a dimension of space."""
+"""The way of a convolution's kernel over its input: one number, or pair of numbers, for each dimension of space."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-Shape = tuple[int, ...]
+from unisono._src.typing import Keywords
+from unisono._src.xla.rewrite.equations import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Window:
     """The dilation of the kernel ("rhs")."""
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Window:
-        """Of an equation's parameters."""
+    def of(cls, params: Params) -> Window:
+        """Return the window of a convolution with these parameters."""
         padding = tuple((low, high) for low, high in params["padding"])
         return cls(tuple(params["window_strides"]), padding, tuple(params["lhs_dilation"]), tuple(params["rhs_dilation"]))
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The arguments of `jax.lax.conv_general_dilated`."""
+    def params(self) -> Keywords:
+        """Return the window as arguments of `jax.lax.conv_general_dilated`."""
         return {
             "window_strides": self.strides,
             "padding": self.padding,
@@ -36,24 +36,24 @@ class Window:
         }
 
     def results(self, space: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """The output's size."""
+        """Return the output's size."""
         sizes = zip(self.padded(space), kernel, self.strides, self.dilation, strict=True)
-        return tuple((n - (taps - 1) * dilation - 1) // stride + 1 for n, taps, stride, dilation in sizes)
+        return tuple((size - (taps - 1) * dilation - 1) // stride + 1 for size, taps, stride, dilation in sizes)
 
     def padded(self, space: Sequence[int]) -> tuple[int, ...]:
-        """The input's size with zeros between its elements and around it."""
+        """Return the input's size with zeros between its elements and around it."""
         sizes = zip(space, self.padding, self.spread, strict=True)
-        return tuple((n - 1) * spread + 1 + low + high for n, (low, high), spread in sizes)
+        return tuple((size - 1) * spread + 1 + low + high for size, (low, high), spread in sizes)
 
     def swapped(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
-        """The window of the same convolution with the (reversed) kernel for input and the (reversed) input for kernel."""
+        """Return the window of the same convolution with operands swapped: the (reversed) kernel as input, the (reversed) input as kernel."""
         sizes = zip(space, kernel, self.padding, self.spread, self.dilation, strict=True)
-        grown = [(n - 1) * spread - (taps - 1) * dilation for n, taps, _, spread, dilation in sizes]
+        grown = [(size - 1) * spread - (taps - 1) * dilation for size, taps, _, spread, dilation in sizes]
         padding = tuple((low + more, high + more) for (low, high), more in zip(self.padding, grown, strict=True))
         return dataclasses.replace(self, padding=padding, spread=self.dilation, dilation=self.spread)
 
     def with_first(self) -> Window:
-        """Over one more dimension, of size 1."""
+        """Return the window over one more dimension, of size 1."""
         return Window((1, *self.strides), ((0, 0), *self.padding), (1, *self.spread), (1, *self.dilation))
 
     def without_first(self) -> Window:
@@ -61,5 +61,5 @@ class Window:
 
 
 def is_larger(kernel: Sequence[int], space: Sequence[int]) -> bool:
-    """XLA swaps input and kernel where the kernel has more elements."""
+    """Return whether the kernel has more elements than the input: XLA then swaps the two."""
     return math.prod(kernel) > math.prod(space)
