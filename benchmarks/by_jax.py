@@ -265,11 +265,11 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
 
     options = None
     if is_rewritten:
-        from unisono._src.xla.determinism import compiler_options
-        from unisono._src.xla.rewrite import rewritten
+        from unisono._src.xla.determinism import get_compiler_options
+        from unisono._src.xla.rewrite import rewrite_function
 
-        steps = rewritten(steps, jax.default_backend())
-        options = compiler_options(jax.default_backend())
+        steps = rewrite_function(steps, jax.default_backend())
+        options = get_compiler_options(jax.default_backend())
     call = jax.jit(steps, donate_argnums=0, compiler_options=options)
     workload = WORKLOADS[name]
     x, y = workload.data()

@@ -44,16 +44,16 @@ def measure(rounds: int, names: list[str]) -> None:
 
     import keras
 
-    from unisono._src.exchange.across_processes import AcrossProcesses
-    from unisono._src.exchange.collectives import AXIS, Meeting
+    from unisono._src.exchange.across_processes import ProcessExchange
+    from unisono._src.exchange.collectives import AXIS, CollectiveSum
 
-    class PlainMeeting(Meeting):
+    class PlainMeeting(CollectiveSum):
         """As anybody would write it."""
 
-        def _sum_of(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
+        def _sum_nodes(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
             return lax.psum(mine[0].sum(0).reshape(-1), AXIS)
 
-    plain = AcrossProcesses(strategy.placement)
+    plain = ProcessExchange(strategy.placement)
     plain._between = PlainMeeting(strategy.placement.processes.leads, [strategy.placement.lead])
     exchanges: Mapping[str, Any] = {"ours": strategy.exchange, "psum": plain}
     found = []

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.xla.rewrite import rewritten
+from unisono._src.xla.rewrite import rewrite_function
 
 SHARDS = 8
 LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "DHWIO", "NDHWC")}
@@ -157,7 +157,7 @@ def measured(layer: Function, x_shape: tuple[int, ...], w_shape: tuple[int, ...]
     return (
         seconds(plain_loop, 1, x, w, most=0) if slow else seconds(plain_loop, SHARDS, x, w) / SHARDS,
         seconds(jax.jit(step), x[0], w),
-        seconds(jax.jit(rewritten(loop, "cpu")), SHARDS, x, w) / SHARDS,
+        seconds(jax.jit(rewrite_function(loop, "cpu")), SHARDS, x, w) / SHARDS,
     )
 
 

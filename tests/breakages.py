@@ -18,7 +18,7 @@ from unisono._src import reduction_tree
 from unisono._src.checkpoint.object_state import KerasState
 from unisono._src.data import keras_adapter
 from unisono._src.data import row_order as order_of_rows
-from unisono._src.data.global_batch import Rows, is_whole
+from unisono._src.data.global_batch import BatchArray, is_batch_array
 from unisono._src.exchange import collectives, transfers
 from unisono._src.export import model_variables
 from unisono._src.keras_private import trainer_state
@@ -30,28 +30,30 @@ from unisono._src.xla.rewrite import pooling
 
 def tree_order(patch: pytest.MonkeyPatch) -> None:
     """Sums from right to left."""
-    patch.setattr(reduction_tree, "halves", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop)))
+    patch.setattr(
+        reduction_tree, "split_span", lambda span: (range(span.start, span.start + 1), range(span.start + 1, span.stop))
+    )
 
 
 def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
     """Sums one after another within a device."""
 
     def pushed(held, before, value):
-        there = running_sums.get(held)
-        return running_sums.put(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
+        there = running_sums.get_place(held)
+        return running_sums.set_place(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
 
-    patch.setattr(running_sums, "pushed", pushed)
-    patch.setattr(running_sums, "folded", lambda held, count: held)
+    patch.setattr(running_sums, "push_value", pushed)
+    patch.setattr(running_sums, "fold_sums", lambda held, count: held)
 
 
 def key_rule(patch: pytest.MonkeyPatch) -> None:
     """Random numbers from the state alone: every replica draws the same."""
-    patch.setattr(random_keys, "for_replica", lambda state, replica: state)
+    patch.setattr(random_keys, "derive_replica_key", lambda state, replica: state)
 
 
 def row_order(patch: pytest.MonkeyPatch) -> None:
     """Every pass has the order of the first."""
-    patch.setattr(order_of_rows.Order, "of_pass", lambda self, count: self.random(0).permutation(count))
+    patch.setattr(order_of_rows.RowOrder, "permute_pass", lambda self, count: self.random(0).permutation(count))
 
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
@@ -62,8 +64,8 @@ def weighting(patch: pytest.MonkeyPatch) -> None:
 
 def statistics(patch: pytest.MonkeyPatch) -> None:
     """Moving statistics weighted as if every batch were whole."""
-    merged = state_merging.merged
-    patch.setattr(state_merging, "merged", lambda *args: merged(*args[:5], 12.0, args[6]))
+    merged = state_merging.merge_assigned
+    patch.setattr(state_merging, "merge_assigned", lambda *args: merged(*args[:5], 12.0, args[6]))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
@@ -71,10 +73,10 @@ def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     held = keras_adapter.held
 
     def dealt(batch, *args, **options):
-        like_cards = lambda rows: Rows(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
-        return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_whole)
+        like_cards = lambda rows: BatchArray(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
+        return jax.tree.map(like_cards, held(batch, *args, **options), is_leaf=is_batch_array)
 
-    patch.setattr(keras_adapter, "held", dealt)
+    patch.setattr(keras_adapter, "wrap_arrays", dealt)
 
 
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -90,21 +92,21 @@ def sums_by_device(patch: pytest.MonkeyPatch) -> None:
         values = [jax.device_put(value, lead) for of_device in nodes for value in of_device.values() if value is not None]
         return [functools.reduce(functools.partial(add, lead), values)]
 
-    patch.setattr(reduction_tree, "cover", lambda block, span: [block])
-    patch.setattr(transfers.Transfers, "total", total)
+    patch.setattr(reduction_tree, "list_subtrees", lambda block, span: [block])
+    patch.setattr(transfers.TransferExchange, "total", total)
 
 
 def masked_divisor(patch: pytest.MonkeyPatch) -> None:
     """Masked losses divided by all elements, masked ones too."""
-    divisor = losses.divisor
-    patch.setattr(losses, "divisor", lambda loss, values, weight, mask: divisor(loss, values, weight, None))
+    divisor = losses.compute_divisor
+    patch.setattr(losses, "compute_divisor", lambda loss, values, weight, mask: divisor(loss, values, weight, None))
 
 
 def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
     """What replicas add to metrics is added twice."""
-    added = optimizer_update.added
+    added = optimizer_update.add_to_metrics
     twice = lambda change, alone: change if alone else [one + one for one in change]
-    patch.setattr(optimizer_update, "added", lambda before, change, alone: added(before, twice(change, alone), alone))
+    patch.setattr(optimizer_update, "add_to_metrics", lambda before, change, alone: added(before, twice(change, alone), alone))
 
 
 def position_after_resume(patch: pytest.MonkeyPatch) -> None:
@@ -115,12 +117,12 @@ def position_after_resume(patch: pytest.MonkeyPatch) -> None:
         is_later = lambda pass_, number: number > 0 and (pass_, number) == place.position
         return indexed(place, lambda pass_, number: begin(pass_, number + is_later(pass_, number)), skip, size)
 
-    patch.setattr(keras_adapter, "indexed", late)
+    patch.setattr(keras_adapter, "resume_indexed", late)
 
 
 def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
     """Two sums of as many replicas, which are not added to each other next, change places."""
-    on_lead = transfers.Transfers.on_lead
+    on_lead = transfers.TransferExchange.on_lead
 
     def swapped(self, nodes):
         here = on_lead(self, nodes)
@@ -129,12 +131,12 @@ def neighbours_in_the_exchange(patch: pytest.MonkeyPatch) -> None:
             here[a], here[b] = here[b], here[a]
         return here
 
-    patch.setattr(transfers.Transfers, "on_lead", swapped)
+    patch.setattr(transfers.TransferExchange, "on_lead", swapped)
 
 
 def ties_of_a_pool(patch: pytest.MonkeyPatch) -> None:
     """The gradient of a maximum goes to the last of equal elements."""
-    max_gradient = pooling.max_gradient
+    max_gradient = pooling.compute_max_gradient
 
     class Last:
         name = "ge"
@@ -143,7 +145,7 @@ def ties_of_a_pool(patch: pytest.MonkeyPatch) -> None:
     def last(dy, x, pool, padding, keeps, is_cheap):
         return max_gradient(dy, x, pool, padding, Last() if keeps.name == "ge" else keeps, is_cheap)
 
-    patch.setattr(pooling, "max_gradient", last)
+    patch.setattr(pooling, "compute_max_gradient", last)
 
 
 def checkpoint_without_seeds(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,9 @@ def checkpoint_without_seeds(patch: pytest.MonkeyPatch) -> None:
     put = KerasState.put
 
     def forgetful(self, *args, **options):
-        mine = [(variable, np.array(variable.value)) for variable in self.variables.values() if random_keys.is_seed(variable)]
+        mine = [
+            (variable, np.array(variable.value)) for variable in self.variables.values() if random_keys.is_seed_state(variable)
+        ]
         put(self, *args, **options)
         for variable, value in mine:
             variable.assign(value)
@@ -166,12 +170,12 @@ def order_of_a_collective(patch: pytest.MonkeyPatch) -> None:
         found = [pieces[d, slot] for d, nodes in enumerate(schedule) for slot, (_, _, there) in enumerate(nodes) if there]
         return functools.reduce(jnp.add, reversed(found))
 
-    patch.setattr(collectives.Meeting, "_total", total)
+    patch.setattr(collectives.CollectiveSum, "_sum_slices", total)
 
 
 def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
     """What looks at a model while it is trained sees it as the look before did."""
-    current_values, seen = trainer_state.current_values, {}
+    current_values, seen = trainer_state.read_current_values, {}
 
     def stale(model, names):
         now = current_values(model, names)
@@ -181,18 +185,18 @@ def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
         seen[id(model), names] = jax.tree.map(np.array, now)
         return before
 
-    patch.setattr(trainer_state, "current_values", stale)
+    patch.setattr(trainer_state, "read_current_values", stale)
 
 
 def export_without_moving_means(patch: pytest.MonkeyPatch) -> None:
     """Moving means are zeros in a file."""
-    values = model_variables.values
+    values = model_variables.read_values
 
     def dropped(model, those):
         found = values(model, those)
         return [value * 0 if variable.name == "moving_mean" else value for variable, value in zip(those, found, strict=True)]
 
-    patch.setattr(model_variables, "values", dropped)
+    patch.setattr(model_variables, "read_values", dropped)
 
 
 OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

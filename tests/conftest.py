@@ -93,10 +93,10 @@ def rng():
 @pytest.fixture
 def compiled_anew():
     """Nothing that was compiled before is found: for tests whose subject is compiling."""
-    programs.forget_shared()
-    with programs.without_cache():
+    programs.forget_shared_programs()
+    with programs.disable_jax_cache():
         yield
-    programs.forget_shared()
+    programs.forget_shared_programs()
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,6 @@ def compiled_for_users():
     with pytest.MonkeyPatch.context() as patch:
         if quick_compiling.is_wanted():
             patch.setitem(determinism.COMPILER_OPTIONS, "cpu", determinism.COMPILER_OPTIONS["cpu"] | quick_compiling.FOR_USERS)
-        programs.forget_shared()
+        programs.forget_shared_programs()
         yield
-        programs.forget_shared()
+        programs.forget_shared_programs()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unisono._src.xla.rewrite import rewritten
+from unisono._src.xla.rewrite import rewrite_function
 
 rng = np.random.default_rng(0)
 
@@ -58,5 +58,5 @@ def digests(case, wrap):
 
 
 if __name__ == "__main__":
-    wraps = {"plain": lambda step: step, "rewritten": lambda step: rewritten(step, "cpu")}
+    wraps = {"plain": lambda step: step, "rewritten": lambda step: rewrite_function(step, "cpu")}
     print(json.dumps({how: {name: digests(case, wrap) for name, case in CASES.items()} for how, wrap in wraps.items()}))

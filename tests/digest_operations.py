@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from unisono._src.xla import lapack
-from unisono._src.xla.programs import Program
-from unisono._src.xla.rewrite import rewritten
+from unisono._src.xla.programs import DeviceProgram
+from unisono._src.xla.rewrite import rewrite_function
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MOST = 10**7
@@ -211,7 +211,7 @@ def digests(case: Case) -> str:
         return y, *pull(jnp.cos(y.astype("float32")).astype(y.dtype))
 
     device = jax.devices()[0]
-    values = Program(rewritten(step, device.platform))(device, case[0], *args)
+    values = DeviceProgram(rewrite_function(step, device.platform))(device, case[0], *args)
     return " ".join(hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:8] for value in values)
 
 

@@ -8,11 +8,11 @@ import signal
 import sys
 import time
 
-from unisono._src.cluster.connect import connect
-from unisono._src.cluster.watch.begin import start
+from unisono._src.cluster.connect import connect_processes
+from unisono._src.cluster.watch.begin import begin_watch
 
-cluster = connect()
-watch = start()
+cluster = connect_processes()
+watch = begin_watch()
 
 import jax
 from jax.experimental import multihost_utils
@@ -35,7 +35,7 @@ def misbehave():
     if how == "stuck":
         stuck_here()
     if how == "busy":
-        with watch.busy("known work"):
+        with watch.report_busy("known work"):
             time.sleep(8)
         return
     os.kill(os.getpid(), getattr(signal, how))
@@ -44,9 +44,9 @@ def misbehave():
 
 print("PID", os.getpid(), flush=True)
 for step in range(steps):
-    with watch.waiting("for a sum"):
+    with watch.report_waiting("for a sum"):
         total = multihost_utils.process_allgather(jax.numpy.ones(3)).sum()
-    watch.step_finished(step)
+    watch.report_step(step)
     if cluster.process == victim and step == at and how not in ("nothing", "later", "leave"):
         misbehave()
     time.sleep(0.02)

@@ -24,13 +24,13 @@ from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
 from unisono._src import keras_private
-from unisono._src.callbacks.callback_states import set_states, states_of
+from unisono._src.callbacks.callback_states import collect_states, set_states
 from unisono._src.checkpoint import stop_signals
-from unisono._src.checkpoint.reading import load
-from unisono._src.checkpoint.store import Store
-from unisono._src.checkpoint.writer import wait_for_all
+from unisono._src.checkpoint.reading import load_checkpoint
+from unisono._src.checkpoint.store import CheckpointStore
+from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.data import indexed_reading
-from unisono._src.data.row_order import Order
+from unisono._src.data.row_order import RowOrder
 
 BATCH = cases(4, 8)
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -95,7 +95,7 @@ def broken_off_and_resumed(directory, after, first=(1, 4), then=(2, 4), freq=1, 
     backup = lambda: un.callbacks.BackupAndRestore(directory, save_freq=freq)
     with pytest.raises(BrokenOffError):
         fit(make(on(*first)), callbacks=[backup(), *callbacks(), BreakOff(after)], **options)
-    seed = 99 if Store(directory).numbers else 1  # it must not matter, once something was saved
+    seed = 99 if CheckpointStore(directory).numbers else 1  # it must not matter, once something was saved
     resumed = fit(make(on(*then), seed=seed), callbacks=[*callbacks(), backup()], **options)
     assert not directory.exists(), "a training that has come to its end leaves no checkpoint"
     return resumed
@@ -290,7 +290,7 @@ def test_what_optimizers_keep(tmp_path, name):
 def test_a_state_sets_nothing_else():
     """Of what a file holds, a callback of Keras' takes what it is known to keep."""
     stopping = keras.callbacks.EarlyStopping()
-    (name,) = states_of([stopping])
+    (name,) = collect_states([stopping])
     set_states([stopping], {name: {"wait": 3, "on_epoch_end": None, "model": "other"}})
     assert stopping.wait == 3
     assert callable(stopping.on_epoch_end)
@@ -304,7 +304,7 @@ def test_states_of_keras_callbacks_are_whole():
     import textwrap
 
     free = {"monitor_op", "min_delta", "model", "stop_training", "learning_rate"}
-    for kind, names in keras_private.CHANGING.items():
+    for kind, names in keras_private.CHANGING_ATTRIBUTES.items():
         changed = set()
         for of in kind.__mro__[: kind.__mro__.index(keras.callbacks.Callback)]:
             for function in vars(of).values():
@@ -403,26 +403,26 @@ def test_a_signal_in_the_middle_of_an_accumulation(tmp_path):
     stop = Signalling("SIGTERM", "on_train_batch_begin", 7)
     with pytest.raises(SystemExit):
         fit(model_on(un.OneDeviceStrategy(accumulate=6)), epochs=2, callbacks=[stop, backup()])
-    newest = Store(tmp_path / "b").newest().record
+    newest = CheckpointStore(tmp_path / "b").load_newest().record
     assert (newest["states"]["training"]["steps"], newest["replicas"]) == (7, 6)
     assert fit(model_on(un.MirroredStrategy(devices=3, accumulate=2), seed=99), epochs=2, callbacks=[backup()]) == reference
 
 
 def test_a_signal_when_the_checkpoints_are_being_deleted(tmp_path, monkeypatch):
     """Nothing is left to be saved: it does what it does without the callback."""
-    monkeypatch.setattr(Store, "delete", lambda store: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(CheckpointStore, "delete", lambda store: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         fit(model_on(on(1, 4)), epochs=1, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")])
 
 
 def test_a_signal_that_nobody_answers_is_raised_again():
-    with pytest.raises(KeyboardInterrupt), stop_signals.listening(["SIGINT"]):
+    with pytest.raises(KeyboardInterrupt), stop_signals.listen_for_signals(["SIGINT"]):
         signal.raise_signal(signal.SIGINT)
 
 
 def test_an_error_is_not_lost_over_a_signal():
     def broken_off():
-        with stop_signals.listening(["SIGINT"]):
+        with stop_signals.listen_for_signals(["SIGINT"]):
             signal.raise_signal(signal.SIGINT)
             raise BrokenOffError
 
@@ -438,7 +438,7 @@ def test_a_second_signal_while_it_is_saved_ends_at_once(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         written.wait(60)
 
-    monkeypatch.setattr(Store, "_write", write)
+    monkeypatch.setattr(CheckpointStore, "_write", write)
     backup = un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=False)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -446,7 +446,7 @@ def test_a_second_signal_while_it_is_saved_ends_at_once(tmp_path, monkeypatch):
         assert not written.is_set()
     finally:
         written.set()
-        wait_for_all()
+        wait_for_writers()
 
 
 def test_signals_in_another_thread_are_warned_about():
@@ -454,8 +454,8 @@ def test_signals_in_another_thread_are_warned_about():
 
     def training():
         with pytest.warns(UserWarning, match=r"SIGTERM, SIGINT will not be heard: .*in the thread 'worker'.*write signals=\(\)"):
-            stop_signals.listening(stop_signals.SIGNALS).__enter__()
-        with stop_signals.listening(()):
+            stop_signals.listen_for_signals(stop_signals.SIGNALS).__enter__()
+        with stop_signals.listen_for_signals(()):
             return True
 
     assert in_thread("worker", training)
@@ -475,7 +475,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 def test_signals_have_names():
     with (
         pytest.raises(ValueError, match="received 'SIGNOPE', which this system does not know"),
-        stop_signals.listening(["SIGNOPE"]),
+        stop_signals.listen_for_signals(["SIGNOPE"]),
     ):
         pass
 
@@ -581,12 +581,12 @@ def test_a_map_dataset_of_grain_begins_at_any_batch():
     read = []
     rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
     dataset = rows.batch(10).map_with_index(lambda index, batch: (read.append(index), batch)[1])
-    source, order = keras_private.adapter_of(dataset, None, None), Order(0)
-    wanted = list(indexed_reading.batches(source, order))
+    source, order = keras_private.make_adapter(dataset, None, None), RowOrder(0)
+    wanted = list(indexed_reading.read_batches(source, order))
     assert indexed_reading.has_index(source)
     for start in (0, 5, 11, 12):
         read.clear()
-        found = list(indexed_reading.batches(source, order, start))
+        found = list(indexed_reading.read_batches(source, order, start))
         assert np.array_equal(found, wanted[start:])
         assert sorted(read) == list(range(start, 12))
 
@@ -610,8 +610,8 @@ def test_a_policy_of_orbax_decides(tmp_path, whole):
     )
     with pytest.raises(BrokenOffError):
         fit(model_on(on(1, 4)), callbacks=[backup(), BreakOff(9)])
-    store = Store(tmp_path / "b")
-    assert [load(store.path(number)).record["states"]["training"]["steps"] for number in store.numbers] == [3, 7]
+    store = CheckpointStore(tmp_path / "b")
+    assert [load_checkpoint(store.path(number)).record["states"]["training"]["steps"] for number in store.numbers] == [3, 7]
     assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
 
 
@@ -629,14 +629,16 @@ def test_an_empty_directory_name():
 def test_what_is_kept(tmp_path):
     """Two by default; all of a finished training with delete_checkpoint=False."""
     fit(model_on(on(1, 4)), callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=4, delete_checkpoint=False)])
-    store = Store(tmp_path / "b")
+    store = CheckpointStore(tmp_path / "b")
     assert len(store.numbers) == 2
-    assert store.newest().record["replicas"] == 4
+    assert store.load_newest().record["replicas"] == 4
 
 
 def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole):
     interrupted(tmp_path / "b")
-    (newest,) = [path for path in (tmp_path / "b").iterdir() if path.name == f"ckpt_{max(Store(tmp_path / 'b').numbers)}"]
+    (newest,) = [
+        path for path in (tmp_path / "b").iterdir() if path.name == f"ckpt_{max(CheckpointStore(tmp_path / 'b').numbers)}"
+    ]
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-20])
     with pytest.warns(UserWarning, match=rf"{newest.name} is damaged.*left in place.*is used, the newest good one"):

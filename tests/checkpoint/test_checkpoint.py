@@ -391,7 +391,7 @@ def test_attributes_that_are_called_like_our_groups(tmp_path):
     """Two variables never have one name."""
     first, second = WithSeeds(), WithSeeds()
     first.build((None, 6))
-    assert [name for name, _ in keras_private.variables_by_structure(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
+    assert [name for name, _ in keras_private.walk_variables(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
     un.Checkpoint(layer=second).restore(saved(tmp_path, layer=first))
     assert un.fingerprint(second) == un.fingerprint(first)
 

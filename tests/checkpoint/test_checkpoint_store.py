@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from processes import python
 from sizes import cases, slow
-from unisono._src.checkpoint.encoding import DTYPES, MARK, joined, separated
+from unisono._src.checkpoint.encoding import DTYPES, MARK, decode_state, encode_state
 from unisono._src.checkpoint.folders import METADATA
-from unisono._src.checkpoint.host_copies import copied
+from unisono._src.checkpoint.host_copies import copy_on_device
 from unisono._src.checkpoint.latest import latest_checkpoint
 from unisono._src.checkpoint.orbax_private import policies
-from unisono._src.checkpoint.reading import DamagedError, load
-from unisono._src.checkpoint.store import Store
-from unisono._src.checkpoint.writer import Writer
+from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.store import CheckpointStore
+from unisono._src.checkpoint.writer import BackgroundWriter
 
 ARRAYS = {
     "model/layers/dense/0": np.random.default_rng(0).random((300, 40)).astype("float32"),
@@ -49,13 +49,13 @@ def save(store, number, arrays=ARRAYS, **record):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    store = Store(tmp_path_factory.mktemp("store") / "written")
+    store = CheckpointStore(tmp_path_factory.mktemp("store") / "written")
     save(store, 1, note=[1, 2.5, None, "x"], best=float("-inf"))
     return store.path(1)
 
 
 def test_every_bit_comes_back(written):
-    loaded = load(written)
+    loaded = load_checkpoint(written)
     assert {name: (a.dtype, a.shape, a.tobytes()) for name, a in loaded.arrays.items()} == {
         name: (a.dtype, a.shape, a.tobytes()) for name, a in ARRAYS.items()
     }
@@ -83,7 +83,7 @@ def test_damage_is_found(written, tmp_path_factory, data):
         content[at] ^= 1 << data.draw(st.integers(0, 7))
         file.write_bytes(content if how == "flip" else content[:at])
     try:
-        loaded = load(copy)
+        loaded = load_checkpoint(copy)
     except DamagedError as error:
         said = str(error)
     else:
@@ -101,7 +101,7 @@ def test_a_changed_record_is_found(written, tmp_path):
     assert '"note": [1,' in file.read_text()
     file.write_text(file.read_text().replace('"note": [1,', '"note": [7,'))
     with pytest.raises(DamagedError, match="its record is not what was written"):
-        load(copy)
+        load_checkpoint(copy)
 
 
 def flip(path):
@@ -119,20 +119,20 @@ def names(directory):
 @pytest.mark.parametrize("gone", ["arrays", *slow("_CHECKPOINT_METADATA", "all")])
 def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
     """It is named and left in place, and the next save takes another number."""
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for number in (1, 2):
         save(store, number)
     for path in list(store.path(2).iterdir()):
         if gone in (path.name, "all"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (tmp_path / "fold_1").mkdir()  # of somebody else
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is used, the newest good one"):
-        assert store.newest().path == store.path(1)
+        assert store.load_newest().path == store.path(1)
     with pytest.warns(UserWarning, match=r"ckpt_2 is damaged: .*left in place; .*ckpt_1 is the newest good one") as said:
         assert latest_checkpoint(tmp_path) == latest_checkpoint(tmp_path / "ckpt") == str(store.path(1))
     assert "fold_1" not in str(said[0].message)
-    save(store, store.next_number())
+    save(store, store.choose_next_number())
     assert names(tmp_path) == ["ckpt_1", "ckpt_2", "ckpt_3", "fold_1"]
     assert latest_checkpoint(tmp_path) == str(store.path(3))
 
@@ -140,11 +140,11 @@ def test_a_checkpoint_of_which_something_is_gone(tmp_path, gone):
 def test_damaged_checkpoints_are_not_among_those_that_are_kept(tmp_path):
     """Two good ones are, also where another process had written them, and the damaged ones are left in place."""
     for number in (1, 2, 3, 4, 5):
-        save(Store(tmp_path), number)
+        save(CheckpointStore(tmp_path), number)
     flip(tmp_path / "ckpt_3")
     (tmp_path / "ckpt_5" / "_CHECKPOINT_METADATA").unlink()
-    store = Store(tmp_path, keep=2)
-    save(store, store.next_number())
+    store = CheckpointStore(tmp_path, keep=2)
+    save(store, store.choose_next_number())
     assert names(tmp_path) == ["ckpt_3", "ckpt_4", "ckpt_5", "ckpt_6"]
     store.delete()
     assert not tmp_path.exists()
@@ -153,8 +153,8 @@ def test_damaged_checkpoints_are_not_among_those_that_are_kept(tmp_path):
 def test_every_type_that_states_may_have(tmp_path):
     """Those that Orbax would refuse, or change, are not among them."""
     arrays = {name: np.array([1, 0, 1]).astype(getattr(ml_dtypes, name, name)) for name in DTYPES}
-    save(Store(tmp_path), 1, arrays)
-    back = Store(tmp_path).newest().arrays
+    save(CheckpointStore(tmp_path), 1, arrays)
+    back = CheckpointStore(tmp_path).load_newest().arrays
     assert {name: (str(back[name].dtype), back[name].tobytes()) for name in DTYPES} == {
         name: (name, array.tobytes()) for name, array in arrays.items()
     }
@@ -162,8 +162,8 @@ def test_every_type_that_states_may_have(tmp_path):
 
 def test_a_checkpoint_without_arrays(tmp_path):
     """Orbax has no empty ones."""
-    save(Store(tmp_path), 1, {}, note="x")
-    loaded = Store(tmp_path).newest()
+    save(CheckpointStore(tmp_path), 1, {}, note="x")
+    loaded = CheckpointStore(tmp_path).load_newest()
     assert (loaded.arrays, loaded.record["note"]) == ({}, "x")
 
 
@@ -174,18 +174,18 @@ def test_nothing_is_executed_and_nothing_pickled(written):
 
 def test_an_unfinished_write_is_no_checkpoint(tmp_path):
     """The folder that Orbax writes into, as kill -9 leaves it; the next save clears it away."""
-    store = Store(tmp_path / "s")
+    store = CheckpointStore(tmp_path / "s")
     save(store, 1)
     shutil.copytree(store.path(1), tmp_path / "s" / "ckpt_2.orbax-checkpoint-tmp")
     assert store.numbers == [1]
-    assert Store(tmp_path / "s").newest().path == store.path(1)
-    save(store, store.next_number())
+    assert CheckpointStore(tmp_path / "s").load_newest().path == store.path(1)
+    save(store, store.choose_next_number())
     assert len(store.numbers) == 2
     assert not list((tmp_path / "s").glob("*tmp*"))
 
 
 def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, monkeypatch):
-    store = Store(tmp_path / "s", keep=1)
+    store = CheckpointStore(tmp_path / "s", keep=1)
     save(store, 1)
 
     def rmtree(path):
@@ -197,13 +197,13 @@ def test_one_that_cannot_be_removed_does_not_take_the_new_one_with_it(tmp_path, 
     ):
         save(store, 2)
     monkeypatch.undo()
-    assert store.newest().path == store.path(2)
+    assert store.load_newest().path == store.path(2)
     save(store, 3)
     assert [entry.name for entry in (tmp_path / "s").iterdir()] == ["ckpt_3"]
 
 
 def test_one_whose_metadata_are_gone_stays_and_keeps_nobody_from_saving(tmp_path):
-    store = Store(tmp_path / "s", keep=2)
+    store = CheckpointStore(tmp_path / "s", keep=2)
     for number in range(1, 5):
         save(store, number)
         if number == 1:
@@ -212,7 +212,7 @@ def test_one_whose_metadata_are_gone_stays_and_keeps_nobody_from_saving(tmp_path
 
 
 def test_a_policy_keeps_what_it_says_and_the_newest(tmp_path):
-    store, seen = Store(tmp_path / "s", keep=policies.EveryNSteps(2)), []
+    store, seen = CheckpointStore(tmp_path / "s", keep=policies.EveryNSteps(2)), []
     for number in range(1, 6):
         save(store, number)
         seen.append(store.numbers)
@@ -221,7 +221,7 @@ def test_a_policy_keeps_what_it_says_and_the_newest(tmp_path):
 
 def test_a_directory_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    store = Store(tmp_path / "file" / "below")
+    store = CheckpointStore(tmp_path / "file" / "below")
     with pytest.raises(OSError, match=r"below/ckpt_1 was not written: .*Those before it are as they were: there is none"):
         save(store, 1)
 
@@ -254,11 +254,11 @@ def test_a_directory_without_permission():
         assert done.returncode == 0, done.stderr[-3000:]
         assert f"The checkpoint {directory}/ckpt_2 was not written: PermissionError: " in done.stdout
         assert f"Those before it are as they were: {directory}/ckpt_1." in done.stdout
-        assert str(Store(directory).newest().path) == f"{directory}/ckpt_1"
+        assert str(CheckpointStore(directory).load_newest().path) == f"{directory}/ckpt_1"
 
 
 def test_a_failure_is_raised_by_the_next_save(tmp_path):
-    store, failing = Store(tmp_path / "s"), True
+    store, failing = CheckpointStore(tmp_path / "s"), True
 
     def arrays():
         if failing:
@@ -277,14 +277,14 @@ def test_a_failure_is_raised_by_the_next_save(tmp_path):
 def test_what_is_saved_is_a_copy():
     """The next step may use the memory of the state again."""
     state = [jnp.arange(1000.0), jnp.float32(3)]
-    copies = copied(state)
+    copies = copy_on_device(state)
     for original, copy in zip(state, copies, strict=True):
         assert copy.unsafe_buffer_pointer() != original.unsafe_buffer_pointer()
         assert copy.tolist() == original.tolist()
 
 
 def test_writing_does_not_keep_anyone_waiting():
-    writer, go = Writer(), threading.Event()
+    writer, go = BackgroundWriter(), threading.Event()
     writer.start(go.wait)
     go.set()
     writer.wait()
@@ -331,7 +331,7 @@ checkpoint.save(sys.argv[1] + "/ckpt")
 def test_a_process_that_ends_writes_its_last_checkpoint(tmp_path):
     done = python("-c", ENDS, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert Store(tmp_path).newest().path == tmp_path / "ckpt_1"
+    assert CheckpointStore(tmp_path).load_newest().path == tmp_path / "ckpt_1"
 
 
 @pytest.mark.slow
@@ -355,8 +355,8 @@ STATES = st.recursive(
 @given(state=STATES)
 def test_states_come_back(state):
     """With their types, through JSON: tuples, keys that are numbers, texts with a slash."""
-    plain, arrays = separated(state)
-    back = joined(json.loads(json.dumps(plain)), arrays)
+    plain, arrays = encode_state(state)
+    back = decode_state(json.loads(json.dumps(plain)), arrays)
     assert repr(back) == repr(state)
 
 
@@ -366,10 +366,10 @@ def test_states_come_back_from_disk(tmp_path):
         "a": {"b": np.arange(3), 1: (np.float16(0.1), [True]), "1": -0.0},
         None: {MARK: (2**70, np.zeros(0))},
     }
-    plain, arrays = separated({"of": state})
-    save(Store(tmp_path), 1, arrays, states=plain)
-    loaded = Store(tmp_path).newest()
-    assert repr(joined(loaded.record["states"], loaded.arrays)) == repr({"of": state})
+    plain, arrays = encode_state({"of": state})
+    save(CheckpointStore(tmp_path), 1, arrays, states=plain)
+    loaded = CheckpointStore(tmp_path).load_newest()
+    assert repr(decode_state(loaded.record["states"], loaded.arrays)) == repr({"of": state})
 
 
 class Derived(dict):
@@ -401,15 +401,15 @@ Pair = collections.namedtuple("Pair", "a b")
 def test_states_that_would_come_back_as_something_else_are_refused(value, said):
     """At once, not where they are written."""
     with pytest.raises(TypeError, match=said):
-        separated({"own": {"of": value}})
+        encode_state({"own": {"of": value}})
 
 
 def test_orbax_that_cannot_be_imported_is_no_damage(tmp_path, monkeypatch):
     """Nobody is to move a good checkpoint away because of it."""
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     path = store.save(1, lambda: {"a": np.ones(3)}, lambda _: {})
     store.wait()
     monkeypatch.delattr("unisono._src.checkpoint.orbax_private")
     monkeypatch.setitem(sys.modules, "unisono._src.checkpoint.orbax_private", None)
     with pytest.raises(ImportError, match="orbax_private"):
-        load(path)
+        load_checkpoint(path)

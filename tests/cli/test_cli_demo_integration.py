@@ -60,7 +60,7 @@ def check_placements(text):
 
 
 def check_plain_keras_opens(model_file, accuracy):
-    images = datasets.digits()
+    images = datasets.read_digits()
     held_out = model_file.with_name("held_out.npz")
     np.savez(held_out, x=images.x_test, y=images.y_test)
     opened = python("-c", OPENED_BY_PLAIN_KERAS, str(model_file), str(held_out))
@@ -113,7 +113,7 @@ def test_demo_fails_where_the_fingerprints_differ(tmp_path, capsys):
     model = keras.Sequential([keras.Input((1,))])
     history = {"val_accuracy": [0.5]}
     strategy = un.OneDeviceStrategy(replicas=2)
-    runs = [demo.Run(strategy, model, history, 1.0, fingerprint) for fingerprint in ("a" * 32, "b" * 32)]
-    assert demo.report(runs, tmp_path / "x.png", tmp_path / "x.keras") == 1
+    runs = [demo.DemoRun(strategy, model, history, 1.0, fingerprint) for fingerprint in ("a" * 32, "b" * 32)]
+    assert demo.print_report(runs, tmp_path / "x.png", tmp_path / "x.keras") == 1
     assert "DIFFER" in capsys.readouterr().out
-    assert demo.report(runs[:1] * 2, tmp_path / "x.png", tmp_path / "x.keras") == 0
+    assert demo.print_report(runs[:1] * 2, tmp_path / "x.png", tmp_path / "x.keras") == 0

@@ -9,9 +9,15 @@ import jax
 import pytest
 
 from unisono._src.cluster import connect as connecting
-from unisono._src.cluster.connect import agreed, bound_of, connect, description, heartbeat_timeout
-from unisono._src.cluster.environments.by_arguments import Arguments
-from unisono._src.cluster.environments.by_launcher import Launched
+from unisono._src.cluster.connect import (
+    compute_heartbeat_timeout,
+    connect_processes,
+    describe_cluster,
+    read_bound,
+    require_same_cluster,
+)
+from unisono._src.cluster.environments.by_arguments import ClusterArguments
+from unisono._src.cluster.environments.by_launcher import LauncherVariables
 from unisono._src.cluster.environments.by_tf_config import FORM, TFConfig
 from unisono._src.cluster.environments.environment import Cluster, ClusterError
 
@@ -27,7 +33,7 @@ def where(cluster):
     return cluster.coordinator, cluster.processes, cluster.process
 
 
-@pytest.mark.parametrize("place", [Arguments(None, None, None), Launched(), TFConfig()])
+@pytest.mark.parametrize("place", [ClusterArguments(None, None, None), LauncherVariables(), TFConfig()])
 def test_a_place_that_says_nothing(place):
     assert place.describe({"PATH": "/bin"}) is None
 
@@ -40,8 +46,8 @@ def test_a_tf_config_without_a_cluster_is_a_single_process(text):
 @pytest.mark.parametrize(
     ("place", "environment", "found"),
     [
-        (Arguments("h:1", 2, 0), {}, ("h:1", 2, 0)),
-        (Launched(), LAUNCHED, ("127.0.0.1:1234", 3, 2)),
+        (ClusterArguments("h:1", 2, 0), {}, ("h:1", 2, 0)),
+        (LauncherVariables(), LAUNCHED, ("127.0.0.1:1234", 3, 2)),
         (TFConfig(), tf_config(), ("a:1", 2, 1)),
         (TFConfig(), tf_config("worker", 1, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 2)),
         (TFConfig(), tf_config("chief", 0, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 0)),
@@ -67,24 +73,24 @@ NO_LIST = tf_config("worker", 0, worker={"0": "a:1"})
     ("place", "environment", "message"),
     [
         (
-            Arguments("h:1", None, None), {},
+            ClusterArguments("h:1", None, None), {},
             "received a cluster without processes and process. Write all three, coordinator='10.0.0.1:1234', processes=2, process=0, "
             "or none of them, where the environment says it.",
         ),
         (
-            Arguments("h:1", 2, 2), {},
+            ClusterArguments("h:1", 2, 2), {},
             "the program said process 2 of 2. There must be 1 process or more, and they are counted from 0 to 1.",
         ),
         (
-            Arguments("localhost", 2, 1), {},
+            ClusterArguments("localhost", 2, 1), {},
             "the program said that the coordinator is 'localhost'. It is the address of process 0 and a free port there: '10.0.0.1:1234'.",
         ),
         (
-            Launched(), {"UNISONO_PROCESSES": "3"},
+            LauncherVariables(), {"UNISONO_PROCESSES": "3"},
             "the environment lacks UNISONO_COORDINATOR and UNISONO_PROCESS. `unisono launch` sets all of UNISONO_COORDINATOR, "
             "UNISONO_PROCESSES, UNISONO_PROCESS; set them or none.",
         ),
-        (Launched(), LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
+        (LauncherVariables(), LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
         (
             TFConfig(), {"TF_CONFIG": "{'cluster'"},
             f"TF_CONFIG is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). It looks like {FORM}; "
@@ -136,16 +142,16 @@ def test_who_says_something_must_agree(monkeypatch):
         ClusterError,
         match=r"^the environment \(UNISONO_COORDINATOR and its kin\) said process 2 of 3, and TF_CONFIG process 1 of 2. Leave one of them out.$",
     ):
-        description((Arguments(None, None, None), Launched(), TFConfig()))
-    program, launched = Cluster("a:1", 3, 2, "the program"), Launched().describe(LAUNCHED)
-    assert agreed([program, launched]) is program
+        describe_cluster((ClusterArguments(None, None, None), LauncherVariables(), TFConfig()))
+    program, launched = Cluster("a:1", 3, 2, "the program"), LauncherVariables().describe(LAUNCHED)
+    assert require_same_cluster([program, launched]) is program
 
 
 def test_a_single_process_needs_nobody(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **kwargs: pytest.fail("initialized"))
     jax.devices()
-    assert where(connect("127.0.0.1:1", 1, 0)) == ("127.0.0.1:1", 1, 0)
-    assert where(connect()) == (None, 1, 0)
+    assert where(connect_processes("127.0.0.1:1", 1, 0)) == ("127.0.0.1:1", 1, 0)
+    assert where(connect_processes()) == (None, 1, 0)
 
 
 def test_jax_must_not_have_started():
@@ -155,32 +161,32 @@ def test_jax_must_not_have_started():
         match=r"^the program said process 0 of 2, but JAX has started already, as a single process. Make the strategy in the first lines of "
         r"the program, behind the imports: arrays, jax.devices\(\) and Keras' optimizers start JAX.$",
     ):
-        connect("127.0.0.1:1", 2, 0)
+        connect_processes("127.0.0.1:1", 2, 0)
 
 
 def test_what_is_initialized_already_is_taken(monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(connecting.distributed, "place", lambda: (4, 3))
-    assert where(connect()) == (None, 4, 3)
-    assert where(connect("h:1", 4, 3)) == (None, 4, 3)
+    monkeypatch.setattr(connecting.distributed, "get_process_count_and_number", lambda: (4, 3))
+    assert where(connect_processes()) == (None, 4, 3)
+    assert where(connect_processes("h:1", 4, 3)) == (None, 4, 3)
     with pytest.raises(
         ClusterError,
         match=r"^jax.distributed, which is initialized already, said process 3 of 4, and the program process 0 of 2. Leave one of them out.$",
     ):
-        connect("h:1", 2, 0)
+        connect_processes("h:1", 2, 0)
 
 
 def test_the_bound(monkeypatch):
     monkeypatch.delenv("UNISONO_BOUND", raising=False)
-    assert (bound_of(), heartbeat_timeout(bound_of())) == (30, 120)
+    assert (read_bound(), compute_heartbeat_timeout(read_bound())) == (30, 120)
     monkeypatch.setenv("UNISONO_BOUND", "2.5")
-    assert (bound_of(), heartbeat_timeout(bound_of())) == (2.5, 100)
+    assert (read_bound(), compute_heartbeat_timeout(read_bound())) == (2.5, 100)
     for text in ("soon", "0", "-1", "nan"):
         monkeypatch.setenv("UNISONO_BOUND", text)
         with pytest.raises(
             ClusterError, match=f"^the environment variable UNISONO_BOUND is a number of seconds above 0; received '{text}'.$"
         ):
-            bound_of()
-    assert bound_of(3) == 3
+            read_bound()
+    assert read_bound(3) == 3
     with pytest.raises(ClusterError, match=r"^bound is a number of seconds above 0; received 0.$"):
-        bound_of(0)
+        read_bound(0)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.processes
 LIMIT = 180.0
 SCRIPT = """
 import os, sys
-from unisono._src.cluster.connect import connect
-cluster = connect(*map(eval, sys.argv[1:]), timeout=int(os.environ.get("TIMEOUT", 20)))
-again = connect()
+from unisono._src.cluster.connect import connect_processes
+cluster = connect_processes(*map(eval, sys.argv[1:]), timeout=int(os.environ.get("TIMEOUT", 20)))
+again = connect_processes()
 import jax
 print(cluster.processes, cluster.process, again.process, jax.process_count(), jax.process_index(), flush=True)
 from jax.experimental import multihost_utils

@@ -8,11 +8,11 @@ import signal
 import pytest
 
 from unisono._src import cli
-from unisono._src.cluster.launch.launch import left
-from unisono._src.cluster.launch.outcome import End, Outcome
-from unisono._src.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, Stream, last_traceback
-from unisono._src.cluster.launch.target import Program, split
-from unisono._src.cluster.launch.worker_environment import Devices, environment_of, gpus_of
+from unisono._src.cluster.launch.launch import count_next_processes
+from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
+from unisono._src.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, WorkerOutput, find_last_traceback
+from unisono._src.cluster.launch.target import LaunchedProgram, split_command_line
+from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus, make_worker_environment
 
 
 class Terminal(io.StringIO):
@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
     ],
 )
 def test_what_stands_after_the_program_is_its_own(words, options, program):
-    assert split(words, ["--cpu", "--help"]) == (options, program)
+    assert split_command_line(words, ["--cpu", "--help"]) == (options, program)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_cannot_be_launched_is_refused(options, message, capsys):
 
 def shown(process: int, *chunks: bytes, terminal: bool = False) -> str:
     to = Terminal() if terminal else io.StringIO()
-    stream = Stream(Screen(to, to), to, process)
+    stream = WorkerOutput(Screen(to, to), to, process)
     for chunk in chunks:
         stream.feed(chunk)
     stream.close()
@@ -90,7 +90,7 @@ def test_a_terminal_sees_the_bar_of_process_0_move():
 def test_a_line_of_another_process_comes_above_the_bar():
     to = Terminal()
     screen = Screen(to, to)
-    first, second = Stream(screen, to, 0), Stream(screen, to, 1)
+    first, second = WorkerOutput(screen, to, 0), WorkerOutput(screen, to, 1)
     first.feed(b"\rbar")
     second.feed(b"line\n")
     bar = f"{CLEAR}{NO_WRAPPING}[0] bar{WRAPPING}"
@@ -100,13 +100,13 @@ def test_a_line_of_another_process_comes_above_the_bar():
 def test_the_last_traceback_comes_with_those_it_came_from():
     begin, chain = "Traceback (most recent call last):", "During handling of the above exception, another exception occurred:"
     first, second = [begin, "  File a", "KeyError: 1"], [begin, "  File b", "ValueError: 2"]
-    assert last_traceback(["x", *first, "between", *second, "end"]) == [*second, "end"]
-    assert last_traceback(["x", *first, "", chain, "", *second]) == [*first, "", chain, "", *second]
-    assert last_traceback(["x"]) == []
+    assert find_last_traceback(["x", *first, "between", *second, "end"]) == [*second, "end"]
+    assert find_last_traceback(["x", *first, "", chain, "", *second]) == [*first, "", chain, "", *second]
+    assert find_last_traceback(["x"]) == []
 
 
 def end(process, code, killed=None, forced=False, words=()):
-    return End(process, code, killed, forced, words)
+    return ProcessEnd(process, code, killed, forced, words)
 
 
 @pytest.mark.parametrize(
@@ -131,30 +131,30 @@ def test_the_first_failure_is_no_consequence_of_another(ends, code, first, lost)
 
 def test_how_many_are_started_again():
     two_lost = Outcome((end(0, 1), end(1, 137, signal.SIGKILL), end(2, 76), end(3, 76)))
-    assert [left(4, two_lost, least) for least in (None, 1, 2, 3, 4)] == [4, 2, 2, 3, 4]
+    assert [count_next_processes(4, two_lost, least) for least in (None, 1, 2, 3, 4)] == [4, 2, 2, 3, 4]
 
 
 def test_devices_are_divided():
     gpus = tuple("abcde")
-    assert [Devices(None, False, gpus).of(i, 2) for i in range(2)] == [
+    assert [WorkerDevices(None, False, gpus).of(i, 2) for i in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "a,b,c"}, {"CUDA_VISIBLE_DEVICES": "d,e"}]  # fmt: skip
-    assert [Devices(2, False, gpus).of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["a,b", "c,d"]
-    assert Devices(2, True, gpus).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    assert Devices(2, False).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2"}
-    assert Devices(None, False).of(0, 2) == {}
+    assert [WorkerDevices(2, False, gpus).of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["a,b", "c,d"]
+    assert WorkerDevices(2, True, gpus).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    assert WorkerDevices(2, False).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2"}
+    assert WorkerDevices(None, False).of(0, 2) == {}
     with pytest.raises(
         ValueError, match=r"^2 processes with 3 devices each need 6 GPUs, and there are 5: a,b,c,d,e. Write fewer, or --cpu.$"
     ):
-        Devices(3, False, gpus).of(0, 2)
+        WorkerDevices(3, False, gpus).of(0, 2)
     with pytest.raises(
         ValueError, match=r"^6 processes cannot share 5 GPUs: a,b,c,d,e. Write --processes 5 or fewer, or --cpu.$"
     ):
-        Devices(None, False, gpus).of(0, 6)
+        WorkerDevices(None, False, gpus).of(0, 6)
 
 
 def test_gpus_are_those_that_are_visible():
-    assert gpus_of({"CUDA_VISIBLE_DEVICES": "0, 3,GPU-1f"}) == ("0", "3", "GPU-1f")
-    assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}) == gpus_of({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": "0, 3,GPU-1f"}) == ("0", "3", "GPU-1f")
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": ""}) == list_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
 
 
 def test_what_the_environment_of_a_worker_says():
@@ -162,7 +162,7 @@ def test_what_the_environment_of_a_worker_says():
         "A": "1", "TF_CONFIG": "{}", "KERAS_BACKEND": "torch", "https_proxy": "http://proxy", "no_proxy": "local",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_dump_to=/x",
     }  # fmt: skip
-    made = environment_of(base, 1, 3, 4711, Devices(2, True), restarts=1, bound=7.5)
+    made = make_worker_environment(base, 1, 3, 4711, WorkerDevices(2, True), restarts=1, bound=7.5)
     assert made == {
         "A": "1", "KERAS_BACKEND": "jax", "https_proxy": "http://proxy", "no_proxy": "local", "no_grpc_proxy": "local,127.0.0.1",
         "JAX_CHECK_PROXY_ENVS": "0", "XLA_FLAGS": "--xla_dump_to=/x", "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu",
@@ -177,6 +177,6 @@ def test_what_seems_to_save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for source, saves in (("model.fit(x)", False), ("un.callbacks.BackupAndRestore(d)", True), ("c = un.Checkpoint(m=m)", True)):
         script.write_text(source)
-        assert Program((str(script),)).seems_to_save() is saves
-        assert Program(("-m", "train_here")).seems_to_save() is saves
-    assert Program(("-m", "no_such_module_anywhere")).seems_to_save()
+        assert LaunchedProgram((str(script),)).seems_to_save() is saves
+        assert LaunchedProgram(("-m", "train_here")).seems_to_save() is saves
+    assert LaunchedProgram(("-m", "no_such_module_anywhere")).seems_to_save()

@@ -16,29 +16,29 @@ import types
 import pytest
 
 from unisono._src.cluster.watch import ends, local_processes, main_stack
-from unisono._src.cluster.watch.blame import is_of_others
+from unisono._src.cluster.watch.blame import is_fault_of_others
 from unisono._src.cluster.watch.board import Board
-from unisono._src.cluster.watch.verdict import PATIENCE, Heard, Verdict, judged
-from unisono._src.cluster.watch.watch import SOON, Watch
+from unisono._src.cluster.watch.verdict import PATIENCE, Observation, Verdict, judge_processes
+from unisono._src.cluster.watch.watch import SOON, ProcessWatch
 from unisono._src.processes import names
-from unisono._src.processes.progress import Progress
-from unisono._src.processes.record import Record, decoded
+from unisono._src.processes.progress import Activity
+from unisono._src.processes.record import Heartbeat, parse_heartbeat
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
 
 
 def record(process=1, **changes):
-    return dataclasses.replace(Record(process, 10 + process, 1, "m", "abc"[process], step=4), **changes)
+    return dataclasses.replace(Heartbeat(process, 10 + process, 1, "m", "abc"[process], step=4), **changes)
 
 
 def verdict(own=None, seen=None, silence=0.0, third=None, stopped=0.0, **changes):
     """Of process 0, on process 1."""
     own = record(0, step=5) if own is None else own
-    heard = {0: Heard(own, 0, "there"), 1: Heard(record(1, **changes), silence, seen)}
+    heard = {0: Observation(own, 0, "there"), 1: Observation(record(1, **changes), silence, seen)}
     if third is not None:
         heard[2] = third
-    return judged(own, heard, BOUND, INTERVAL, stopped)
+    return judge_processes(own, heard, BOUND, INTERVAL, stopped)
 
 
 WAITING = record(0, step=4, phase="waiting", seconds=8.0)
@@ -106,12 +106,12 @@ def test_who_waits_for_different_things_waits_in_vain():
     )
     assert verdict(FOR_WORDS, **FOR_A_SUM | {"words": "to hear of R"}) is None, "a slow one"
     assert verdict(FOR_WORDS, **FOR_A_SUM | {"seconds": 3.0}) is None, "it has just come"
-    busy = Heard(record(2, phase="busy", seconds=20.0, words="compiling"), 0, "there")
+    busy = Observation(record(2, phase="busy", seconds=20.0, words="compiling"), 0, "there")
     assert verdict(FOR_WORDS, third=busy, **FOR_A_SUM) is None, "somebody is still on the way"
 
 
 def test_what_is_surest_comes_first():
-    silent = Heard(record(2), 8.0, None)
+    silent = Observation(record(2), 8.0, None)
     assert verdict(third=silent).process == 2
     assert verdict(third=silent, state="raised", words="KeyError").process == 1
     assert verdict(third=silent, own=WAITING, seconds=9.0).process == 2
@@ -138,7 +138,7 @@ def test_a_process_judges_itself_too():
 
 
 def test_the_one_that_stands_for_longest_holds_up_the_others():
-    assert verdict(own=WAITING, seconds=8.0, third=Heard(record(2, seconds=9.0), 0, None)).process == 2
+    assert verdict(own=WAITING, seconds=8.0, third=Observation(record(2, seconds=9.0), 0, None)).process == 2
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_whose_verdict_came_second_has_the_first_ones_stack_too(process, words, 
     first = Verdict(1, "process 1 is stuck. It stands here:\n  File x")
     watch = types.SimpleNamespace(process=process, state="running", board=types.SimpleNamespace(settle=lambda _: first))
     ended = []
-    monkeypatch.setattr(ends, "end", lambda *arguments: ended.append(arguments))
-    ends.answer(watch, Verdict(1, "process 1 is stuck, as seen a moment later. It stands here:\n  File x"))
+    monkeypatch.setattr(ends, "end_process", lambda *arguments: ended.append(arguments))
+    ends.end_after_verdict(watch, Verdict(1, "process 1 is stuck, as seen a moment later. It stands here:\n  File x"))
     [(_, said, with_code)] = ended
     assert said.startswith(words)
     assert with_code == code
@@ -172,14 +172,14 @@ class Store(dict):
 
 def test_everybody_is_met_soon_however_long_the_heartbeats_take():
     store = Store()
-    one, other = (Watch(process, 2, store, 600.0) for process in range(2))
+    one, other = (ProcessWatch(process, 2, store, 600.0) for process in range(2))
     try:
         one.start(lambda *_: None)
-        assert not one.met.wait(3 * SOON)
+        assert not one.all_met.wait(3 * SOON)
         other.start(lambda *_: None)
         begun = time.monotonic()
-        assert one.met.wait(60)
-        assert other.met.wait(60)
+        assert one.all_met.wait(60)
+        assert other.all_met.wait(60)
         assert time.monotonic() - begun < one.interval, "not with the next heartbeat"
     finally:
         for watch in (one, other):
@@ -203,12 +203,14 @@ class Stopping(threading.Event):
 def test_a_process_sees_that_it_was_stopped():
     found, store = queue.Queue(), Store()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
-        other = Record(1, child.pid, local_processes.born(child.pid), local_processes.name(), "b", step=4)
-        Board(store).publish(other)
-        watch = Watch(0, 2, store, 2.0)
+        other = Heartbeat(
+            1, child.pid, local_processes.read_start_time(child.pid), local_processes.read_machine_name(), "b", step=4
+        )
+        Board(store).publish_heartbeat(other)
+        watch = ProcessWatch(0, 2, store, 2.0)
 
         def stopped():
-            watch.met.wait()
+            watch.all_met.wait()
             child.kill()
             child.wait()
             time.sleep(watch.bound * PATIENCE)
@@ -222,44 +224,44 @@ def test_a_process_sees_that_it_was_stopped():
 
 
 def test_a_record_survives_the_store():
-    assert decoded(record().encoded()) == record()
+    assert parse_heartbeat(record().to_json()) == record()
 
 
 def test_progress():
-    progress = Progress()
-    begun = progress.moved
-    with progress.waiting("for a sum"):
+    progress = Activity()
+    begun = progress.moved_at
+    with progress.report_waiting("for a sum"):
         assert progress.phase == "waiting"
-        with progress.busy("compiling"):
+        with progress.report_busy("compiling"):
             assert (progress.phase, progress.doing) == ("busy", "compiling")
         assert progress.phase == "waiting"
     assert (progress.phase, progress.doing, progress.step) == ("working", "", None)
-    progress.step_finished(3)
+    progress.report_step(3)
     assert progress.step == 3
-    assert progress.moved > begun
+    assert progress.moved_at > begun
 
 
 def test_what_the_kernel_says():
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
         try:
-            born = local_processes.born(child.pid)
-            assert local_processes.state(child.pid, born) == "there"
-            assert local_processes.state(child.pid, born + 1) == "gone"
+            born = local_processes.read_start_time(child.pid)
+            assert local_processes.read_process_state(child.pid, born) == "there"
+            assert local_processes.read_process_state(child.pid, born + 1) == "gone"
             os.kill(child.pid, signal.SIGSTOP)
-            while local_processes.state(child.pid, born) == "there":
+            while local_processes.read_process_state(child.pid, born) == "there":
                 time.sleep(0.01)
-            assert local_processes.state(child.pid, born) == "stopped"
+            assert local_processes.read_process_state(child.pid, born) == "stopped"
         finally:
             child.kill()
-        while local_processes.state(child.pid, born) != "gone":  # before it is waited for
+        while local_processes.read_process_state(child.pid, born) != "gone":  # before it is waited for
             time.sleep(0.01)
-    assert local_processes.state(child.pid, born) == "gone"
-    assert local_processes.name() == local_processes.name()
+    assert local_processes.read_process_state(child.pid, born) == "gone"
+    assert local_processes.read_machine_name() == local_processes.read_machine_name()
 
 
 def test_the_stack_is_the_main_threads():
-    assert main_stack.of_main_thread().splitlines()[-2].endswith("in of_main_thread")
-    assert "test_the_stack_is_the_main_threads" in main_stack.of_main_thread()
+    assert main_stack.format_main_stack().splitlines()[-2].endswith("in format_main_stack")
+    assert "test_the_stack_is_the_main_threads" in main_stack.format_main_stack()
 
 
 def raised_in(module: str, error: Exception) -> Exception:
@@ -283,7 +285,7 @@ def raised_in(module: str, error: Exception) -> Exception:
 )
 def test_whose_fault_an_error_is(module, words, others):
     error = raised_in(module, ValueError(words))
-    assert is_of_others(error) is others
+    assert is_fault_of_others(error) is others
     wrapped = RuntimeError("a step could not run")
     wrapped.__cause__ = error
-    assert is_of_others(wrapped) is others
+    assert is_fault_of_others(wrapped) is others

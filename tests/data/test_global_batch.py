@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono._src.data.global_batch import ALIGNED, Rows, chosen, global_batch, held, room, sent
+from unisono._src.data.global_batch import (
+    ALIGNMENT,
+    BatchArray,
+    allocate_buffer,
+    as_global_batch,
+    select_rows,
+    send_rows,
+    wrap_arrays,
+)
 
 
 @settings(max_examples=40)
@@ -21,7 +29,7 @@ def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     start = data.draw(st.integers(0, rows - 1))
     mine = range(start, data.draw(st.integers(start + 1, rows)))
     device = data.draw(st.sampled_from(jax.devices()))
-    there = sent([global_batch(batch) for batch in batches], mine, (count + 2, len(mine)), device)
+    there = send_rows([as_global_batch(batch) for batch in batches], mine, (count + 2, len(mine)), device)
     assert there[0]["x"].shape == (count + 2, len(mine), 3)
     assert (there[0]["x"].dtype, there[1].dtype, there[2]) == (np.float32, np.int32, None)
     assert there[1].devices() == {device}
@@ -42,28 +50,28 @@ def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, data):
     source = np.arange(60 * 4).reshape(60, 4).astype(jax.numpy.dtype(dtype))
     source = {"as it is": source, "every other": source[::2], "transposed": np.asfortranarray(source)}[how]
     rows = np.array(data.draw(st.lists(st.integers(0, len(source) - 1), min_size=count, max_size=count)))
-    batch = global_batch(held((chosen(source, rows), np.zeros(count)), (1, 2), copy=False))
+    batch = as_global_batch(wrap_arrays((select_rows(source, rows), np.zeros(count)), (1, 2), copy=False))
     assert (batch.rows, batch.position) == (count, (1, 2))
     start = data.draw(st.integers(0, count - 1))
     mine = range(start, data.draw(st.integers(start + 1, count)))
     expected = source[rows].astype(jax.dtypes.canonicalize_dtype(source.dtype))
     for batches in ([batch], [batch, batch]):
-        there = np.asarray(sent(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
+        there = np.asarray(send_rows(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
         for number in range(len(batches)):
             assert there[number].tobytes() == expected[mine.start : mine.stop].tobytes()
     assert batch.leaves[0].array.tobytes() == source[rows].tobytes()
 
 
 def test_keras_sees_the_shape_of_the_whole():
-    (rows,) = held((np.zeros((7, 2)),))
-    assert isinstance(rows, Rows)
+    (rows,) = wrap_arrays((np.zeros((7, 2)),))
+    assert isinstance(rows, BatchArray)
     assert (rows.shape, rows.dtype) == ((7, 2), np.float32)
 
 
 def test_what_is_held_is_a_copy_unless_nobody_writes():
     """A generator may write its next batch into the same array."""
     array = np.zeros((4, 3))
-    (copied,), (same,) = held((array,)), held((array,), copy=False)
+    (copied,), (same,) = wrap_arrays((array,)), wrap_arrays((array,), copy=False)
     array[:] = 1
     assert copied.array.sum() == 0
     assert same.array.sum() == 12
@@ -71,10 +79,10 @@ def test_what_is_held_is_a_copy_unless_nobody_writes():
 
 @given(st.integers(0, 5), st.integers(1, 9), st.sampled_from(["float32", "int8", "bool"]))
 def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
-    array = room((rows, columns), np.dtype(dtype))
+    array = allocate_buffer((rows, columns), np.dtype(dtype))
     assert (array.shape, array.dtype) == ((rows, columns), np.dtype(dtype))
     if rows:  # where NumPy says that an array without elements begins means nothing
-        assert array.ctypes.data % ALIGNED == 0
+        assert array.ctypes.data % ALIGNMENT == 0
 
 
 @pytest.mark.parametrize(
@@ -89,4 +97,4 @@ def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
 )
 def test_a_batch_that_cannot_be_cut_says_why(batch, message):
     with pytest.raises(ValueError, match=message):
-        held(batch)
+        wrap_arrays(batch)

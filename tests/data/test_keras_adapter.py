@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono._src.data.keras_adapter import one_ahead
+from unisono._src.data.keras_adapter import read_one_ahead
 
 
 def test_a_batch_is_asked_for_before_the_one_before_it_is_handed_out():
@@ -19,7 +19,7 @@ def test_a_batch_is_asked_for_before_the_one_before_it_is_handed_out():
             asked.append(number)
             yield number
 
-    for number in one_ahead(source()):
+    for number in read_one_ahead(source()):
         assert asked == list(range(min(number + 2, 4)))
 
 
@@ -31,8 +31,8 @@ def test_an_error_comes_in_its_turn():
 
     seen = []
     with pytest.raises(OSError, match="gone"):
-        seen.extend(iter(one_ahead(source())))
-    batches = one_ahead(source())
+        seen.extend(iter(read_one_ahead(source())))
+    batches = read_one_ahead(source())
     assert [next(batches), next(batches)] == [1, 2]
 
 

@@ -7,22 +7,22 @@ import random
 import keras
 import numpy as np
 
-from unisono._src.data.row_order import Order, draw_seed
+from unisono._src.data.row_order import RowOrder, draw_seed
 
 
 def test_a_pass_has_its_own_order_and_the_same_one_again():
-    order = Order(7)
-    first = order.of_pass(100)
-    assert np.array_equal(first, Order(7).of_pass(100))
+    order = RowOrder(7)
+    first = order.permute_pass(100)
+    assert np.array_equal(first, RowOrder(7).permute_pass(100))
     assert sorted(first) == list(range(100))
-    order.trained_on(0)
-    assert not np.array_equal(order.of_pass(100), first)
-    assert not np.array_equal(Order(8).of_pass(100), first)
+    order.note_pass(0)
+    assert not np.array_equal(order.permute_pass(100), first)
+    assert not np.array_equal(RowOrder(8).permute_pass(100), first)
 
 
 def test_the_order_is_the_same_on_every_version_of_numpy():
-    assert Order(1).of_pass(8).tolist() == [1, 6, 0, 3, 7, 4, 2, 5]
-    assert Order(1).within_batch(2, 3, 6).tolist() == [0, 3, 1, 5, 2, 4]
+    assert RowOrder(1).permute_pass(8).tolist() == [1, 6, 0, 3, 7, 4, 2, 5]
+    assert RowOrder(1).permute_batch(2, 3, 6).tolist() == [0, 3, 1, 5, 2, 4]
 
 
 def test_drawing_a_seed_draws_nothing():

@@ -158,13 +158,13 @@ class Asked:
 
 def test_the_next_batch_is_read_and_sent_when_the_devices_have_begun(monkeypatch):
     """One behind what lies ready. Rows are sent once, also where two runs take them."""
-    sent, filled = [], global_batch.filled
+    sent, filled = [], global_batch.fill_buffer
 
     def watched(batches, rows, *where):
         sent.extend(int(batch.array[rows.start]) for batch in batches if rows)
         return filled(batches, rows, *where)
 
-    monkeypatch.setattr(global_batch, "filled", watched)
+    monkeypatch.setattr(global_batch, "fill_buffer", watched)
     strategy, source = on(2, 4), Asked([np.arange(8) + 10 * number for number in range(4)])
     total = un.function(lambda batch: strategy.reduce("SUM", strategy.run(lambda rows: rows.sum(), args=(batch,)), axis=None))
     asked, seen, sums = [], [], []

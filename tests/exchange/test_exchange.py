@@ -17,10 +17,10 @@ import unisono as un
 from families import BATCH, several_outputs
 from sizes import cases, slow
 from unisono._src import reduction_tree
-from unisono._src.exchange import Collectives, Transfers, collectives
+from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
 from unisono._src.placement import Placement
-from unisono._src.replica.contribution import add
-from unisono._src.xla.programs import Program
+from unisono._src.replica.contribution import add_contributions
+from unisono._src.xla.programs import DeviceProgram
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
 
@@ -28,13 +28,13 @@ SHAPES = {"weights": (5, 7), "bias": (3,), "loss": (), "nothing": (0,)}
 
 
 @functools.cache
-def adder() -> Program:
-    return Program(add)
+def adder() -> DeviceProgram:
+    return DeviceProgram(add_contributions)
 
 
 def on_one_device(values, replicas):
     """The truth: numpy's additions in the order of the tree."""
-    return reduction_tree.total(
+    return reduction_tree.sum_tree(
         range(replicas), lambda s: len(s) == 1, lambda s: values[s.start], lambda a, b: jax.tree.map(np.add, a, b)
     )
 
@@ -47,7 +47,9 @@ def contribution(rng):
 
 
 @settings(max_examples=cases(10, 25))
-@given(data=st.data(), kind=st.sampled_from([Transfers, Collectives]), size=st.sampled_from([16, collectives.BLOCK]))
+@given(
+    data=st.data(), kind=st.sampled_from([TransferExchange, CollectiveExchange]), size=st.sampled_from([16, collectives.BLOCK])
+)
 def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
     replicas = data.draw(st.integers(1, 12), "replicas")
     devices = data.draw(st.integers(1, min(replicas, 8)), "devices")
@@ -62,8 +64,8 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
         on_device = functools.partial(adder(), device, None)
         nodes.append(
             {
-                span: reduction_tree.total(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
-                for span in reduction_tree.cover(block, range(replicas))
+                span: reduction_tree.sum_tree(span, lambda s: len(s) == 1, lambda s, here=here: here[s.start], on_device)
+                for span in reduction_tree.list_subtrees(block, range(replicas))
             }
         )
     exchange = kind(placement)
@@ -81,7 +83,7 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
 def test_training_over_collectives_has_the_bits_of_transfers(devices):
     """Whole epochs, ragged batches, and totals that every device applies by itself."""
     fingerprints = []
-    for kind in (Transfers, Collectives):
+    for kind in (TransferExchange, CollectiveExchange):
         keras.utils.set_random_seed(0)
         strategy = un.MirroredStrategy(devices=devices, replicas=8)
         strategy.exchange = kind(strategy.placement)
@@ -95,4 +97,4 @@ def test_training_over_collectives_has_the_bits_of_transfers(devices):
 
 def test_adding_is_the_only_arithmetic():
     left, right = jnp.float32(1e8), jnp.float32(1)
-    assert add({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}
+    assert add_contributions({"a": left}, {"a": right}) == {"a": jnp.float32(1e8)}

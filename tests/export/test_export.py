@@ -20,7 +20,7 @@ import layer_groups
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
-from unisono._src.checkpoint.reading import DamagedError, load
+from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
 from unisono._src.export import export, extras, load_exported, structure, write_place
 from unisono._src.export.forward_program import ExportError
 from unisono._src.export.loaded_model import LoadedModel
@@ -217,14 +217,14 @@ def test_a_model_of_a_scope_is_exported_as_one_of_none(tmp_path):
         keras.utils.set_random_seed(0)
         with contextlib.nullcontext() if strategy is None else strategy.scope():
             export(convolutional(), tmp_path / name)
-    plain, ours = (load(tmp_path / name / "stablehlo_1") for name in ("plain", "ours"))
+    plain, ours = (load_checkpoint(tmp_path / name / "stablehlo_1") for name in ("plain", "ours"))
     assert plain.record == ours.record
     assert {name: a.tobytes() for name, a in plain.arrays.items()} == {name: a.tobytes() for name, a in ours.arrays.items()}
 
 
 def test_the_files_hold_no_placement_and_no_paths(cases):
     case = cases("convolution")
-    found = load(Path(case.path) / "stablehlo_1")
+    found = load_checkpoint(Path(case.path) / "stablehlo_1")
     assert sorted(found.record) == ["arrays", "export", "format", "seal", "versions"]
     programs = [a.tobytes() for name, a in found.arrays.items() if name.startswith("programs/")]
     assert [jax.export.deserialize(bytearray(code)).nr_devices for code in programs] == [1, 1]
@@ -264,8 +264,8 @@ def test_training_goes_on_as_that_of_the_original(cases):
     before, after = un.fingerprint(case.model.trainable_variables), un.fingerprint(loaded.trainable_variables)
     assert before != after
     assert distance(loaded, original) < 1e-6
-    assert un.fingerprint([v for v in loaded.variables if random_keys.is_seed(v)]) == un.fingerprint(
-        [v for v in original.variables if random_keys.is_seed(v)]
+    assert un.fingerprint([v for v in loaded.variables if random_keys.is_seed_state(v)]) == un.fingerprint(
+        [v for v in original.variables if random_keys.is_seed_state(v)]
     )
 
 
@@ -469,7 +469,7 @@ def test_what_came_there_meanwhile_is_not_replaced(tmp_path):
         (tmp_path / "m").write_text("mine")
 
     with pytest.raises(FileExistsError, match="m exists"):
-        write_place.written(tmp_path / "m", False, write)
+        write_place.write_atomically(tmp_path / "m", False, write)
     assert (tmp_path / "m").read_text() == "mine"
 
 
@@ -620,7 +620,7 @@ def test_what_cannot_be_exported_is_named(tmp_path):
 
 def test_layers_choose_no_kernels_of_this_machine(monkeypatch):
     monkeypatch.setattr(seam.rnn, "_is_gpu_available", lambda: True)
-    with seam.for_every_platform():
+    with seam.avoid_platform_kernels():
         assert (seam.rnn._is_gpu_available(), keras.config.is_flash_attention_enabled()) == (False, False)
     assert (seam.rnn._is_gpu_available(), keras.config.is_flash_attention_enabled()) == (True, None)
 
@@ -653,5 +653,5 @@ def containers(inner):
 
 @given(tree=st.recursive(st.none() | st.integers(), containers))
 def test_structures_come_back_from_json(tree):
-    described, leaves = structure.taken_apart(tree)
-    assert structure.put_together(json.loads(json.dumps(described)), leaves) == tree
+    described, leaves = structure.flatten_tree(tree)
+    assert structure.build_tree(json.loads(json.dumps(described)), leaves) == tree

@@ -63,14 +63,14 @@ def test_the_number_of_steps_in_a_call_changes_no_bit(devices, replicas, calls):
 
 def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
     orders = []
-    at_once = Step._at_once
-    monkeypatch.setattr(Step, "_at_once", lambda self, group, run: orders.append(len(group)) or at_once(self, group, run))
+    at_once = Step._run_together
+    monkeypatch.setattr(Step, "_run_together", lambda self, group, run: orders.append(len(group)) or at_once(self, group, run))
     run(lambda: make(16), lambda model: model.fit(X, Y, batch_size=6, verbose=0), on(1, 2))
     assert orders == [16]
 
 
 def test_a_group_ends_with_the_epoch(calls, monkeypatch):
-    monkeypatch.setattr(steps_per_call.Pace, "steps", lambda self: 7)
+    monkeypatch.setattr(steps_per_call.StepsPerCall, "steps", lambda self: 7)
     run(make, lambda model: model.fit(X, Y, batch_size=6, epochs=2, verbose=0), on(1, 2))
     assert calls == [7, 7, 2, 7, 7, 2]
     calls.clear()
@@ -146,20 +146,20 @@ def test_logs_are_read_a_few_times_a_second(monkeypatch):
     """Between two readings the bar is shown what it was shown before; the end of the epoch is exact."""
     now = [100.0]
     monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
-    paced, shown = steps_per_call.Pace(), []
+    paced, shown = steps_per_call.StepsPerCall(), []
     for step in range(8):
         now[0] += 0.04
-        shown.append(paced.called(1, {"loss": np.float32(step)})["loss"])
+        shown.append(paced.note_call(1, {"loss": np.float32(step)})["loss"])
     assert shown == [0, 0, 0, 3, 3, 3, 6, 6]
 
 
 def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
     """One call late, for a call is waited for when the next one has been started; growing by a factor."""
-    now, paced, steps = [100.0], steps_per_call.Pace(), []
+    now, paced, steps = [100.0], steps_per_call.StepsPerCall(), []
     monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
     for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0, 0.9, 0.9, 1.4, 1.4, 1.6, 1.6):
         steps.append(paced.steps())
-        paced.called(paced.steps(), {})
+        paced.note_call(paced.steps(), {})
         now[0] += seconds_a_step * steps[-1]
     assert steps == [1, 1, 1, 4, 16, 64, 111, 111, 3, 3, 1, 1, 3, 3, 2, 2]
 

@@ -58,7 +58,7 @@ def test_sparse_matrices_train_what_arrays_train(of_arrays):
 @pytest.mark.slow
 def test_batches_of_many_rows():
     """They are read in place by one replica, the last one, which is smaller, is not, and steps come one by one or several in a call."""
-    size = global_batch.MANY // X[0].nbytes + 1
+    size = global_batch.IN_PLACE_BYTES // X[0].nbytes + 1
     x, y = np.tile(X, (size // len(X) + 2, 1)), np.tile(Y, size // len(Y) + 2)
     one_by_one = fitting(generated((x, y), size), steps_per_epoch=2)
     assert (

@@ -62,15 +62,15 @@ def mask_left_behind():
 
 def test_keras_forgets_masks_in_the_thread_that_collects_alone():
     """Where this fails, `fresh_masks` can go."""
-    with keras_private.fresh_masks():
+    with keras_private.hide_masks():
         assert mask_left_behind() == 1
 
 
 def test_masks_around_are_neither_seen_nor_lost():
     before = global_state.get_global_attribute(MASKS)
-    with keras_private.fresh_masks():
+    with keras_private.hide_masks():
         assert global_state.get_global_attribute(MASKS) == {}
-        with keras_private.fresh_masks():
+        with keras_private.hide_masks():
             pass
     assert global_state.get_global_attribute(MASKS) is before
 

@@ -17,12 +17,12 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 import unisono as un
 from trainings import on
 from unisono._src.checkpoint import orbax_private
-from unisono._src.checkpoint.reading import DamagedError, load_as_first
-from unisono._src.checkpoint.stop_signals import Stop, listening
-from unisono._src.checkpoint.store import Store
+from unisono._src.checkpoint.reading import DamagedError, load_chosen_by_first
+from unisono._src.checkpoint.stop_signals import StopRequest, listen_for_signals
+from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checks import refusals
 from unisono._src.data.row_order import draw_seed
-from unisono._src.exchange.across_processes import check_rows
+from unisono._src.exchange.across_processes import check_same_rows
 from unisono._src.jax_private import distributed
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement, AgreementError
@@ -52,7 +52,7 @@ def together(monkeypatch):
 
     def run(*works):
         client = Client()
-        monkeypatch.setattr(distributed, "client", lambda: client)
+        monkeypatch.setattr(distributed, "get_client", lambda: client)
 
         def guarded(number):
             try:
@@ -68,9 +68,9 @@ def together(monkeypatch):
 
 def test_each_hears_all(together):
     work = lambda own: (
-        own.told("its number", own.number),
+        own.gather_values("its number", own.number),
         own.of_first("a number", lambda: own.number),
-        own.any_("x", own.number == 1),
+        own.is_true_in_any_process("x", own.number == 1),
     )
     assert together(work, work, work) == [([0, 1, 2], 0, True)] * 3
 
@@ -109,20 +109,25 @@ def test_processes_that_call_different_things_are_told(together):
 
 def test_one_that_is_alone_agrees_with_itself():
     own = Agreement()
-    assert own.told("x", 1) == [1]
+    assert own.gather_values("x", 1) == [1]
     assert own.of_first("x", lambda: 2) == 2
-    assert [own.stops(True), own.stops(False), own.any_("x", True), own.any_("x", False)] == [True, False, True, False]
+    assert [
+        own.agree_to_stop(True),
+        own.agree_to_stop(False),
+        own.is_true_in_any_process("x", True),
+        own.is_true_in_any_process("x", False),
+    ] == [True, False, True, False]
     own.check({"R": 8})
 
 
 def test_a_wish_to_stop_is_answered_when_all_have_heard_it():
     own = Agreement(1, 2)
-    assert not own.stops(True)
-    assert own.wishes
-    own.heard = True  # with the sum of the next step
-    assert own.stops(True)
+    assert not own.agree_to_stop(True)
+    assert own.wishes_to_stop
+    own.has_heard_stop_wish = True  # with the sum of the next step
+    assert own.agree_to_stop(True)
     own.begin_anew()
-    assert not own.stops(False)
+    assert not own.agree_to_stop(False)
 
 
 def test_errors_of_the_first_are_told_to_all(together):
@@ -149,13 +154,13 @@ def test_who_waits_hears_signals_and_does_not_give_up(monkeypatch):
             return json.dumps(["R", 8, None])
 
     slow = Slow()
-    monkeypatch.setattr(distributed, "client", lambda: slow)
+    monkeypatch.setattr(distributed, "get_client", lambda: slow)
     assert Agreement(1, 2).of_first("R", lambda: 7) == 8
     assert slow.asked == 3
 
 
 def test_a_seed_of_the_order_is_that_of_the_first(monkeypatch):
-    monkeypatch.setattr(agreement.current(), "of_first", lambda about, find: (about, find()))
+    monkeypatch.setattr(agreement.get_agreement(), "of_first", lambda about, find: (about, find()))
     assert draw_seed() == ("the seed of the order of rows", 0)
 
 
@@ -174,11 +179,11 @@ def test_what_fit_is_called_with_is_compared(monkeypatch):
 def second(monkeypatch):
     """This process is the second of two."""
     monkeypatch.setattr(agreement, "_current", [Agreement(1, 2)])
-    return agreement.current()
+    return agreement.get_agreement()
 
 
 def test_the_second_process_writes_nothing(second, tmp_path):
-    store = Store(tmp_path / "s")
+    store = CheckpointStore(tmp_path / "s")
     assert store.save(3, dict, lambda arrays: {}) == tmp_path / "s" / "ckpt_3"
     store.wait()
     store.delete()
@@ -189,25 +194,25 @@ def test_a_directory_that_is_not_shared(second, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"Process 0 goes on from the checkpoint .*/ckpt_1, which process 1 does not find"
     ):
-        load_as_first(tmp_path / "ckpt_1")
+        load_chosen_by_first(tmp_path / "ckpt_1")
 
 
 def test_the_second_process_leaves_when_all_is_saved_and_without_a_word(second, capsys, monkeypatch):
     met = []
-    monkeypatch.setattr(second, "meet", met.append)
+    monkeypatch.setattr(second, "wait_for_processes", met.append)
     with pytest.raises(SystemExit):
-        Stop().leave("somewhere")
+        StopRequest().exit_program("somewhere")
     assert met == ["that it was asked to stop, and all is saved"]
     assert capsys.readouterr().err == ""
 
 
 def test_who_leaves_for_another_ones_signal_may_get_its_own(second, capsys, monkeypatch):
     """As where a cluster sends one to every process, a moment apart."""
-    monkeypatch.setattr(second, "meet", lambda about: None)
+    monkeypatch.setattr(second, "wait_for_processes", lambda about: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with pytest.raises(SystemExit), listening(["SIGTERM"]) as stop:
-            stop.leave("somewhere")
+        with pytest.raises(SystemExit), listen_for_signals(["SIGTERM"]) as stop:
+            stop.exit_program("somewhere")
         signal.raise_signal(signal.SIGTERM)
         assert capsys.readouterr().err == "SIGTERM: leaving already. Once more ends at once.\n"
     finally:
@@ -226,8 +231,8 @@ def test_what_one_trains_alone_is_not_saved_in_silence(second, tmp_path, monkeyp
 
 def test_keras_own_backup_is_refused(second):
     with pytest.raises(ValueError, match=r"Write un.callbacks.BackupAndRestore, which has the same arguments"):
-        refusals.check_callbacks([keras.callbacks.BackupAndRestore("somewhere")])
-    refusals.check_callbacks([un.callbacks.BackupAndRestore("somewhere")])
+        refusals.check_backup_callbacks([keras.callbacks.BackupAndRestore("somewhere")])
+    refusals.check_backup_callbacks([un.callbacks.BackupAndRestore("somewhere")])
 
 
 @pytest.mark.parametrize(
@@ -246,11 +251,11 @@ def test_keras_own_backup_is_refused(second):
 )
 def test_data_that_differ(words, said):
     with pytest.raises(ValueError, match=said):
-        check_rows(np.array(words))
+        check_same_rows(np.array(words))
 
 
 def test_data_that_are_the_same():
-    check_rows(np.array([[1, 0, 7]] * 3))
+    check_same_rows(np.array([[1, 0, 7]] * 3))
 
 
 def test_orbax_is_the_one_that_the_seam_was_checked_with():

@@ -99,7 +99,7 @@ def test_all_that_is_public_is_among_these():
         "check_attributes",
         "check_use",
         "check_variables",
-        "say_that_it_is_slow",
+        "warn_of_slow_steps",
     }
     older = {"experimental_distribute_dataset", "experimental_local_results", "experimental_run_v2"}
     assert shown - of_strategies - older == {method.__name__ for method in METHODS}

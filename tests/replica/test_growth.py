@@ -177,7 +177,7 @@ def test_layers_draw_again_after_the_look():
     """What a layer does in training is what it does after the steps that are looked at in evaluation."""
     model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.BatchNormalization()])
     before = [dict(layer.__dict__) for layer in model.layers]
-    with keras_private.in_evaluation(model):
+    with keras_private.call_as_in_evaluation(model):
         np.testing.assert_allclose(model(np.ones((3, 4), "float32"), training=True), 1, atol=1e-3)
     assert [dict(layer.__dict__) for layer in model.layers] == before
     assert np.any(model.layers[0](np.ones((3, 4), "float32"), training=True) == 0)

@@ -14,9 +14,9 @@ from keras import layers, ops
 
 from sizes import BATCH
 from trainings import fitting, on, rows, run
-from unisono._src.replica.compared_values import compared_values
-from unisono._src.replica.marks import fits, marked
-from unisono._src.replica.probe_rows import drawn_like, other_rows
+from unisono._src.replica.compared_values import find_compared_values
+from unisono._src.replica.marks import can_hold, mark_rows
+from unisono._src.replica.probe_rows import draw_values_like, make_up_rows
 
 ODD = {
     "hashes": np.array([2**63 + 5, 3, 2**64 - 1, 7], "uint64"),
@@ -37,7 +37,7 @@ ODD = {
 def test_rows_are_drawn_in_the_place_of_any(what):
     """Finite ones, of the same dtype, and others than these wherever there was a number."""
     array = ODD[what]
-    drawn = drawn_like(np.random.default_rng(0), array)
+    drawn = draw_values_like(np.random.default_rng(0), array)
     assert (drawn.shape, drawn.dtype) == (array.shape, array.dtype)
     if what not in ("nothing", "no rows"):
         assert np.all(np.isfinite(drawn.astype("float64")) | (array.dtype == "float16"))
@@ -50,18 +50,18 @@ def test_rows_are_drawn_in_the_place_of_any(what):
 )
 def test_marks_are_put_where_they_fit(what, numbers):
     array = ODD[what]
-    for (made,) in marked(np.random.default_rng(0), [array], {0: set(numbers)}):
+    for (made,) in mark_rows(np.random.default_rng(0), [array], {0: set(numbers)}):
         assert (made.shape, made.dtype) == (array.shape, array.dtype)
 
 
 def test_numbers_fit_into_what_can_hold_them():
-    assert fits(-1.0, np.dtype("int8"))
-    assert not fits(-1.0, np.dtype("uint8"))
-    assert not fits(300.0, np.dtype("int8"))
-    assert not fits(float("nan"), np.dtype("int32"))
-    assert fits(float("nan"), np.dtype("float16"))
-    assert not fits(1e30, np.dtype("float16"))
-    assert fits(0.5, np.dtype(ml_dtypes.bfloat16))
+    assert can_hold(-1.0, np.dtype("int8"))
+    assert not can_hold(-1.0, np.dtype("uint8"))
+    assert not can_hold(300.0, np.dtype("int8"))
+    assert not can_hold(float("nan"), np.dtype("int32"))
+    assert can_hold(float("nan"), np.dtype("float16"))
+    assert not can_hold(1e30, np.dtype("float16"))
+    assert can_hold(0.5, np.dtype(ml_dtypes.bfloat16))
 
 
 COMPARED = {
@@ -77,13 +77,13 @@ COMPARED = {
 @pytest.mark.parametrize("how", COMPARED)
 def test_what_a_program_compares_its_rows_with(how):
     function, expected = COMPARED[how]
-    found = compared_values(jax.make_jaxpr(function)(jnp.ones((3, 2))), [0]).get(0, set())
+    found = find_compared_values(jax.make_jaxpr(function)(jnp.ones((3, 2))), [0]).get(0, set())
     np.testing.assert_array_equal(sorted(found), sorted(expected))
 
 
 def test_made_up_batches_have_the_form_of_the_batch():
     batch = {"x": rows(4, 2), "y": (np.arange(4), None)}
-    for made in other_rows(batch, {1: {-1.0}}):
+    for made in make_up_rows(batch, {1: {-1.0}}):
         assert jax.tree.structure(made) == jax.tree.structure(batch)
 
 

@@ -85,7 +85,7 @@ def test_prediction_draws_what_plain_keras_draws_and_goes_on():
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 5)), min_size=2, max_size=4, unique=True))
 def test_no_two_replicas_nor_generators_share_a_state(states):
     drawn = {
-        tuple(np.asarray(random_keys.for_replica(jnp.array(state, jnp.uint32), jnp.int32(replica))).tolist())
+        tuple(np.asarray(random_keys.derive_replica_key(jnp.array(state, jnp.uint32), jnp.int32(replica))).tolist())
         for state, replica in itertools.product(states, range(6))
     }
     assert len(drawn) == 6 * len(states)
@@ -93,14 +93,14 @@ def test_no_two_replicas_nor_generators_share_a_state(states):
 
 def test_the_first_replica_draws_from_the_state_itself():
     state = jnp.array([3, 5], jnp.uint32)
-    assert random_keys.for_replica(state, jnp.int32(0)).tolist() == [3, 5]
+    assert random_keys.derive_replica_key(state, jnp.int32(0)).tolist() == [3, 5]
 
 
 def test_a_step_moves_every_state_on_by_what_it_drew():
     with un.OneDeviceStrategy(replicas=4).scope():
         model = keras.Sequential([layers.Input((8,)), layers.Dropout(0.5), layers.Dropout(0.5), layers.Dense(1)])
     model.compile("sgd", "mse")
-    seeds = [v for v in model.variables if random_keys.is_seed(v)]
+    seeds = [v for v in model.variables if random_keys.is_seed_state(v)]
     before = [np.asarray(v) for v in seeds]
     model.fit(np.ones((12, 8)), np.ones((12, 1)), batch_size=4, verbose=0)
     assert [(np.asarray(v) - b).tolist() for v, b in zip(seeds, before, strict=True)] == [[0, 3], [0, 3]]

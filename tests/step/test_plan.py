@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono._src.placement import Placement, split_evenly
-from unisono._src.step.plan import Run, plan
+from unisono._src.step.plan import ReplicaRun, plan_batch
 
 
 def placement(replicas: int, devices: int) -> Placement:
@@ -15,20 +15,20 @@ def placement(replicas: int, devices: int) -> Placement:
 
 
 def test_one_device_and_equal_replicas_are_one_run():
-    assert plan(32, None, placement(8, 1)).whole == Run(4, 0, 0, 8, range(32))
-    assert plan(3, None, placement(8, 1)).whole == Run(1, 0, 0, 3, range(3))
+    assert plan_batch(32, None, placement(8, 1)).whole == ReplicaRun(4, 0, 0, 8, range(32))
+    assert plan_batch(3, None, placement(8, 1)).whole == ReplicaRun(1, 0, 0, 3, range(3))
 
 
 def test_larger_replicas_come_first_in_a_program_of_their_own():
-    now = plan(11, None, placement(8, 1))
+    now = plan_batch(11, None, placement(8, 1))
     assert now.whole is None
-    assert now.parts[0].runs == (Run(2, 0, 0, 3, range(6)), Run(1, 3, 3, 5, range(6, 11)))
+    assert now.parts[0].runs == (ReplicaRun(2, 0, 0, 3, range(6)), ReplicaRun(1, 3, 3, 5, range(6, 11)))
     assert now.size_at_end == 1
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.data())
 def test_every_row_and_every_replica_is_run_once_whatever_the_devices(rows, replicas, data):
-    now = plan(rows, None, placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    now = plan_batch(rows, None, placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
     runs = [run for part in now.parts for run in part.runs]
     assert [row for run in runs for row in run.rows] == list(range(rows))
     assert [r for run in runs for r in range(run.first, run.first + run.count)] == list(range(min(rows, replicas)))
@@ -42,7 +42,7 @@ def test_every_row_and_every_replica_is_run_once_whatever_the_devices(rows, repl
 def test_rows_that_were_dealt_out_stay_where_they_are(sizes, data):
     """Also with replicas in the middle that have none: the others are neighbours in the tree."""
     replicas = len(sizes)
-    now = plan(sum(sizes), tuple(sizes), placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
+    now = plan_batch(sum(sizes), tuple(sizes), placement(replicas, data.draw(st.integers(1, min(replicas, 8)))))
     runs = [run for part in now.parts for run in part.runs]
     assert [row for run in runs for row in run.rows] == list(range(sum(sizes)))
     present = [replica for replica, size in enumerate(sizes) if size]
@@ -57,4 +57,4 @@ def test_sizes_that_are_even_are_the_plan_of_even_sizes():
     for rows in range(1, 30):
         for devices in (1, 3, 8):
             even = tuple(len(part) for part in split_evenly(rows, 8))
-            assert plan(rows, even, placement(8, devices)) == plan(rows, None, placement(8, devices))
+            assert plan_batch(rows, even, placement(8, devices)) == plan_batch(rows, None, placement(8, devices))

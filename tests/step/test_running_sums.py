@@ -26,12 +26,12 @@ def summed():
     @jax.jit
     def run(values, start, first, count):
         def push(i, held):
-            return running_sums.pushed(held, i, {"float32": values[start + i]})
+            return running_sums.push_value(held, i, {"float32": values[start + i]})
 
-        held = {"float32": jnp.full((running_sums.places_for(MOST), values.shape[1]), jnp.nan)}
+        held = {"float32": jnp.full((running_sums.count_places(MOST), values.shape[1]), jnp.nan)}
         held = lax.fori_loop(0, first, push, held)
         held = lax.fori_loop(first, count, push, held)
-        return running_sums.get(running_sums.folded(held, count))["float32"]
+        return running_sums.get_place(running_sums.fold_sums(held, count))["float32"]
 
     return run
 
@@ -43,16 +43,16 @@ def test_any_placement_and_any_number_of_empty_replicas(case, seed):
     values = np.asarray(rng.standard_normal((MOST, 3)) * 10.0 ** rng.integers(-4, 5, (MOST, 1)), "float32")
     nodes = {}
     for block in split_evenly(replicas, devices):
-        for span in reduction_tree.cover(block, range(replicas)):
+        for span in reduction_tree.list_subtrees(block, range(replicas)):
             here = len(range(span.start, min(span.stop, present)))
             first = rng.integers(0, here + 1)
             nodes[span] = np.asarray(summed()(values, span.start, first, here)) if here else None
-    total = reduction_tree.total(range(replicas), nodes.__contains__, nodes.__getitem__, np.add)
+    total = reduction_tree.sum_tree(range(replicas), nodes.__contains__, nodes.__getitem__, np.add)
     leaves = [values[r] if r < present else None for r in range(replicas)]
-    expected = reduction_tree.total(range(replicas), lambda s: len(s) == 1, lambda s: leaves[s.start], np.add)
+    expected = reduction_tree.sum_tree(range(replicas), lambda s: len(s) == 1, lambda s: leaves[s.start], np.add)
     assert np.array_equal(total, expected)
 
 
 @pytest.mark.parametrize("replicas", range(1, 40))
 def test_there_is_a_place_for_every_sum_that_is_held(replicas):
-    assert running_sums.places_for(replicas) == max(count.bit_count() for count in range(1, replicas + 1))
+    assert running_sums.count_places(replicas) == max(count.bit_count() for count in range(1, replicas + 1))

@@ -220,8 +220,8 @@ def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     with one.scope():
         model = small()
     model.compile("sgd", "mse")
-    assert keras_hooks.belongs_to(model) is one
-    assert keras_hooks.belongs_to(small()) is None
+    assert keras_hooks.find_owning_strategy(model) is one
+    assert keras_hooks.find_owning_strategy(small()) is None
 
 
 def test_a_scope_is_its_own_threads():
@@ -233,14 +233,14 @@ def test_a_scope_is_its_own_threads():
         with one.scope():
             entered.set()
             left.wait(10)
-            owners["late"] = keras_hooks.belongs_to(small())
+            owners["late"] = keras_hooks.find_owning_strategy(small())
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(10)
-    owners["outside"] = keras_hooks.belongs_to(small())
+    owners["outside"] = keras_hooks.find_owning_strategy(small())
     with other.scope():
-        owners["other"] = keras_hooks.belongs_to(small())
+        owners["other"] = keras_hooks.find_owning_strategy(small())
     left.set()
     thread.join(10)
     assert owners == {"outside": None, "other": other, "late": one}
@@ -281,4 +281,4 @@ def test_another_keras_is_refused_by_name(monkeypatch):
 
 def test_a_strategy_is_its_own_description():
     assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"
-    assert keras_private.CHECKED[-1] == "3.15.1"
+    assert keras_private.CHECKED_VERSIONS[-1] == "3.15.1"

@@ -42,7 +42,7 @@ found["imported with unisono"] = loaded("jax", "keras", "numpy")
 from unisono._src.xla import runtime
 import jax
 changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-found["settings"] = [runtime.has_started(), changed, jax.config.jax_num_cpu_devices]
+found["settings"] = [runtime.has_jax_started(), changed, jax.config.jax_num_cpu_devices]
 un.MirroredStrategy
 found["imported with strategies"] = loaded("orbax", "tensorboardX")
 

@@ -23,7 +23,7 @@ from sizes import BATCH, ROWS, STEPS, slow
 from trainings import fitting, on, rows, run
 from unisono._src.tensorboard import weight_summaries
 from unisono._src.tensorboard.callback import TensorBoard
-from unisono._src.tensorboard.layer_graph import Node, nodes_of
+from unisono._src.tensorboard.layer_graph import Node, build_nodes
 from unisono._src.tensorboard.profiling import Profile
 from unisono._src.tensorboard.speed import Speed
 from unisono.callbacks import BackupAndRestore
@@ -253,8 +253,8 @@ def test_histograms_and_images_of_weights(tmp_path, strategy):
     for weight in model.weights:
         at = found[f"{weight.path}/histogram", "histograms"]
         assert list(at) == [0, 2]
-        assert array_in(at[2]).tolist() == weight_summaries.histogram(weight.value).tolist()
-        assert list(found[f"{weight.path}/image", "images"][2].string_val) == weight_summaries.images(weight.value)
+        assert array_in(at[2]).tolist() == weight_summaries.compute_histogram(weight.value).tolist()
+        assert list(found[f"{weight.path}/image", "images"][2].string_val) == weight_summaries.encode_images(weight.value)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +267,12 @@ def test_histograms_are_tensorboard_s_own(data):
     from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 
     (value,) = histogram_pb("tag", data).value
-    assert weight_summaries.histogram(data).tolist() == array_in(value.tensor).tolist()
+    assert weight_summaries.compute_histogram(data).tolist() == array_in(value.tensor).tolist()
 
 
 def test_histograms_are_of_finite_values():
-    assert weight_summaries.histogram([1.0, np.nan, 2.0, np.inf, -np.inf])[:, 2].sum() == 2
-    assert not weight_summaries.histogram([np.nan]).any()
+    assert weight_summaries.compute_histogram([1.0, np.nan, 2.0, np.inf, -np.inf])[:, 2].sum() == 2
+    assert not weight_summaries.compute_histogram([np.nan]).any()
 
 
 @pytest.mark.parametrize(
@@ -290,14 +290,14 @@ def test_histograms_are_of_finite_values():
 )
 def test_what_keras_makes_images_of(shape, seen):
     weight = np.linspace(-1, 2, int(np.prod(shape)), dtype="float32").reshape(shape)
-    images = weight_summaries.images(weight)
+    images = weight_summaries.encode_images(weight)
     if seen is None:
         assert images is None
         return
     count, height, width, channels = seen
     assert images[:2] == [str(width).encode(), str(height).encode()]
     assert len(images) == 2 + min(3, count)
-    expected = weight_summaries.stacked(np.squeeze(weight))
+    expected = weight_summaries.stack_images(np.squeeze(weight))
     for image, pixels in zip(images[2:], expected, strict=False):
         assert read_png(image, channels).tolist() == np.clip(np.floor(pixels * 255.5), 0, 255).tolist()
 
@@ -347,7 +347,7 @@ def test_graphs_of_models_in_models():
     attention = layers.MultiHeadAttention(1, 2, name="attention")
     out = attention(layers.Reshape((1, 4), name="q")(second), value=layers.Reshape((1, 4), name="v")(first))
     model = keras.Model(x, out, name="whole")
-    nodes = {node.name: node for node in nodes_of(json.loads(model.to_json()))}
+    nodes = {node.name: node for node in build_nodes(json.loads(model.to_json()))}
     assert nodes["shared"].inputs == ("x", "relu")
     assert nodes["two/a"].inputs == ("line/d",)
     assert nodes["two/b"].inputs == ("shared",)
@@ -355,7 +355,7 @@ def test_graphs_of_models_in_models():
     assert (nodes["q"].inputs, nodes["v"].inputs) == (("two/product",), ("two/sum",))
     assert nodes["attention"].inputs == ("q", "v")
     assert {name for node in nodes.values() for name in node.inputs} <= set(nodes)
-    around = {node.name: node for node in nodes_of(json.loads(keras.Sequential([keras.Input((4,)), model]).to_json()))}
+    around = {node.name: node for node in build_nodes(json.loads(keras.Sequential([keras.Input((4,)), model]).to_json()))}
     assert around["whole/shared"].inputs == ("whole/x", "whole/relu")
     assert len(around["whole/x"].inputs) == 1
     assert {name for node in around.values() for name in node.inputs} <= set(around)
@@ -486,9 +486,9 @@ def test_a_profile_is_of_whole_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("jax.profiler.stop_trace", lambda: done.append("stop"))
     profile = Profile((2, 3), str(tmp_path))
     for number in range(1, 6):
-        profile.batch_begins(number, number - 1, lambda: done.append("wait"))
+        profile.begin_batch(number, number - 1, lambda: done.append("wait"))
         done.append(number)
-        profile.batch_ended(number, lambda: done.append("wait"))
+        profile.end_batch(number, lambda: done.append("wait"))
     assert done == [1, "wait", f"start in {tmp_path}", 2, 3, "wait", "stop", 4, 5]
 
 
@@ -604,14 +604,14 @@ def test_the_state_is_json_and_what_it_has_counted_is_on_disk(tmp_path):
 def test_rows_of_a_resumed_epoch(tmp_path):
     """Only those that were trained on here are counted, though the metric knows the others."""
     speed = Speed(0)
-    speed.batch_begins(3, 4)
+    speed.begin_batch(3, 4)
     for batch in (3, 4, 5, 6, 7):
-        speed.batch_ended(batch)
+        speed.end_batch(batch)
     model = regressor()()
     model.evaluate(rows(40, 6), rows(40, 2), verbose=0)  # 40 rows in 8 batches
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unisono._src.tensorboard.speed.time.perf_counter", lambda: speed._began + 5.0)
-        speed.training_ended(model)
+        speed.note_rows(model)
     assert speed.rows_per_second == 5.0
 
 

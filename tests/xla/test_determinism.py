@@ -14,7 +14,7 @@ BOTH = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
 @pytest.fixture
 def gpu_to_be_found(monkeypatch):
-    monkeypatch.setattr(determinism, "may_find_gpu", lambda: True)
+    monkeypatch.setattr(determinism, "can_find_gpu", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -29,14 +29,14 @@ def gpu_to_be_found(monkeypatch):
 )
 def test_flags_are_added_and_what_the_user_said_stays(before, after, gpu_to_be_found, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", before)
-    determinism.ask_for()
+    determinism.add_missing_flags()
     assert determinism.os.environ["XLA_FLAGS"] == after
 
 
 def test_nothing_is_set_where_no_gpu_can_be_found(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(determinism, "may_find_gpu", lambda: False)
-    determinism.ask_for()
+    monkeypatch.setattr(determinism, "can_find_gpu", lambda: False)
+    determinism.add_missing_flags()
     assert determinism.os.environ["XLA_FLAGS"] == ""
 
 
@@ -44,18 +44,18 @@ def test_nothing_is_set_where_no_gpu_can_be_found(monkeypatch):
 def test_a_gpu_may_be_found_where_its_plugin_is_and_is_allowed(platforms, found, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(determinism.importlib.util, "find_spec", lambda name: name == "jax_cuda13_plugin" or None)
-    assert determinism.may_find_gpu() == found
+    assert determinism.can_find_gpu() == found
     monkeypatch.setattr(determinism.importlib.util, "find_spec", lambda name: None)
-    assert not determinism.may_find_gpu()
+    assert not determinism.can_find_gpu()
 
 
 def test_a_gpu_that_runs_without_them_is_refused_with_the_line_to_write(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=true")
     with pytest.raises(RuntimeError, match=r"XLA_FLAGS='--xla_gpu_autotune_level=0'(?s:.*)deterministic=False"):
-        determinism.check({"gpu"})
-    determinism.check({"cpu"})
+        determinism.check_flags({"gpu"})
+    determinism.check_flags({"cpu"})
     monkeypatch.setenv("XLA_FLAGS", BOTH)
-    determinism.check({"gpu"})
+    determinism.check_flags({"gpu"})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from keras import layers
 
 import unisono as un
 from unisono._src.checkpoint import run_description
-from unisono._src.strategy.multi_worker import warn_of_kinds
+from unisono._src.strategy.multi_worker import warn_of_device_kinds
 from unisono._src.xla import device_kind, processor
 
 X86 = """processor\t: 0
@@ -43,11 +43,11 @@ def machine(tmp_path, monkeypatch):
                     (folder / name).write_text(f"{value}\n")
         monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(processor, "CORES", tmp_path / "cpu")
-        processor.facts.cache_clear()
-        return processor.facts()
+        processor.describe_processor.cache_clear()
+        return processor.describe_processor()
 
     yield of
-    processor.facts.cache_clear()
+    processor.describe_processor.cache_clear()
 
 
 def test_a_processor_is_its_model_its_instructions_and_its_caches(machine):
@@ -69,9 +69,9 @@ def test_cores_that_are_not_alike_are_told(machine):
 def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(processor, "CORES", tmp_path / "none")
-    processor.facts.cache_clear()
-    assert processor.facts()["instructions"]
-    assert device_kind.differences(processor.facts(), {"caches": "32K"}) == []
+    processor.describe_processor.cache_clear()
+    assert processor.describe_processor()["instructions"]
+    assert device_kind.list_kind_differences(processor.describe_processor(), {"caches": "32K"}) == []
 
 
 def other(**facts: str) -> dict[str, str]:
@@ -85,16 +85,16 @@ def test_what_a_run_depends_on_has_a_fingerprint(monkeypatch):
     assert un.fingerprint(eight.facts) == alike
     assert un.fingerprint(un.OneDeviceStrategy(replicas=4).facts) != alike
     there = other(caches="1K 2K")
-    monkeypatch.setattr(processor, "facts", lambda: there)
+    monkeypatch.setattr(processor, "describe_processor", lambda: there)
     assert un.fingerprint(one.facts) != alike
 
 
 def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
     model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
     checkpoint = un.Checkpoint(model=model)
-    here = processor.facts()
+    here = processor.describe_processor()
     with monkeypatch.context() as patch:
-        patch.setattr(processor, "facts", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
+        patch.setattr(processor, "describe_processor", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
         path = checkpoint.save(tmp_path / "ckpt")
         checkpoint.wait()
     said = rf"results may differ: caches: 1K 2K there, {here['caches']} here; instructions: amx_tile only there, .* only here"
@@ -104,17 +104,17 @@ def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_knows_the_name_of_its_device_alone_is_restored():
     """As they were written before."""
-    assert run_description.kind_in({"device": "cpu"}) == {"device": "cpu"}
-    assert device_kind.differences(run_description.kind_in({"device": "cpu"}), other()) == []
+    assert run_description.read_device_kind({"device": "cpu"}) == {"device": "cpu"}
+    assert device_kind.list_kind_differences(run_description.read_device_kind({"device": "cpu"}), other()) == []
 
 
 def test_processes_on_devices_of_different_kinds_are_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_kinds([other(), other(), other(caches="")])
+        warn_of_device_kinds([other(), other(), other(caches="")])
     said = (
         "different kinds: caches: 1K in process 2, 2K in process 0; processor: B in process 2, A in process 0. The bits of this"
     )
     alike = other(caches="2K", processor="A")
     with pytest.warns(UserWarning, match=re.escape(said)):
-        warn_of_kinds([alike, alike, other(caches="1K", processor="B")])
+        warn_of_device_kinds([alike, alike, other(caches="1K", processor="B")])

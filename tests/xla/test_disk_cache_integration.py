@@ -16,8 +16,8 @@ import sys
 import unisono as un
 from unisono._src.xla import programs
 
-made, compiled = [], programs.compiled
-programs.compiled = lambda lowered, device: made.append(lowered) or compiled(lowered, device)
+made, compiled = [], programs.compile_lowered
+programs.compile_lowered = lambda lowered, device: made.append(lowered) or compiled(lowered, device)
 strategy = un.MirroredStrategy(devices=int(sys.argv[1]), replicas=4)
 
 import keras

@@ -16,7 +16,7 @@ from keras import layers
 import unisono as un
 from sizes import slow
 from unisono._src.step.step import Step
-from unisono._src.xla.programs import Program
+from unisono._src.xla.programs import DeviceProgram
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_two_ragged_epochs_compile_once_for_each_number_of_rows(compiled, device
 
 
 def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
-    program = Program(lambda a, b: jax.numpy.tanh(a) * b + a)
+    program = DeviceProgram(lambda a, b: jax.numpy.tanh(a) * b + a)
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 1000)).astype("float32")
     results = [program(device, None, *jax.device_put((a, b), device)) for device in jax.devices()]
@@ -73,7 +73,7 @@ def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, counted)
     ready, call = [], Step._call
 
     def watched(self, index, *args):
-        ready.append(set(self._held.current))
+        ready.append(set(self._device_state.current))
         return call(self, index, *args)
 
     monkeypatch.setattr(Step, "_call", watched)
@@ -88,7 +88,7 @@ def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, counted)
 
 
 def test_a_key_is_a_shape():
-    program = Program(lambda a: a + 1)
+    program = DeviceProgram(lambda a: a + 1)
     device = jax.devices()[0]
     assert program(device, 3, jax.numpy.zeros(3)).shape == (3,)
     assert program(device, 5, jax.numpy.zeros(5)).shape == (5,)
@@ -148,7 +148,7 @@ def test_machine_code_is_unloaded_where_no_model_uses_it():
         return len(pathlib.Path("/proc/self/maps").read_text().splitlines())
 
     first, *others = jax.devices()
-    program = Program(lambda a: jax.numpy.sin(a @ a.T).sum())
+    program = DeviceProgram(lambda a: jax.numpy.sin(a @ a.T).sum())
     program(first, None, np.ones((30, 30), "float32"))
     before = pieces()
     for device in others:
@@ -163,6 +163,6 @@ def test_constants_are_part_of_a_program():
     device, results = jax.devices()[0], []
     for value in (1.0, 2.0):
         constant = jax.numpy.full(1000, value) + jax.numpy.arange(1000.0)
-        program = Program(lambda a, constant=constant: a + constant)
+        program = DeviceProgram(lambda a, constant=constant: a + constant)
         results.append(float(program(device, None, jax.numpy.zeros(1000))[0]))
     assert results == [1, 2]

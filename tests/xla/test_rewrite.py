@@ -18,12 +18,12 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from sizes import cases, slow, tried_on
-from unisono._src.xla.determinism import compiler_options
-from unisono._src.xla.rewrite import pieces, rewritten
-from unisono._src.xla.rewrite.kernel import channels_last
+from unisono._src.xla.determinism import get_compiler_options
+from unisono._src.xla.rewrite import pieces, rewrite_function
+from unisono._src.xla.rewrite.kernel import make_channels_last
 from unisono._src.xla.rewrite.reduction import LEAST, MANY
 from unisono._src.xla.rewrite.replace import NESTED, Rewriter
-from unisono._src.xla.rewrite.rules import replacement, rules_for
+from unisono._src.xla.rewrite.rules import find_replacement, select_rules
 
 SLOW = {"select_and_scatter_add", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
 
@@ -38,7 +38,7 @@ def equations(program):
 
 
 def primitives(function, *args, platform="cpu"):
-    return [eqn.primitive.name for eqn in equations(jax.make_jaxpr(rewritten(function, platform))(*args).jaxpr)]
+    return [eqn.primitive.name for eqn in equations(jax.make_jaxpr(rewrite_function(function, platform))(*args).jaxpr)]
 
 
 def both(function, *args):
@@ -47,7 +47,7 @@ def both(function, *args):
 
 def ours(function, *args):
     """What a program of the engine computes."""
-    return jax.jit(rewritten(function, "cpu"), compiler_options=compiler_options("cpu"))(*args)
+    return jax.jit(rewrite_function(function, "cpu"), compiler_options=get_compiler_options("cpu"))(*args)
 
 
 def assert_close(plain, other, tolerance=1e-5):
@@ -61,7 +61,7 @@ def assert_close(plain, other, tolerance=1e-5):
 
 def as_it_is(traced):
     """A program with the rules for CPU; the same object where none applies."""
-    return Rewriter(functools.partial(replacement, rules_for("cpu")))(traced)
+    return Rewriter(functools.partial(find_replacement, select_rules("cpu")))(traced)
 
 
 def assert_same(plain, other):
@@ -104,7 +104,7 @@ def convolutions(draw):
     by_row = kind == "batch"
     p |= {"feature_group_count": 1 if by_row else groups, "batch_group_count": groups if by_row else 1}
     x, w = (rows * (groups if by_row else 1), *size, ins * (1 if by_row else groups)), (*kernel, ins, outs * groups)
-    numbers = channels_last(space)
+    numbers = make_channels_last(space)
     if draw(st.booleans()):
         x, w = (x[0], x[-1], *size), (w[-1], w[-2], *kernel)
         numbers = lax.ConvDimensionNumbers(*[tuple(range(space + 2))] * 3)
@@ -121,7 +121,7 @@ def dense_case(x, w, stride=1, padding=((1, 1), (1, 1)), **p):
             "padding": padding,
             "lhs_dilation": (1,) * space,
             "rhs_dilation": (1,) * space,
-            "dimension_numbers": channels_last(space),
+            "dimension_numbers": make_channels_last(space),
             **p,
         },
     )
@@ -234,9 +234,9 @@ def test_a_layer_and_its_gradients(layer, shape, data_format):
     args = [normal(v.shape, i) for i, v in enumerate(layer.trainable_variables)], normal((2, *shape), 9)
     step = jax.value_and_grad(loss, argnums=(0, 1))
     assert_close(*both(step, *args))
-    for eqn in equations(jax.make_jaxpr(rewritten(step, "cpu"))(*args).jaxpr):
+    for eqn in equations(jax.make_jaxpr(rewrite_function(step, "cpu"))(*args).jaxpr):
         if eqn.primitive.name == "conv_general_dilated":
-            assert eqn.params["dimension_numbers"] == channels_last(len(eqn.params["window_strides"]))
+            assert eqn.params["dimension_numbers"] == make_channels_last(len(eqn.params["window_strides"]))
             assert set(eqn.params["lhs_dilation"]) == {1}
 
 
@@ -260,7 +260,7 @@ def test_a_fast_convolution_stays_as_it_is():
 def test_a_convolution_that_reads_much_is_padded(x, w, paddings):
     p = dense_case(x, w, padding=((0, 0), (0, 0)))[2]
     convolution = functools.partial(lax.conv_general_dilated, **p)
-    program = jax.make_jaxpr(rewritten(convolution, "cpu"))(normal(x), normal(w)).jaxpr
+    program = jax.make_jaxpr(rewrite_function(convolution, "cpu"))(normal(x), normal(w)).jaxpr
     (found,) = [eqn.params["padding"] for eqn in equations(program) if eqn.primitive.name == "conv_general_dilated"]
     assert list(found) == paddings
 
@@ -274,7 +274,7 @@ def test_a_gradient_by_a_kernel_is_taken_in_pieces(rows, sizes):
     def gradient(w, x, dy):
         return jax.vjp(lambda w: convolution(x, w), w)[1](dy)
 
-    program = jax.make_jaxpr(rewritten(gradient, "cpu"))(normal(w), normal(x), normal((rows, 32, 32, 64))).jaxpr
+    program = jax.make_jaxpr(rewrite_function(gradient, "cpu"))(normal(w), normal(x), normal((rows, 32, 32, 64))).jaxpr
     convolutions = [eqn for eqn in equations(program) if eqn.primitive.name == "conv_general_dilated"]
     features = [eqn.invars[0].aval.shape[-1] for eqn in convolutions]
     assert sorted(n for n in features if n != 3) == sizes  # the forward pass reads three
@@ -294,7 +294,7 @@ def test_rows_of_a_large_convolution(x, w, rows):
     """How many rows the convolutions of a rewritten one take."""
     p = dense_case(x, w)[2]
     args = jax.ShapeDtypeStruct(x, "float32"), jax.ShapeDtypeStruct(w, "float32")
-    program = jax.make_jaxpr(rewritten(functools.partial(lax.conv_general_dilated, **p), "cpu"))(*args).jaxpr
+    program = jax.make_jaxpr(rewrite_function(functools.partial(lax.conv_general_dilated, **p), "cpu"))(*args).jaxpr
     found = [eqn.invars[0].aval.shape[0] for eqn in equations(program) if eqn.primitive.name == "conv_general_dilated"]
     assert sorted(found) == rows
 
@@ -349,7 +349,7 @@ def test_a_product_and_its_gradients(case, dtype, preferred):
     args = normal(left, 0, dtype), normal(right, 1, dtype)
     dy = normal(jax.eval_shape(preferring, *args).shape, 2, preferred or dtype)
     plain = jax.jit(value_and_vjp(product))(*(a.astype("float32") for a in (dy, *args)))
-    other = jax.jit(rewritten(value_and_vjp(preferring), "cpu"))(dy, *args)
+    other = jax.jit(rewrite_function(value_and_vjp(preferring), "cpu"))(dy, *args)
     types = [preferred or dtype, dtype, dtype]
     plain = jax.tree.map(lambda a, t: a.astype(t), jax.tree.leaves(plain), types)
     assert_close(plain, jax.tree.leaves(other), 1e-5 if dtype == "float32" else 0.02)
@@ -358,7 +358,7 @@ def test_a_product_and_its_gradients(case, dtype, preferred):
 @pytest.mark.parametrize(("left", "right"), [((130, 64), (130, 4)), ((130, 4), (130, 64))])
 def test_the_smaller_operand_of_a_product_is_brought_into_order(left, right):
     product = functools.partial(lax.dot_general, dimension_numbers=(((0,), (0,)), ((), ())))
-    program = jax.make_jaxpr(rewritten(product, "cpu"))(normal(left), normal(right)).jaxpr
+    program = jax.make_jaxpr(rewrite_function(product, "cpu"))(normal(left), normal(right)).jaxpr
     brought = [eqn.invars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "transpose"]
     assert brought == [(130, 4)] + [(4, 64)] * (left == (130, 64))
 
@@ -411,7 +411,7 @@ def test_a_sum_and_its_gradient(x, data):
     ],
 )
 def test_a_long_sum_becomes_additions_of_blocks(x, axes, sums):
-    program = jax.make_jaxpr(rewritten(lambda x: lax.reduce_sum(x, axes), "cpu"))(normal(x)).jaxpr
+    program = jax.make_jaxpr(rewrite_function(lambda x: lax.reduce_sum(x, axes), "cpu"))(normal(x)).jaxpr
     assert [eqn.invars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "reduce_sum"] == sums
 
 
@@ -420,7 +420,9 @@ def test_a_sum_over_several_dimensions_is_exact(x):
     """XLA's own are ten times less so: it adds up one element after another."""
     array = abs(normal(x))
     axes = range(max(1, len(x) - 1))
-    program = jax.jit(rewritten(lambda x: lax.reduce_sum(x, axes), "cpu")).lower(array).compile(compiler_options("cpu"))
+    program = (
+        jax.jit(rewrite_function(lambda x: lax.reduce_sum(x, axes), "cpu")).lower(array).compile(get_compiler_options("cpu"))
+    )
     np.testing.assert_allclose(program(array), np.sum(np.asarray(array, "float64"), tuple(axes)), rtol=3e-7)
 
 
@@ -430,7 +432,7 @@ def test_a_largest_and_a_smallest_element_are_the_same(fold, x, axes):
     """To the bit, and what is not a number is not lost, as it is by YNNPACK."""
     array = normal(x).at[(1,) * len(x)].set(jnp.nan)
     reduce, wanted = {"max": (lax.reduce_max, np.max), "min": (lax.reduce_min, np.min)}[fold]
-    program = jax.jit(rewritten(lambda x: reduce(x, axes), "cpu")).lower(array).compile(compiler_options("cpu"))
+    program = jax.jit(rewrite_function(lambda x: reduce(x, axes), "cpu")).lower(array).compile(get_compiler_options("cpu"))
     assert_same(program(array), wanted(np.asarray(array), axes))
 
 
@@ -486,7 +488,7 @@ def test_a_sum_over_windows_and_its_gradient(case, seed):
     step = value_and_vjp(layer)
     assert_close(*both(step, dy, x), 1e-6)
     assert not SLOW & set(primitives(step, dy, x))
-    traced = jax.make_jaxpr(rewritten(step, "cpu"))(dy, x)
+    traced = jax.make_jaxpr(rewrite_function(step, "cpu"))(dy, x)
     names = [eqn.params["name"] for eqn in equations(traced.jaxpr) if eqn.primitive.name == "jit"]
     assert names[0] == "pooling"
     assert names[1:] in ([], ["pooling_gradient"])  # none where XLA's program sums nothing
@@ -548,7 +550,7 @@ def test_a_pool_reads_what_is_dear_from_memory(between, is_kept):
     args = normal((3, 4, 4, 8), 1), normal(x), normal(w)
     assert_close(*both(value_and_vjp(pooled), *args), 1e-5)
     # The rows are four where one was added so that XLA keeps what it computed.
-    program = jax.make_jaxpr(rewritten(value_and_vjp(pooled), "cpu"))(*args).jaxpr
+    program = jax.make_jaxpr(rewrite_function(value_and_vjp(pooled), "cpu"))(*args).jaxpr
     lengths = {eqn.outvars[0].aval.shape for eqn in equations(program) if eqn.primitive.name == "pad"}
     assert ((4, 8, 8, 8) in lengths) == is_kept
 
@@ -658,11 +660,11 @@ def test_signature_name_and_donation_stay():
         return {"loss": loss(batch, state["w"]), "none": None}, (state["w"], 1.0)
 
     state, batch = {"w": normal((3, 3, 2, 3)), "unused": None}, normal((2, 6, 6, 2))
-    compiled = jax.jit(rewritten(train, "cpu"), donate_argnums=0)
+    compiled = jax.jit(rewrite_function(train, "cpu"), donate_argnums=0)
     plain = jax.tree.map(np.array, train(state, batch=batch))
     assert_same(plain, compiled(state, batch=batch))
     assert state["w"].is_deleted()
-    assert "jit_train" in jax.jit(rewritten(train, "cpu")).lower({"w": normal((3, 3, 2, 3))}, batch=batch).as_text()
+    assert "jit_train" in jax.jit(rewrite_function(train, "cpu")).lower({"w": normal((3, 3, 2, 3))}, batch=batch).as_text()
 
 
 def test_effects_and_names_stay(capsys):
@@ -674,7 +676,7 @@ def test_effects_and_names_stay(capsys):
             return halves(x)
 
     x = jnp.ones((1, 4, 4, 1))
-    compiled = jax.jit(rewritten(step, "cpu")).lower(x).compile()
+    compiled = jax.jit(rewrite_function(step, "cpu")).lower(x).compile()
     compiled(x)
     jax.effects_barrier()
     assert "sum 16.0" in capsys.readouterr().out
@@ -683,7 +685,7 @@ def test_effects_and_names_stay(capsys):
 
 def test_one_program_met_twice_is_rewritten_once():
     inner = jax.jit(halves)
-    traced = jax.make_jaxpr(rewritten(lambda x: (inner(x), inner(2 * x)), "cpu"))(jnp.ones((1, 4, 4, 1)))
+    traced = jax.make_jaxpr(rewrite_function(lambda x: (inner(x), inner(2 * x)), "cpu"))(jnp.ones((1, 4, 4, 1)))
     first, second = (eqn.params["jaxpr"] for eqn in traced.jaxpr.eqns if eqn.primitive.name == "jit")
     assert first is second
 
@@ -701,7 +703,7 @@ def test_on_gpu_only_gradients_of_pools_without_overlap_are_rewritten(platform):
         assert before.count(name) == after.count(name) > 0
     assert "select_and_scatter_add" in before
     assert "select_and_scatter_add" not in after
-    assert_same(jax.jit(plain)(*args), jax.jit(rewritten(plain, platform))(*args))
+    assert_same(jax.jit(plain)(*args), jax.jit(rewrite_function(plain, platform))(*args))
     overlapping = jax.grad(lambda x: max_pool(x, (1, 3, 3, 1), (1, 2, 2, 1), "SAME").sum())
     assert "select_and_scatter_add" in primitives(overlapping, args[0], platform=platform)
 
@@ -720,7 +722,9 @@ def test_a_transposed_product_is_the_product_of_its_operands_the_other_way_round
     function = lambda *args: jnp.swapaxes(jnp.einsum(form, *args), -1, -2)
     assert_close(*both(function, *args))
     assert_close(*both(jax.grad(lambda *args: jnp.cos(function(*args)).sum(), argnums=(0, 1)), *args))
-    hlo = jax.jit(rewritten(function, "cpu"), compiler_options=compiler_options("cpu")).lower(*args).compile().as_text()
+    hlo = (
+        jax.jit(rewrite_function(function, "cpu"), compiler_options=get_compiler_options("cpu")).lower(*args).compile().as_text()
+    )
     results = function(*args).size
     moved = [math.prod(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]\S* transpose\(", hlo)]
     assert results not in moved

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sizes import slow
-from unisono._src.xla.rewrite import fourier, rewritten
+from unisono._src.xla.rewrite import fourier, rewrite_function
 
 TRANSFORMS = {
     "fft": jnp.fft.fft,
@@ -29,14 +29,14 @@ TRANSFORMS = {
 def test_pieces_are_transformed_as_the_whole(name, shape, rng, monkeypatch):
     monkeypatch.setattr(fourier, "MOST", 500)
     x = jnp.asarray(rng.standard_normal(shape), "float32")
-    ours = jax.jit(rewritten(TRANSFORMS[name], "cpu"))(x)
+    ours = jax.jit(rewrite_function(TRANSFORMS[name], "cpu"))(x)
     theirs = TRANSFORMS[name](x)
     assert ours.dtype == theirs.dtype
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5 * np.abs(theirs).max())
 
 
 def test_few_elements_are_left_to_one_thread():
-    few = jax.make_jaxpr(rewritten(jnp.fft.fft2, "cpu"))(jnp.zeros((3, 100, 100)))
-    many = jax.make_jaxpr(rewritten(jnp.fft.fft2, "cpu"))(jnp.zeros((4, 100, 100)))
+    few = jax.make_jaxpr(rewrite_function(jnp.fft.fft2, "cpu"))(jnp.zeros((3, 100, 100)))
+    many = jax.make_jaxpr(rewrite_function(jnp.fft.fft2, "cpu"))(jnp.zeros((4, 100, 100)))
     assert "scan" not in str(few)
     assert "scan" in str(many)

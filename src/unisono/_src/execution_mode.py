@@ -11,7 +11,7 @@ class RunsReplicasError(BaseException):  # not for `except Exception` around the
     """The function that is being traced calls `strategy.run`, or takes a batch of a distributed dataset."""
 
 
-class Runner:
+class ReplicaRunner:
     """The base class of strategies, by which lower rooms know one."""
 
 
@@ -27,7 +27,7 @@ _mode = Mode()
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def mark_tracing() -> Iterator[None]:
     """Refuse to run replicas in the block: a function is being traced."""
     _mode.trace_depth += 1
     try:
@@ -37,7 +37,7 @@ def tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eagerly() -> Iterator[None]:
+def disable_compilation() -> Iterator[None]:
     """Compile nothing that replicas run in the block."""
     _mode.eager_depth += 1
     try:
@@ -50,7 +50,7 @@ def is_eager() -> bool:
     return _mode.eager_depth > 0
 
 
-def check() -> None:
+def check_not_tracing() -> None:
     """Refuse, inside of a trace, to run replicas, to read their results, or to give them batches."""
     if _mode.trace_depth:
         raise RunsReplicasError

@@ -41,14 +41,14 @@ def fingerprint(*objects: object) -> str:
         >>> fingerprint(np.float32(0.0)) == fingerprint(np.float32(-0.0))
         False
     """
-    contents = Contents(objects)
+    contents = FingerprintContents(objects)
     newest: dict[int, AnyArray] = {}
     for model in contents.models:
-        newest |= keras_private.newest_values(model)
+        newest |= keras_private.map_newest_values(model)
     return contents.digest(lambda content: newest[id(content)] if id(content) in newest else read_value(content))
 
 
-class Contents:
+class FingerprintContents:
     """The variables and arrays of a fingerprint, in their order."""
 
     def __init__(self, objects: Sequence[object]) -> None:
@@ -59,8 +59,8 @@ class Contents:
         ]
         leaves = [leaf for holder in objects for leaf in jax.tree.leaves(holder, is_leaf=is_keras_object)]
         self.models = [leaf for leaf in leaves if isinstance(leaf, keras.Model)]
-        bonds = [keras_private.bond_of(model) for model in self.models]
-        self._promised = all(bond is None or bond.is_promised for bond in bonds)
+        bonds = [keras_private.get_bond(model) for model in self.models]
+        self._promised = all(bond is None or bond.has_promised_bits for bond in bonds)
 
     def digest(self, value_of: Callable[[Content], AnyArray | np.generic | complex]) -> str:
         """Return the digest; `value_of` returns the value of a variable, or of an array."""
@@ -75,7 +75,7 @@ class Contents:
 def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
     """Return (kind, variable or array) for all state of an object."""
     if isinstance(holder, keras.Model):
-        variables = keras_private.variables_of(holder)
+        variables = keras_private.group_variables(holder)
         yield from ((group, variable) for group in MODEL_STATE for variable in variables[group])
     elif isinstance(holder, keras.Variable):
         yield "variable", holder
@@ -105,7 +105,7 @@ def read_value(content: Content) -> AnyArray | np.generic | complex:
     """Return the value of a variable, or an array as it is. Refuse a variable whose value Keras holds outside of it."""
     if not isinstance(content, keras.Variable):
         return content
-    if not keras_private.holds_value(content):
+    if not keras_private.has_value(content):
         raise ValueError(
             f"The variable {content.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "
             f"outside of them. Write fingerprint(model), which finds it."

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from unisono._src.typing import UserObject
 
 
-def name_of(function: Callable[..., object]) -> str:
+def get_function_name(function: Callable[..., object]) -> str:
     """Return the name of a function, or of the class of a callable object."""
     if isinstance(function, functools.partial):
-        return name_of(function.func)
+        return get_function_name(function.func)
     return getattr(function, "__name__", type(function).__name__)
 
 
-def code_of(function: UserObject) -> types.CodeType | None:
+def get_function_code(function: UserObject) -> types.CodeType | None:
     """Return the code that a function, a partial, a wrapper or a callable object runs in the end; None for code that is not in Python."""
     while not isinstance(function, types.FunctionType):
         if isinstance(function, functools.partial):

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Refuse: TypeAlias = Callable[[Callable[..., object], tuple[object, ...], dict[str, object]], None]
+RefuseCall: TypeAlias = Callable[[Callable[..., object], tuple[object, ...], dict[str, object]], None]
 """Raises for arguments that do not fit the call: `refuse(call, args, kwargs)`."""
 
 CUTOFF = 0.75
@@ -26,7 +26,7 @@ def says_near_names(call: Callable[P, T]) -> Callable[P, T]:
     return refuses_by(refuse_misspelt)(call)
 
 
-def refuses_by(refuse: Refuse) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def refuses_by(refuse: RefuseCall) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator of calls: for arguments that do not fit, `refuse` raises in place of the usual error."""
 
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
@@ -55,32 +55,32 @@ def accepts_arguments(call: Callable[..., object], args: tuple[object, ...], kwa
 
 def refuse_misspelt(call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
     """Refuse argument names that the call does not have. Python's own errors are clear enough for other mistakes."""
-    names = names_of(call)
+    names = list_argument_names(call)
     unknown = [name for name in kwargs if name not in names]
     if not unknown:
         return
-    near = nearest(unknown, names)
+    near = find_near_names(unknown, names)
     replacements = " and ".join(f"{near[name]}= for {name}=" for name in unknown if name in near)
     raise TypeError(
-        f"{call.__qualname__.removesuffix('.__init__')} received {listed(unknown)}, and takes {listed(names)}."
+        f"{call.__qualname__.removesuffix('.__init__')} received {format_arguments(unknown)}, and takes {format_arguments(names)}."
         f"{f' Write {replacements}.' if replacements else ''}"
     ) from None
 
 
-def names_of(call: Callable[..., object]) -> list[str]:
+def list_argument_names(call: Callable[..., object]) -> list[str]:
     """Return the names of a call's arguments, without `self`."""
     parameters = list(inspect.signature(call).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
     return [parameter.name for parameter in parameters[is_method:] if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
-def nearest(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+def find_near_names(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     """Return the right name for each name that is nearly right."""
     close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
     return {name: matches[0] for name, matches in close_matches.items() if matches}
 
 
-def listed(names: Iterable[str]) -> str:
+def format_arguments(names: Iterable[str]) -> str:
     """Return the names of arguments as text: `a=, b= and c=`."""
     *most, last = (f"{name}=" for name in names)
     return f"{', '.join(most)} and {last}" if most else last

@@ -13,7 +13,7 @@ from unisono._src.typing import UserObject
 T = TypeVar("T")
 
 
-class Owned:
+class OwnedObjects:
     """The layers, optimizers, metrics and variables of a strategy, by weak references."""
 
     def __init__(self, strategy: Any = None) -> None:
@@ -54,7 +54,7 @@ class Owned:
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Return the metrics, those of compiled models included."""
-        of_models = [metric for model in self.models for metric in keras_private.leaf_metrics_of(model)]
+        of_models = [metric for model in self.models for metric in keras_private.list_all_metrics(model)]
         return list({id(metric): metric for metric in [*self._find(keras.metrics.Metric), *of_models]}.values())
 
     @property
@@ -65,7 +65,7 @@ class Owned:
         return made | {id(variable) for holder in holders for variable in holder.variables}
 
     @property
-    def variables_of_layers(self) -> set[int]:
+    def layer_variable_ids(self) -> set[int]:
         """Return the ids of the layers' and metrics' variables."""
         holders = [*self._find(keras.Layer), *self.metrics]
         return {id(variable) for holder in holders for variable in holder.variables}
@@ -76,10 +76,10 @@ class Owned:
         return [made for reference in references if isinstance(made := reference(), kind) and made is not None]
 
 
-_all: weakref.WeakSet[Owned] = weakref.WeakSet()
+_all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
 """The owned objects of all strategies."""
 
 
-def strategy_of(created: object) -> Any:
+def find_strategy(created: object) -> Any:
     """Return the strategy in whose scope an object was made; None outside of every scope."""
     return next((owned.strategy for owned in list(_all) if created in owned), None)

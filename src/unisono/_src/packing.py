@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from unisono._src.typing import Array, PyTree
 
-Flat = dict[str, Array]
+PackedTree = dict[str, Array]
 """A vector for each dtype, by the dtype's name."""
 
 LENGTH_MULTIPLE = 64
 """Vectors are filled up with zeros to a multiple of this number of elements: CPUs add up rows of other lengths half as fast."""
 
 
-def flat(tree: PyTree) -> Flat:
+def pack_tree(tree: PyTree) -> PackedTree:
     """Return the leaves of each dtype, concatenated in the order of the tree."""
     leaves = jax.tree.leaves(tree)
     names = sorted({str(leaf.dtype) for leaf in leaves})
@@ -27,7 +27,7 @@ def flat(tree: PyTree) -> Flat:
     }
 
 
-def unflat(vectors: Flat, like: PyTree) -> PyTree:
+def unpack_tree(vectors: PackedTree, like: PyTree) -> PyTree:
     """Return the tree that the vectors were made of; `like` has its structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(like)
     offsets = dict.fromkeys(vectors, 0)
@@ -40,7 +40,7 @@ def unflat(vectors: Flat, like: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, arrays)
 
 
-def sizes(like: PyTree) -> dict[str, int]:
+def measure_vectors(like: PyTree) -> dict[str, int]:
     """Return the length of the vector of each dtype, for a tree of these shapes."""
     lengths: dict[str, int] = {}
     for leaf in jax.tree.leaves(like):

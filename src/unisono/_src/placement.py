@@ -22,7 +22,7 @@ def split_evenly(total: int, parts: int) -> tuple[range, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes:
+class ProcessPlacement:
     """The processes that train together, each with a block of devices."""
 
     number: int
@@ -40,7 +40,7 @@ class Placement:
     replicas: int
     devices: tuple[jax.Device, ...]
     """The devices of this process."""
-    processes: Processes | None = None
+    processes: ProcessPlacement | None = None
     """None where there is one process."""
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Placement:
         return tuple(range(blocks[start].start, blocks[end - 1].stop) for start, end in itertools.pairwise(ends))
 
     @property
-    def device_of(self) -> dict[int, int]:
+    def device_indices(self) -> dict[int, int]:
         """Return the index of the device of each replica of this process."""
         return {replica: index for index, block in enumerate(self.blocks) for replica in block}
 

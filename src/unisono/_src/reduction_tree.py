@@ -12,31 +12,31 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def halves(span: range) -> tuple[range, range]:
+def split_span(span: range) -> tuple[range, range]:
     """Return the two spans whose sums are added to make the sum over `span`.
 
-    >>> halves(range(0, 6))
+    >>> split_span(range(0, 6))
     (range(0, 4), range(4, 6))
     """
     middle = span.start + (1 << ((len(span) - 1).bit_length() - 1))
     return range(span.start, middle), range(middle, span.stop)
 
 
-def cover(block: range, span: range) -> list[range]:
+def list_subtrees(block: range, span: range) -> list[range]:
     """Return the largest spans of the reduction tree over `span` that lie inside `block`, left to right.
 
-    >>> cover(range(3, 6), range(0, 8))
+    >>> list_subtrees(range(3, 6), range(0, 8))
     [range(3, 4), range(4, 6)]
     """
     if block.start <= span.start and span.stop <= block.stop:
         return [span]
     if span.stop <= block.start or block.stop <= span.start:
         return []
-    left, right = halves(span)
-    return cover(block, left) + cover(block, right)
+    left, right = split_span(span)
+    return list_subtrees(block, left) + list_subtrees(block, right)
 
 
-def total(
+def sum_tree(
     span: range,
     known: Callable[[range], bool],
     value: Callable[[range], Value | None],
@@ -48,7 +48,7 @@ def total(
     """
     if known(span):
         return value(span)
-    left, right = (total(half, known, value, add) for half in halves(span))
+    left, right = (sum_tree(half, known, value, add) for half in split_span(span))
     if left is None or right is None:
         return right if left is None else left
     return add(left, right)

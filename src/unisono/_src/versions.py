@@ -5,7 +5,7 @@ from __future__ import annotations
 VERSION = "0.1.0"
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Return the versions, by the names of the packages."""
     import jax
     import jaxlib.version

@@ -101,18 +101,18 @@ def test_what_is_put_into_a_list_or_a_dict(whole):
 
 
 def test_numbers_that_compute_differently_are_not_the_same():
-    assert not staleness.is_same(-0.0, 0.0)
-    assert not staleness.is_same(True, 1)
-    assert staleness.is_same(float("nan"), float("nan"))
+    assert not staleness.is_same_value(-0.0, 0.0)
+    assert not staleness.is_same_value(True, 1)
+    assert staleness.is_same_value(float("nan"), float("nan"))
 
 
 def test_little_is_looked_through_at_every_step():
-    assert isinstance(staleness.kept({"a": [1, 2], "b": 3}, frozenset()), staleness.Kept)
+    assert isinstance(staleness.snapshot_value({"a": [1, 2], "b": 3}, frozenset()), staleness.CollectionSnapshot)
     many = [[0] * 20 for _ in range(20)]
-    assert staleness.kept(many, frozenset()) is many
+    assert staleness.snapshot_value(many, frozenset()) is many
     around = [1]
     around.append(around)
-    assert staleness.is_same(around, staleness.kept(around, frozenset()))
+    assert staleness.is_same_value(around, staleness.snapshot_value(around, frozenset()))
 
 
 @pytest.mark.slow

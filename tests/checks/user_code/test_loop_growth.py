@@ -15,8 +15,8 @@ import unisono as un
 from loops import Loop
 from sizes import slow
 from trainings import on
-from unisono._src.checks.user_code.loss_growth import ReplicaRows, parts_of_losses
-from unisono._src.replica.variable_discovery import trace
+from unisono._src.checks.user_code.loss_growth import ReplicaRows, find_loss_parts
+from unisono._src.replica.variable_discovery import trace_user_function
 
 R = 8
 X = np.random.default_rng(0).uniform(0.5, 2, (64, 6)).astype("float32")
@@ -34,9 +34,9 @@ def parts(form, weight, size=R, rows=X):
         return un.value_and_grad(lambda: form(batch[0] @ weight.value), [weight])[0]
 
     def trace_of(size):
-        return trace(code, [jax.ShapeDtypeStruct((size, 6), "float32")], [], R, [])
+        return trace_user_function(code, [jax.ShapeDtypeStruct((size, 6), "float32")], [], R, [])
 
-    return parts_of_losses(trace_of(size), trace_of, ReplicaRows([rows[:size]], []))
+    return find_loss_parts(trace_of(size), trace_of, ReplicaRows([rows[:size]], []))
 
 
 def halved(value):
@@ -162,7 +162,7 @@ def test_measuring_changes_no_bit(monkeypatch):
 
     def trained(measured):
         if not measured:
-            monkeypatch.setattr("unisono._src.loop.compiled_function.parts_of_losses", lambda *_: [])
+            monkeypatch.setattr("unisono._src.loop.compiled_function.find_loss_parts", lambda *_: [])
         loop = Loop(on(1, 4), model=dropout)
 
         def step(batch):

@@ -14,7 +14,7 @@ import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
 from sizes import mostly_slow
 from trainings import distance, on
-from unisono._src.loop.runs import identity
+from unisono._src.loop.runs import make_function_key
 
 X, Y = data("dense", 24)
 
@@ -941,8 +941,8 @@ def test_a_partial_that_is_made_anew_is_compiled_once(loop):
     ],
 )
 def test_arguments_that_are_not_the_same_are_no_one_function(one, other):
-    assert identity(one) != identity(other)
-    assert identity(one) == identity(functools.partial(one.func, *one.args, **one.keywords))
+    assert make_function_key(one) != make_function_key(other)
+    assert make_function_key(one) == make_function_key(functools.partial(one.func, *one.args, **one.keywords))
 
 
 def test_a_compiled_function_that_is_made_anew_is_named():

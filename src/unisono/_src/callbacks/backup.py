@@ -14,19 +14,19 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.callbacks import callback_states
-from unisono._src.callbacks.save_interval import Interval
-from unisono._src.checkpoint.reading import Loaded
-from unisono._src.checkpoint.run_checkpoint import Saved
-from unisono._src.checkpoint.stop_signals import SIGNALS, Stop, listening
-from unisono._src.checkpoint.store import Keep, Store
-from unisono._src.checkpoint.writer import wait_for_all
+from unisono._src.callbacks.save_interval import SaveInterval
+from unisono._src.checkpoint.reading import LoadedCheckpoint
+from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
+from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
+from unisono._src.checkpoint.store import CheckpointStore, Keep
+from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.near_names import says_near_names
-from unisono._src.processes.agreement import current
+from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
 
 if TYPE_CHECKING:
     from unisono._src.callbacks.save_interval import SaveFrequency
-    from unisono._src.fit.data_position import Course
+    from unisono._src.fit.data_position import DataPosition
     from unisono._src.fit.keras_hooks import Bond
 
 
@@ -75,10 +75,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         self.delete_checkpoint = delete_checkpoint
         self.signals = tuple(signals)
         self.allow_other_replicas = allow_other_replicas
-        self._store = Store(backup_dir, keep=2 if keep is None else keep)
-        self._interval = Interval(save_freq, self._is_saving)
+        self._store = CheckpointStore(backup_dir, keep=2 if keep is None else keep)
+        self._interval = SaveInterval(save_freq, self._is_saving)
         self._open = contextlib.ExitStack()
-        self._stop = Stop()
+        self._stop = StopRequest()
         self._epoch = self._step = self._epochs_done = 0
         self._saved_at: tuple[int, int] | None = None
         self._metrics: dict[str, AnyArray] | None = None
@@ -88,23 +88,23 @@ class BackupAndRestore(keras.callbacks.Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         model = cast("keras.Model", self.model)
         self._bond = require_bond(model)
-        self._run_checkpoint = Saved({"model": model})
+        self._run_checkpoint = RunCheckpoint({"model": model})
         self._epoch = self._step = self._epochs_done = 0
         self._saved_at = None
-        self._interval = Interval(self.save_freq, self._is_saving)
-        self._stop = self._open.enter_context(listening(self.signals))
-        wait_for_all()  # an earlier fit of this process that was broken off may still be writing
-        self._number = self._store.next_number()
-        loaded = self._store.newest()
+        self._interval = SaveInterval(self.save_freq, self._is_saving)
+        self._stop = self._open.enter_context(listen_for_signals(self.signals))
+        wait_for_writers()  # an earlier fit of this process that was broken off may still be writing
+        self._number = self._store.choose_next_number()
+        loaded = self._store.load_newest()
         if loaded is not None:
             self._resume(loaded)
-        self._run_checkpoint.make_is_known()
+        self._run_checkpoint.keep_description()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._interval.passed(batch + 1 - self._step)
+        self._interval.count_steps(batch + 1 - self._step)
         self._step = batch + 1
         if self._stop.is_due:
             self._save_and_leave()
@@ -126,7 +126,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._metrics = None
         self._step = 0
         self._epochs_done = epoch + 1
-        is_asked = self._stop.is_asked_anywhere()
+        is_asked = self._stop.is_asked_in_any_process()
         if self._interval.after_epochs or self._interval.is_due or is_asked:
             self._save(epoch + 1, 0)
         if is_asked:
@@ -134,7 +134,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._store.wait()
-        if self._stop.is_asked_anywhere():
+        if self._stop.is_asked_in_any_process():
             self._save_end_and_leave()
         self._open.close()  # all is saved: from here on a signal does what it does without us
         if self.delete_checkpoint:
@@ -150,7 +150,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def steps_until_due(self, step: int) -> int:
         """Return how many steps one call may take before a step after which the training is saved, or processes may stop."""
-        return self._interval.until_due() if current().is_alone else 1
+        return self._interval.count_steps_until_due() if get_agreement().is_alone else 1
 
     # Saving.
 
@@ -167,11 +167,11 @@ class BackupAndRestore(keras.callbacks.Callback):
             "data": course.get_state(end_of_epoch=not step),
             "steps": self._interval.steps,
         }
-        kept = {"training": training, "callbacks": callback_states.states_of(self._others)}
+        kept = {"training": training, "callbacks": callback_states.collect_states(self._others)}
         self._path = self._run_checkpoint.save(self._store, self._number, kept, self._metrics)
         self._number += 1
         self._saved_at = epoch, step
-        self._interval.saved()
+        self._interval.note_saved()
 
     def _save_and_leave(self) -> None:
         self._save(self._epoch, self._step)
@@ -185,11 +185,11 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _leave(self) -> None:
         self._store.wait()
-        self._stop.leave(self._path)
+        self._stop.exit_program(self._path)
 
     @property
-    def _course(self) -> Course:
-        return cast("Course", self._bond.course)  # fit has one while it calls callbacks
+    def _course(self) -> DataPosition:
+        return cast("DataPosition", self._bond.data_position)  # fit has one while it calls callbacks
 
     @property
     def _others(self) -> list[keras.callbacks.Callback]:
@@ -197,21 +197,21 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     # Resuming.
 
-    def _resume(self, loaded: Loaded) -> None:
+    def _resume(self, loaded: LoadedCheckpoint) -> None:
         restored = self._run_checkpoint.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
         training = restored["training"]
         step = restored["training"]["step"]
-        if current().is_first:  # the other processes do not have all callbacks
+        if get_agreement().is_first:  # the other processes do not have all callbacks
             self._warn_of_others(loaded, restored["callbacks"])
             self._warn_of_unknown(training)
         callback_states.set_states(self._others, restored["callbacks"])
 
         def restore_again() -> None:
             """Restore what callbacks changed at the beginning of the epoch: they did so before the save too."""
-            self._run_checkpoint.put_again(loaded)
+            self._run_checkpoint.assign_again(loaded)
             callback_states.set_states(self._others, restored["callbacks"])
 
-        self._course.go_on(training["data"], step, training["logs"], restore_again if step else None)
+        self._course.resume_at(training["data"], step, training["logs"], restore_again if step else None)
         self._epoch = training["epoch"]
         self._step = step
         self._interval.steps = training["steps"]
@@ -219,11 +219,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at = (training["epoch"], step)
         self._path = loaded.path
         params = cast("dict[str, int]", self.params)
-        keras_private.begin_with_epoch(self.model, params["epochs"] if training["stopped"] else training["epoch"])
+        keras_private.set_first_epoch(
+            cast("keras.Model", self.model), params["epochs"] if training["stopped"] else training["epoch"]
+        )
 
-    def _warn_of_others(self, loaded: Loaded, states: dict[str, PyTree]) -> None:
-        lost = callback_states.lost(self._others, states)
-        fresh = callback_states.fresh(self._others, states)
+    def _warn_of_others(self, loaded: LoadedCheckpoint, states: dict[str, PyTree]) -> None:
+        lost = callback_states.find_lost_states(self._others, states)
+        fresh = callback_states.find_fresh_callbacks(self._others, states)
         differing = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
         differing += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
         if differing:
@@ -234,7 +236,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
 
     def _warn_of_unknown(self, training: dict[str, Json]) -> None:
-        names = callback_states.unknown(self._others)
+        names = callback_states.find_unsaved_callbacks(self._others)
         if names:
             where = "in the middle" if training["step"] else "at the beginning"
             warnings.warn(
@@ -246,7 +248,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def require_bond(model: keras.Model) -> Bond:
     """Return what ties the model to its strategy; refuse a model that was made outside every scope."""
-    bond = keras_private.bond_of(model)
+    bond = keras_private.get_bond(model)
     if bond is None:
         raise ValueError(
             "unisono's BackupAndRestore resumes trainings of a strategy, and this model was made outside of every scope. Make it inside "

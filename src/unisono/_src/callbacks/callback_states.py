@@ -20,7 +20,7 @@ Access: TypeAlias = tuple[Callable[[], PyTree], Callable[[PyTree], None]]
 """The functions that get and set the state of a callback."""
 
 
-def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, PyTree]:
+def collect_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, PyTree]:
     """Return the states of callbacks, by class, by what is monitored, and by a number where several callbacks share both."""
     return {name: get() for name, (get, _) in find_access(callbacks).items()}
 
@@ -32,26 +32,26 @@ def set_states(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, 
             set_state(states[name])
 
 
-def lost(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
+def find_lost_states(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
     """Return the names of the states that no callback takes."""
     taken = find_access(callbacks)
     return [name for name, state in states.items() if name not in taken and state is not None]
 
 
-def fresh(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
+def find_fresh_callbacks(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
     """Return the names of the callbacks that have a state, but none in `states`."""
     return [name for name, (get, _) in find_access(callbacks).items() if name not in states and get() is not None]
 
 
-def unknown(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
+def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
     """Return the classes of the callbacks that may have a state which is not saved."""
     return [
         type(callback).__name__
         for callback in callbacks
         if find_attributes(callback) is None
         and not is_stateful(callback)
-        and not isinstance(callback, keras_private.WITHOUT_STATE)
-        and set(vars(callback)) - keras_private.OF_EVERY_CALLBACK
+        and not isinstance(callback, keras_private.STATELESS_CALLBACKS)
+        and set(vars(callback)) - keras_private.CALLBACK_ATTRIBUTES
     ]
 
 
@@ -78,7 +78,7 @@ def find_access(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Acce
 
 def find_attributes(callback: keras.callbacks.Callback) -> tuple[str, ...] | None:
     """Return the attributes in which a callback of Keras keeps its state; None where no state is known."""
-    return next((names for kind, names in keras_private.CHANGING.items() if isinstance(callback, kind)), None)
+    return next((names for kind, names in keras_private.CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
 
 
 def make_getter(callback: keras.callbacks.Callback, names: tuple[str, ...]) -> Callable[[], dict[str, PyTree]]:

@@ -14,7 +14,7 @@ SaveFrequency: TypeAlias = "str | int | OrbaxPolicy"
 """When to save: "epoch"; a number of steps; False for signals alone; or a policy."""
 
 
-class Interval:
+class SaveInterval:
     """A count of the steps of a training, which tells when to save."""
 
     def __init__(self, save_freq: SaveFrequency, is_saving: Callable[[], bool]) -> None:
@@ -33,13 +33,13 @@ class Interval:
         """The steps since the training began."""
         self._due_since_saved = False
 
-    def until_due(self) -> int:
+    def count_steps_until_due(self) -> int:
         """Return how many steps one call may take before a step after which the training is saved."""
         if self._policy is not None:  # it may wait for a certain step
-            return MOST_STEPS if self._policy.looks_at_the_clock else 1
+            return MOST_STEPS if self._policy.is_by_time else 1
         return MOST_STEPS if self._every is None else self._every - self.steps % self._every
 
-    def passed(self, steps: int) -> None:
+    def count_steps(self, steps: int) -> None:
         before = self.steps
         self.steps = self.steps + steps
         if self._every is not None:
@@ -51,10 +51,10 @@ class Interval:
     def is_due(self) -> bool:
         return self._due_since_saved
 
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         self._due_since_saved = False
         if self._policy is not None:
-            self._policy.saved(self.steps)
+            self._policy.note_saved(self.steps)
 
 
 def make_policy(save_freq: object) -> SavePolicy | None:

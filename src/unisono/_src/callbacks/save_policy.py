@@ -37,7 +37,7 @@ class SavePolicy:
         self._saved: list[Moment] = []
 
     @property
-    def looks_at_the_clock(self) -> bool:
+    def is_by_time(self) -> bool:
         """Return whether the policy decides by time alone, and not by the number of a step."""
         return isinstance(self._policy, policies.ContinuousCheckpointingPolicy)
 
@@ -47,7 +47,7 @@ class SavePolicy:
         )
         return self._policy.should_save(make_moment(step), self._saved, context=context)
 
-    def saved(self, step: int) -> None:
+    def note_saved(self, step: int) -> None:
         self._saved = [make_moment(step)]
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeGuard, cast
 
 from unisono._src.checkpoint.object_state import KINDS, KerasThing
-from unisono._src.checkpoint.reading import DamagedError, load, newest_beside
-from unisono._src.checkpoint.run_checkpoint import Saved
-from unisono._src.checkpoint.stop_signals import SIGNALS, listening
-from unisono._src.checkpoint.store import Keep, Store
-from unisono._src.checkpoint.writer import wait_for_all
+from unisono._src.checkpoint.reading import DamagedError, find_newest_beside, load_checkpoint
+from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
+from unisono._src.checkpoint.stop_signals import SIGNALS, listen_for_signals
+from unisono._src.checkpoint.store import CheckpointStore, Keep
+from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.near_names import says_near_names
-from unisono._src.processes.agreement import current
+from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import PyTree
 
 
@@ -77,11 +77,11 @@ class Checkpoint:
                 )
         self._stateful = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
         keras_things = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
-        self._run_checkpoint = Saved(keras_things, next((dataset.replicas for dataset in self._datasets), None))
+        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.replicas for dataset in self._datasets), None))
         for thing in self._stateful.values():
             if hasattr(thing, "will_be_saved"):
                 cast("LoopDataset", thing).will_be_saved()
-        self._stores: dict[tuple[Path, str], Store] = {}
+        self._stores: dict[tuple[Path, str], CheckpointStore] = {}
 
     @property
     def _datasets(self) -> list[LoopDataset]:
@@ -100,10 +100,10 @@ class Checkpoint:
         """
         self._warn_of_other_thread()
         directory, name = split_path(path)
-        store = self._stores.setdefault((directory, name), Store(directory, name))
+        store = self._stores.setdefault((directory, name), CheckpointStore(directory, name))
         store.keep = keep
         states = {name: thing.get_state() for name, thing in self._stateful.items()}
-        return str(self._run_checkpoint.save(store, store.next_number(), states))
+        return str(self._run_checkpoint.save(store, store.choose_next_number(), states))
 
     def _warn_of_other_thread(self) -> None:
         if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
@@ -138,12 +138,12 @@ class Checkpoint:
                 "saving_on_signal needs the distributed dataset that the loop is over, to know where a step ends. Write Checkpoint(..., "
                 "data=dataset)."
             )
-        with listening(signals) as stop:
+        with listen_for_signals(signals) as stop:
 
             def save_and_leave() -> None:
                 saved = self.save(path, keep)
                 self.wait()
-                stop.leave(saved)
+                stop.exit_program(saved)
 
             def between_batches() -> None:
                 if stop.is_due:
@@ -153,7 +153,7 @@ class Checkpoint:
                 dataset.listeners.append(between_batches)
             try:
                 yield
-                if stop.is_asked_anywhere():
+                if stop.is_asked_in_any_process():
                     save_and_leave()
             finally:
                 for dataset in datasets:
@@ -173,15 +173,15 @@ class Checkpoint:
         """
         if path is None:
             return False
-        current().of_first(f"the checkpoint {path}, which it restores", wait_for_all)
+        get_agreement().of_first(f"the checkpoint {path}, which it restores", wait_for_writers)
         try:
-            loaded = load(path)
+            loaded = load_checkpoint(path)
         except DamagedError as error:
-            newest_good = newest_beside(Path(path).absolute())
+            newest_good = find_newest_beside(Path(path).absolute())
             raise DamagedError(
                 f"{error}{'' if newest_good is None else f' {newest_good} is the newest good one beside it.'}"
             ) from error
-        current().meet(f"that it has read {path}")  # before process 0 may remove it
+        get_agreement().wait_for_processes(f"that it has read {path}")  # before process 0 may remove it
         states = self._run_checkpoint.restore(loaded, set(self._stateful), allow_other_replicas, partial)
         for name, thing in self._stateful.items():
             thing.set_state(states[name])

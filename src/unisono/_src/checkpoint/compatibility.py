@@ -18,7 +18,7 @@ class ArrayLike(Protocol):
     def dtype(self) -> object: ...
 
 
-def check(where: str, theirs: Mapping[str, ArrayLike], ours: Mapping[str, ArrayLike]) -> None:
+def check_same_arrays(where: str, theirs: Mapping[str, ArrayLike], ours: Mapping[str, ArrayLike]) -> None:
     """Refuse a checkpoint whose arrays have other names, shapes or dtypes than the arrays here."""
     lines = [
         f"  {name}: {describe_array(theirs[name])} in the checkpoint, {describe_array(ours[name])} here"
@@ -38,7 +38,7 @@ def describe_array(array: ArrayLike) -> str:
     return f"{tuple(array.shape)} {array.dtype}"
 
 
-def check_names(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
+def check_objects(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
     """Refuse a checkpoint that lacks an object; and one that has more objects, unless it may be restored in part."""
     missing = sorted(set(ours) - set(theirs))
     left = sorted(set(theirs) - set(ours))

@@ -17,14 +17,14 @@ DROPPED = {"name", "trainable", "dtype", "module", "registered_name", "build_con
 LOSS_SETTINGS = ("loss", "loss_weights")
 
 
-def of_model(model: keras.Model) -> dict[str, Json]:
+def describe_configuration(model: keras.Model) -> dict[str, Json]:
     """Return the configuration of a model's layers, in order, and of its loss and its learning rate schedule, in JSON."""
-    layers = [layer for layer in keras_private.layers_of(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
+    layers = [layer for layer in keras_private.list_layers(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
     described: dict[str, Json] = {"layers": [[type(layer).__name__, read_settings(layer.get_config)] for layer in layers]}
     if getattr(model, "compiled", False):
         compiled = read_settings(model.get_compile_config)
         described["compile()"] = {name: compiled.get(name) for name in LOSS_SETTINGS}
-        described["compile()"]["run_eagerly"] = keras_private.eager_option(model) is not None
+        described["compile()"]["run_eagerly"] = keras_private.find_eager_option(model) is not None
         rate = read_settings(model.optimizer.get_config).get("learning_rate")
         if isinstance(rate, dict):  # a number is a variable, and so part of the state
             described["compile()"]["learning_rate"] = rate
@@ -79,7 +79,7 @@ def show_setting(value: Json) -> str:
     return str(value["config"] if class_name == "function" else class_name)
 
 
-def warn_of_others(where: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> None:
+def warn_of_other_configuration(where: str, there: Mapping[str, Json], here: Mapping[str, Json]) -> None:
     """Warn where the run goes on with a model of another configuration."""
     differing = [words for name in there.keys() & here.keys() for words in find_differences(name, there[name], here[name])]
     if differing:

@@ -28,25 +28,25 @@ DTYPES = {
 """The dtypes that Orbax writes and reads with every bit."""
 
 
-def separated(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
+def encode_state(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
     """Return the state in JSON, with names in place of its arrays; and the arrays by name. Arrays on devices stay there."""
     arrays: dict[str, AnyArray] = {}
     return _encode_value(state, "", arrays), arrays
 
 
-def joined(state: Json, arrays: Mapping[str, np.ndarray]) -> PyTree:
+def decode_state(state: Json, arrays: Mapping[str, np.ndarray]) -> PyTree:
     """Return the state with its arrays, which are NumPy's now."""
     if isinstance(state, list):
-        return [joined(value, arrays) for value in state]
+        return [decode_state(value, arrays) for value in state]
     if not isinstance(state, dict):
         return state
     if MARK not in state:
-        return {key: joined(value, arrays) for key, value in state.items()}
+        return {key: decode_state(value, arrays) for key, value in state.items()}
     kind, content = state[MARK]
     if kind == "dict":
-        return {key: joined(value, arrays) for key, value in content}
+        return {key: decode_state(value, arrays) for key, value in content}
     if kind == "tuple":
-        return tuple(joined(value, arrays) for value in content)
+        return tuple(decode_state(value, arrays) for value in content)
     return arrays[content] if kind == "array" else arrays[content][()]
 
 

@@ -9,7 +9,7 @@ ARRAYS = "arrays"
 METADATA = "_CHECKPOINT_METADATA"
 
 
-def found_in(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
+def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
     """Return the name, the number and the path of each checkpoint that was written whole; parts of it may be gone by now.
 
     All folders of a name count if one of them looks like a checkpoint, and all folders of the name that is given.

@@ -12,12 +12,12 @@ from unisono._src.typing import AnyArray, Array
 
 
 @jax.jit
-def copied(arrays: list[AnyArray]) -> list[Array]:
+def copy_on_device(arrays: list[AnyArray]) -> list[Array]:
     """Copy arrays on their device, once they are computed: no thread waits, and the next step may be donated the originals."""
     return [jnp.copy(array) for array in arrays]
 
 
-def digest(array: np.ndarray) -> str:
+def digest_array(array: np.ndarray) -> str:
     digester = hashlib.sha256(f"{array.shape} {array.dtype}\n".encode())
     digester.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digester.hexdigest()[:32]

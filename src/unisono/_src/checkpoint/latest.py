@@ -11,11 +11,11 @@ from pathlib import Path
 
 import h5py
 
-from unisono._src.checkpoint.folders import METADATA, found_in
-from unisono._src.checkpoint.reading import DamagedError, load
-from unisono._src.checkpoint.writer import wait_for_all
+from unisono._src.checkpoint.folders import METADATA, find_checkpoints
+from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.near_names import says_near_names
-from unisono._src.processes.agreement import current
+from unisono._src.processes.agreement import get_agreement
 
 
 @says_near_names
@@ -28,11 +28,11 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     Damaged checkpoints are left in place, and named in a warning. Of several processes, process 0 looks.
     """
-    return current().of_first(f"the newest checkpoint in {directory}", lambda: find_newest(directory))
+    return get_agreement().of_first(f"the newest checkpoint in {directory}", lambda: find_newest(directory))
 
 
 def find_newest(directory: str | os.PathLike[str]) -> str | None:
-    wait_for_all()
+    wait_for_writers()
     place = Path(directory).absolute()
     damaged = []
     for path, check in sort_newest_first(list_candidates(place)):
@@ -55,10 +55,10 @@ Candidate = tuple[Path, Callable[[Path], object]]
 def list_candidates(place: Path) -> list[Candidate]:
     """Return the path of each checkpoint, with a function that reads it and raises if it is damaged."""
     if not place.is_dir():
-        return [(path, load) for name, _, path in found_in(place.parent, place.name) if name == place.name]
+        return [(path, load_checkpoint) for name, _, path in find_checkpoints(place.parent, place.name) if name == place.name]
     checks: dict[str, Callable[[Path], object]] = {"*.weights.h5": check_h5, "*.keras": check_zip}
     files = [(path, check) for pattern, check in checks.items() for path in place.glob(pattern)]
-    return [(path, load) for _, _, path in found_in(place)] + files
+    return [(path, load_checkpoint) for _, _, path in find_checkpoints(place)] + files
 
 
 def sort_newest_first(candidates: list[Candidate]) -> list[Candidate]:

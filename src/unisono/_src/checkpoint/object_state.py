@@ -11,7 +11,7 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.checkpoint import compatibility, configuration
-from unisono._src.fingerprint import Contents
+from unisono._src.fingerprint import FingerprintContents
 from unisono._src.typing import AnyArray, Config, Json
 
 KerasThing: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
@@ -43,7 +43,7 @@ class KerasState:
         if ids != self._known[0]:  # a walk through a large model takes a while
             named: dict[int, tuple[str, keras.Variable]] = {}
             for name, thing in self.things.items():
-                for path, variable in keras_private.variables_by_structure(thing, name):
+                for path, variable in keras_private.walk_variables(thing, name):
                     named.setdefault(id(variable), (path, variable))
             self._known = ids, dict(named.values())
         return self._known[1]
@@ -53,7 +53,7 @@ class KerasState:
         newest: dict[int, AnyArray] = {}
         for thing in self.things.values():
             if isinstance(thing, keras.Model):
-                newest |= keras_private.newest_values(thing)
+                newest |= keras_private.map_newest_values(thing)
         newest |= {id(variable): variable.value for variable in self.variables.values() if id(variable) not in newest}
         return {name: newest[id(variable)] for name, variable in self.variables.items()}
 
@@ -62,16 +62,16 @@ class KerasState:
         ours = self.variables
         theirs = {name: array for name, array in theirs.items() if name in ours} if partial else dict(theirs)
         ours, theirs, fresh = drop_unbuilt_metrics(ours, theirs)
-        compatibility.check(where, theirs, ours)
+        compatibility.check_same_arrays(where, theirs, ours)
         for name in fresh:
             cast("keras.Model", self.things[name]).reset_metrics()
         for name, variable in ours.items():
             variable.assign(theirs[name])
 
-    def makes(self) -> dict[str, LayerBuild]:
+    def describe_builds(self) -> dict[str, LayerBuild]:
         """Return which layers are built, and for which shapes."""
         return {
-            name: {"built": list_built(thing), "config": keras_private.build_config(thing)}
+            name: {"built": list_built(thing), "config": keras_private.get_build_config(thing)}
             for name, thing in self.things.items()
             if isinstance(thing, keras.Layer)
         }
@@ -94,7 +94,7 @@ class KerasState:
         for name, optimizer in self._find_optimizers().items():
             built_for = optimizers.get(name, {}).get("of", ())
             if not optimizer.built and built_for and set(built_for) <= self.variables.keys():
-                with keras_private.name_scope_of(optimizer):
+                with keras_private.open_name_scope(optimizer):
                     optimizer.build([self.variables[variable] for variable in built_for])
 
     def optimizers(self) -> dict[str, dict[str, Json]]:
@@ -102,7 +102,11 @@ class KerasState:
         names = {id(variable): name for name, variable in self.variables.items()}
         return {
             name: describe_optimizer(optimizer)
-            | {"of": [names.get(id(weight)) for weight in keras_private.weights_of(optimizer)] if optimizer.built else []}
+            | {
+                "of": [names.get(id(weight)) for weight in keras_private.list_optimizer_weights(optimizer)]
+                if optimizer.built
+                else []
+            }
             for name, optimizer in self._find_optimizers().items()
         }
 
@@ -113,42 +117,42 @@ class KerasState:
             name: optimizer for name, optimizer in (of_models | own).items() if isinstance(optimizer, keras.optimizers.Optimizer)
         }
 
-    def policies(self) -> dict[str, list[str]]:
+    def list_policies(self) -> dict[str, list[str]]:
         """Return the precision of each layer, in order."""
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
-        return {name: [layer.dtype_policy.name for layer in keras_private.layers_of(thing)] for name, thing in layers.items()}
+        return {name: [layer.dtype_policy.name for layer in keras_private.list_layers(thing)] for name, thing in layers.items()}
 
-    def configuration(self) -> dict[str, dict[str, Json]]:
+    def describe_configurations(self) -> dict[str, dict[str, Json]]:
         """Return the configuration of each model, in JSON."""
         models = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Model)}
-        return {name: configuration.of_model(thing) for name, thing in models.items()}
+        return {name: configuration.describe_configuration(thing) for name, thing in models.items()}
 
-    def names_of(self, name: str, names: Iterable[str]) -> set[str]:
+    def select_names(self, name: str, names: Iterable[str]) -> set[str]:
         """Return the names of one object's variables, without a model's metrics, which no fingerprint covers."""
         own = {variable for variable in names if variable == name or variable.startswith(f"{name}/")}
         metrics_prefix = f"{name}/metrics/" if isinstance(self.things[name], keras.Model) else None
         return {variable for variable in own if metrics_prefix is None or not variable.startswith(metrics_prefix)}
 
-    def is_whole(self, name: str, theirs: Collection[str]) -> bool:
+    def has_all_variables(self, name: str, theirs: Collection[str]) -> bool:
         """Return whether the object has exactly the variables that the checkpoint has of it."""
-        return self.names_of(name, theirs) == self.names_of(name, self.variables)
+        return self.select_names(name, theirs) == self.select_names(name, self.variables)
 
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
         """Return a function that makes `un.fingerprint` of the object from all arrays, at any time and in any thread."""
-        contents = Contents([self.things[name]])
+        contents = FingerprintContents([self.things[name]])
         names = {id(variable): path for path, variable in self.variables.items()}
         return lambda arrays: contents.digest(lambda variable: arrays[names[id(variable)]])
 
 
 def collect_variables(thing: KerasThing) -> list[keras.Variable]:
     if isinstance(thing, keras.Model):
-        return keras_private.all_variables(thing)
+        return keras_private.list_model_variables(thing)
     return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
 
 
 def list_built(layer: keras.Layer) -> list[bool]:
     """Return whether the layer is built, and each layer in it."""
-    return [bool(inner.built) for inner in keras_private.layers_of(layer)]
+    return [bool(inner.built) for inner in keras_private.list_layers(layer)]
 
 
 def warn_of_unbuilt(where: str, name: str, layer: keras.Layer) -> None:

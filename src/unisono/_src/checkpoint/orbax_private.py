@@ -27,23 +27,23 @@ policies = ocp.training.preservation_policies
 _check_among_all = execution._check_directory_consistency
 
 
-def write(path: str, arrays: Mapping[str, np.ndarray], record: dict[str, Json]) -> None:
+def save_arrays(path: str, arrays: Mapping[str, np.ndarray], record: dict[str, Json]) -> None:
     with make_lone_context():
         ocp.save(path, dict(arrays), checkpointable_name=ARRAYS, custom_metadata=record)
 
 
-def record_of(path: str) -> Json:
+def read_record(path: str) -> Json:
     with make_lone_context():
         return ocp.checkpointables_metadata(path).custom_metadata
 
 
-def read(path: str, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
+def load_arrays(path: str, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyArray]:
     """Return the arrays of a checkpoint. `like` has their names, shapes and dtypes."""
     with make_lone_context():
         return ocp.load(path, dict(like), checkpointable_name=ARRAYS)
 
 
-def stay(keep: Keep, checkpoints: Sequence[CheckpointInfo]) -> Sequence[bool]:
+def choose_kept(keep: Keep, checkpoints: Sequence[CheckpointInfo]) -> Sequence[bool]:
     """Return, for each checkpoint, whether it is kept: among the newest, where `keep` is a number, or by a policy."""
     policy = policies.LatestN(keep) if isinstance(keep, int) else keep
     return cast("PreservationPolicy", policy).should_preserve(checkpoints, context=policies.PreservationContext())
@@ -54,7 +54,7 @@ def make_lone_context() -> ocp.Context:
 
     By itself Orbax starts collectives over all devices, from its own thread, in the middle of a step.
     """
-    _, process = distributed.place()
+    _, process = distributed.get_process_count_and_number()
     context = ocp.Context()
     context.multiprocessing.primary_host = process
     context.multiprocessing.active_processes = {process}

@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono._src.checkpoint.folders import found_in
-from unisono._src.checkpoint.host_copies import digest
-from unisono._src.processes.agreement import current
-from unisono._src.processes.progress import current as progress
+from unisono._src.checkpoint.folders import find_checkpoints
+from unisono._src.checkpoint.host_copies import digest_array
+from unisono._src.processes.agreement import get_agreement
+from unisono._src.processes.progress import get_activity as progress
 from unisono._src.typing import Json
 
 FORMAT = 2
@@ -31,7 +31,7 @@ class DamagedError(ValueError):
     """A checkpoint is not what was written, or is of a format that no code reads any more."""
 
 
-class Loaded(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """A checkpoint that was read and found good."""
 
     path: Path
@@ -39,12 +39,12 @@ class Loaded(NamedTuple):
     record: Record
 
 
-def newest_of(paths: list[Path]) -> Loaded | None:
+def load_newest(paths: list[Path]) -> LoadedCheckpoint | None:
     """Return the first good checkpoint. Damaged ones are left in place, and named in a warning."""
     damaged: list[str] = []
     for path in paths:
         try:
-            loaded = load(path)
+            loaded = load_checkpoint(path)
         except DamagedError as error:
             damaged.append(str(error))
             continue
@@ -56,43 +56,43 @@ def newest_of(paths: list[Path]) -> Loaded | None:
     return None
 
 
-def newest_beside(path: Path) -> Path | None:
+def find_newest_beside(path: Path) -> Path | None:
     """Return the newest other checkpoint of the same name that is good; warn of no damaged one."""
     name = path.name.rpartition("_")[0]
-    folders = found_in(path.parent, name)
+    folders = find_checkpoints(path.parent, name)
     others = sorted(((number, other) for series, number, other in folders if series == name and other != path), reverse=True)
     for _, other in others:
         with contextlib.suppress(DamagedError):
-            return load(other).path
+            return load_checkpoint(other).path
     return None
 
 
-def load_as_first(path: Path) -> Loaded:
+def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
     """Return, in another process, the checkpoint from which process 0 goes on."""
     if not path.exists():
         raise FileNotFoundError(
-            f"Process 0 goes on from the checkpoint {path}, which process {current().number} does not find. Name a directory that all "
+            f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
             f"processes share."
         )
-    return load(path)
+    return load_checkpoint(path)
 
 
-def load(path: str | os.PathLike[str]) -> Loaded:
+def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Read a checkpoint and check every bit of it."""
     path = Path(path).absolute()
     try:
-        with progress().busy("reading a checkpoint"), silence_loggers():
+        with progress().report_busy("reading a checkpoint"), silence_loggers():
             return load_and_check(path)
     except (DamagedError, ImportError):  # an Orbax that cannot be imported says nothing about the checkpoint
         raise
     except Exception as error:
-        raise DamagedError(f"The checkpoint {path} is damaged: {first_line(error)}.") from error
+        raise DamagedError(f"The checkpoint {path} is damaged: {summarize_error(error)}.") from error
 
 
-def load_and_check(path: Path) -> Loaded:
+def load_and_check(path: Path) -> LoadedCheckpoint:
     from unisono._src.checkpoint import orbax_private
 
-    record = orbax_private.record_of(str(path))
+    record = orbax_private.read_record(str(path))
     if not isinstance(record, dict) or record.get("seal") != digest_record(record):
         raise DamagedError(f"The checkpoint {path} is damaged: its record is not what was written.")
     if record["format"] != FORMAT:
@@ -102,12 +102,12 @@ def load_and_check(path: Path) -> Loaded:
     described = record["arrays"]
     like = {name: np.empty(shape, find_dtype(dtype)) for name, (shape, dtype, _) in described.items()}
     filled = {name: array for name, array in like.items() if array.size}
-    loaded = orbax_private.read(str(path), filled) if filled else {}
+    loaded = orbax_private.load_arrays(str(path), filled) if filled else {}
     arrays = {name: np.asarray(loaded[name]) if array.size else array for name, array in like.items()}
-    wrong = [name for name, (_, _, written) in described.items() if digest(arrays[name]) != written]
+    wrong = [name for name, (_, _, written) in described.items() if digest_array(arrays[name]) != written]
     if wrong:
         raise DamagedError(f"The checkpoint {path} is damaged: {wrong[0]} has other bits than were written.")
-    return Loaded(path, arrays, record)
+    return LoadedCheckpoint(path, arrays, record)
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def silence_loggers() -> Iterator[None]:
 
 def describe_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, list[Json]]:
     """Return the shape, the dtype and the digest of each array."""
-    return {name: [list(array.shape), str(array.dtype), digest(array)] for name, array in arrays.items()}
+    return {name: [list(array.shape), str(array.dtype), digest_array(array)] for name, array in arrays.items()}
 
 
 def find_dtype(name: str) -> np.dtype:
@@ -138,7 +138,7 @@ def find_dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def recorded(arrays: Mapping[str, np.ndarray], more: Mapping[str, Json]) -> Record:
+def make_record(arrays: Mapping[str, np.ndarray], more: Mapping[str, Json]) -> Record:
     """Return the record of these arrays, as JSON gives it back, with its digest."""
     record = json.loads(json.dumps({**more, "format": FORMAT, "arrays": describe_arrays(arrays)}))
     return record | {"seal": digest_record(record)}
@@ -149,5 +149,5 @@ def digest_record(record: Mapping[str, Json]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def first_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300] if str(error).strip() else 'no text'}"

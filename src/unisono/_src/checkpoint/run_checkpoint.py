@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from unisono._src.checkpoint import compatibility, configuration, run_description
-from unisono._src.checkpoint.encoding import STATES, joined, separated
-from unisono._src.checkpoint.host_copies import copied
+from unisono._src.checkpoint.encoding import STATES, decode_state, encode_state
+from unisono._src.checkpoint.host_copies import copy_on_device
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
-from unisono._src.checkpoint.reading import Loaded, Record
+from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
 from unisono._src.checkpoint.run_description import DescribedStrategy
-from unisono._src.checkpoint.store import Store
-from unisono._src.ownership import strategy_of
-from unisono._src.processes.agreement import current
+from unisono._src.checkpoint.store import CheckpointStore
+from unisono._src.ownership import find_strategy
+from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, PyTree
 
 
-class Saved:
+class RunCheckpoint:
     """A checkpoint of named Keras objects, and of named states of other objects, which are JSON with arrays in it."""
 
     def __init__(self, things: Mapping[str, KerasThing], replicas: int | None = None) -> None:
@@ -30,29 +30,31 @@ class Saved:
 
     def _find_strategy(self) -> DescribedStrategy | None:
         """Return the strategy in whose scope an object was made; None if all were made outside every scope."""
-        strategies = [strategy_of(thing) for thing in self.keras.things.values()]
+        strategies = [find_strategy(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
         check_saves_for_all(strategy)
         return strategy
 
     def _describe_run(self, strategy: DescribedStrategy | None) -> Record:
         """Return what the bits of the run depend on, from the strategy and from the data."""
-        return run_description.of_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
+        return run_description.describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
-    def make_is_known(self) -> None:
+    def keep_description(self) -> None:
         """Keep the description of the objects, which does not change from here on. While a loop of Keras holds the state, optimizers
         cannot tell their settings."""
         self._description = self._describe_objects()
 
     def _describe_objects(self) -> Record:
         return {
-            "build": self.keras.makes(),
+            "build": self.keras.describe_builds(),
             "optimizers": self.keras.optimizers(),
-            "policies": self.keras.policies(),
-            "configuration": self.keras.configuration(),
+            "policies": self.keras.list_policies(),
+            "configuration": self.keras.describe_configurations(),
         }
 
-    def save(self, store: Store, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None) -> Path:
+    def save(
+        self, store: CheckpointStore, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None
+    ) -> Path:
         """Begin to write the present state, which later training does not change; return the path.
 
         `values` replace the values of the variables that have these names.
@@ -61,9 +63,9 @@ class Saved:
         if not store.writes:
             return store.path(number)
         current_values = self.keras.values() | dict(values or {})
-        encoded, state_arrays = separated(dict(states))
+        encoded, state_arrays = encode_state(dict(states))
         on_device = [name for name, value in current_values.items() if not isinstance(value, np.ndarray)]
-        copies = dict(zip(on_device, copied([current_values[name] for name in on_device]), strict=True))
+        copies = dict(zip(on_device, copy_on_device([current_values[name] for name in on_device]), strict=True))
         fingerprints = {name: self.keras.fingerprint(name) for name in self.keras.things}
         record = self._describe_run(strategy) | (self._description or self._describe_objects()) | {"states": encoded}
 
@@ -76,7 +78,7 @@ class Saved:
         return store.save(number, on_host, whole_record)
 
     def restore(
-        self, loaded: Loaded, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
+        self, loaded: LoadedCheckpoint, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
     ) -> dict[str, PyTree]:
         """Compare everything, then restore the variables; return the states of the other objects, which have these names."""
         where = str(loaded.path)
@@ -84,17 +86,17 @@ class Saved:
         ours = self._describe_run(self._find_strategy())
         variables, state_arrays = split_arrays(loaded.arrays)
         theirs = {*record["fingerprints"], *record["states"]}
-        compatibility.check_names(where, theirs, {*self.keras.things, *names}, partial)
-        run_description.check_replicas(where, record, ours, allow_other_replicas)
+        compatibility.check_objects(where, theirs, {*self.keras.things, *names}, partial)
+        run_description.check_same_replicas(where, record, ours, allow_other_replicas)
         self.keras.build(where, record["build"], record["optimizers"])
-        run_description.check_optimizers(where, record["optimizers"], self.keras.optimizers())
+        run_description.check_same_optimizers(where, record["optimizers"], self.keras.optimizers())
         self.keras.put(where, variables, partial)
-        run_description.warn_of_others(where, record, ours, record["policies"], self.keras.policies())
-        configuration.warn_of_others(where, record.get("configuration", {}), self.keras.configuration())
+        run_description.warn_of_other_setting(where, record, ours, record["policies"], self.keras.list_policies())
+        configuration.warn_of_other_configuration(where, record.get("configuration", {}), self.keras.describe_configurations())
         self._check_bits(where, record["fingerprints"], variables)
-        return joined(record["states"], state_arrays)
+        return decode_state(record["states"], state_arrays)
 
-    def put_again(self, loaded: Loaded) -> None:
+    def assign_again(self, loaded: LoadedCheckpoint) -> None:
         """Assign the variables of a checkpoint that was just restored, once more."""
         self.keras.put(str(loaded.path), split_arrays(loaded.arrays)[0])
 
@@ -102,8 +104,8 @@ class Saved:
         """Refuse restored objects that have other bits than the checkpoint: by fingerprint; objects in part, by their arrays."""
         values = {name: np.asarray(value) for name, value in self.keras.values().items()}
         for name in self.keras.things:
-            ours = self.keras.fingerprint(name)(values) if self.keras.is_whole(name, saved) else theirs[name]
-            names = sorted(self.keras.names_of(name, values))
+            ours = self.keras.fingerprint(name)(values) if self.keras.has_all_variables(name, saved) else theirs[name]
+            names = sorted(self.keras.select_names(name, values))
             other = next((path for path in names if path in saved and values[path].tobytes() != saved[path].tobytes()), None)
             if ours != theirs[name] or other:
                 what = f"{other} has other bits now" if other else f"has the fingerprint {ours} now instead of {theirs[name]}"
@@ -115,7 +117,7 @@ class Saved:
 
 def check_saves_for_all(strategy: DescribedStrategy | None) -> None:
     """Refuse a strategy of this process alone among several processes: process 0 saves for all, the others' state would be lost."""
-    if strategy is not None and not current().is_alone and strategy.placement.processes is None:
+    if strategy is not None and not get_agreement().is_alone and strategy.placement.processes is None:
         raise ValueError(
             f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would save "
             f"its own and nobody the others'. Make it in the scope of the MultiWorkerMirroredStrategy."

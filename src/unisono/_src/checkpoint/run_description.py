@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import jax
 
-from unisono._src.versions import versions
+from unisono._src.versions import list_versions
 from unisono._src.xla import device_kind, runtime
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ class DescribedStrategy(Protocol):
     def placement(self) -> Placement: ...
 
 
-def of_run(strategy: DescribedStrategy | None, replicas: int | None) -> dict[str, Json]:
+def describe_run(strategy: DescribedStrategy | None, replicas: int | None) -> dict[str, Json]:
     """Return what the bits of a run depend on beside its program, seed and data, in JSON.
 
     The strategy is None outside every scope; R is None where neither strategy nor data have it.
     """
     return {
-        "versions": versions(),
+        "versions": list_versions(),
         "replicas": replicas,
         "deterministic": None if strategy is None else strategy.deterministic,
-        "device": device_kind.kind_of(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
-        "single_thread": runtime.threads() < runtime.FEWEST_THREADS,
+        "device": device_kind.describe_device(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
+        "single_thread": runtime.count_threads() < runtime.FEWEST_THREADS,
         "precision": {
             "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
             "matmul": jax.config.jax_default_matmul_precision,  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,13 +50,13 @@ def of_run(strategy: DescribedStrategy | None, replicas: int | None) -> dict[str
     }
 
 
-def kind_in(record: Mapping[str, Json]) -> device_kind.Kind:
+def read_device_kind(record: Mapping[str, Json]) -> device_kind.DeviceKind:
     """Return the kind of device in a record; older records have only its name."""
     kind = record["device"]
     return {"device": kind} if isinstance(kind, str) else kind
 
 
-def check_replicas(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json], allowed: bool) -> None:
+def check_same_replicas(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json], allowed: bool) -> None:
     """Refuse another number of replicas. Outside every scope any number is allowed: there a checkpoint is evaluated or exported."""
     there = theirs["replicas"]
     here = ours["replicas"]
@@ -73,7 +73,7 @@ def check_replicas(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Js
     )
 
 
-def check_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> None:
+def check_same_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, Json]) -> None:
     """Refuse an optimizer of another class; warn of other settings."""
     for name in theirs.keys() & ours.keys():
         there = theirs[name]
@@ -91,7 +91,7 @@ def check_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, 
             )
 
 
-def warn_of_others(
+def warn_of_other_setting(
     where: str,
     theirs: Mapping[str, Json],
     ours: Mapping[str, Json],
@@ -108,7 +108,7 @@ def warn_of_others(
     for name, version_here in ours["versions"].items():
         if theirs["versions"][name] != version_here:
             differing.append(f"{name} {theirs['versions'][name]} there, {version_here} here")
-    differing += device_kind.differences(kind_in(theirs), ours["device"])
+    differing += device_kind.list_kind_differences(read_device_kind(theirs), ours["device"])
     for name, words in (("single_thread", "a single CPU thread"), ("deterministic", "deterministic")):
         if theirs[name] != ours[name] and None not in (theirs[name], ours[name]):
             differing.append(f"{words}: {theirs[name]} there, {ours[name]} here")

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from unisono._src.processes.agreement import current
+from unisono._src.processes.agreement import get_agreement
 
 INTERRUPTED = 75
 """The exit code of a training that was asked to stop and saved itself: the code by which systems mean "try again"."""
@@ -19,19 +19,19 @@ SIGNALS = ("SIGTERM", "SIGINT")
 """The signals by which systems and people ask a program to end."""
 
 
-class Stop:
+class StopRequest:
     """A request to stop, made to this process or to another process of the training."""
 
     def __init__(self) -> None:
         self.asked_by: str | None = None
         self.is_answered = False
 
-    def leave(self, path: object) -> None:
+    def exit_program(self, path: object) -> None:
         """End the program by SystemExit, which `finally` and `with` see. All processes leave together, since the
         saving may need each of them."""
         self.is_answered = True
-        current().meet("that it was asked to stop, and all is saved")
-        if current().is_first:
+        get_agreement().wait_for_processes("that it was asked to stop, and all is saved")
+        if get_agreement().is_first:
             asked_by = self.asked_by or "Another process was asked to stop"
             print(
                 f"{asked_by}: saved {path}; leaving with exit code {INTERRUPTED}. The same command goes on from there.",
@@ -42,22 +42,22 @@ class Stop:
     @property
     def is_due(self) -> bool:
         """Return whether all processes stop here, between two steps."""
-        return current().stops(self.asked_by is not None)
+        return get_agreement().agree_to_stop(self.asked_by is not None)
 
-    def is_asked_anywhere(self) -> bool:
+    def is_asked_in_any_process(self) -> bool:
         """Return whether any process was asked to stop, where no step follows that would tell the others."""
-        return current().any_("whether it was asked to stop", self.asked_by is not None)
+        return get_agreement().is_true_in_any_process("whether it was asked to stop", self.asked_by is not None)
 
 
 @contextlib.contextmanager
-def listening(names: Sequence[str]) -> Iterator[Stop]:
+def listen_for_signals(names: Sequence[str]) -> Iterator[StopRequest]:
     """Note the first of these signals within the block; a second signal does what it did before.
 
     At the end of the block a signal that was not answered does so too: it may arrive when the last step is done.
     """
-    stop = Stop()
+    stop = StopRequest()
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    current().begin_anew()
+    get_agreement().begin_anew()
 
     def note(number: int, frame: FrameType | None) -> None:
         if stop.asked_by is not None:

@@ -17,10 +17,19 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from unisono._src.checkpoint.folders import METADATA, found_in
-from unisono._src.checkpoint.reading import DamagedError, Loaded, Record, first_line, load, load_as_first, newest_of, recorded
-from unisono._src.checkpoint.writer import Writer, wait_for_all
-from unisono._src.processes.agreement import current
+from unisono._src.checkpoint.folders import METADATA, find_checkpoints
+from unisono._src.checkpoint.reading import (
+    DamagedError,
+    LoadedCheckpoint,
+    Record,
+    load_checkpoint,
+    load_chosen_by_first,
+    load_newest,
+    make_record,
+    summarize_error,
+)
+from unisono._src.checkpoint.writer import BackgroundWriter, wait_for_writers
+from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import Json, Logs
 
 NOTHING = "nothing"
@@ -49,7 +58,7 @@ class CheckpointInfo(NamedTuple):
     metrics: Logs | None = None
 
 
-class Store:
+class CheckpointStore:
     """The checkpoints of one directory that have one name, as in `name_1`, `name_2`."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep | None = None) -> None:
@@ -58,7 +67,7 @@ class Store:
         self.directory = Path(directory).absolute()
         self.name = name
         self.keep = keep
-        self._writer = Writer()
+        self._writer = BackgroundWriter()
         self._known: dict[int, bool] = {}
         """Whether each checkpoint is good that this process has written or read, by number."""
 
@@ -78,7 +87,7 @@ class Store:
 
         def write() -> None:
             on_host = dict(arrays())
-            self._write(number, on_host, recorded(on_host, record(on_host)))
+            self._write(number, on_host, make_record(on_host, record(on_host)))
 
         self._writer.start(write)
         return path
@@ -94,7 +103,7 @@ class Store:
     @property
     def writes(self) -> bool:
         """Return whether this process writes, for all processes of the training."""
-        return current().is_first
+        return get_agreement().is_first
 
     @property
     def is_busy(self) -> bool:
@@ -107,22 +116,24 @@ class Store:
     @property
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints that were written whole, the newest last; parts of them may be gone by now."""
-        return sorted(number for name, number, _ in found_in(self.directory, self.name) if name == self.name)
+        return sorted(number for name, number, _ in find_checkpoints(self.directory, self.name) if name == self.name)
 
-    def next_number(self) -> int:
-        return current().of_first(f"the next number of {self.name}", self._next_number)
+    def choose_next_number(self) -> int:
+        return get_agreement().of_first(f"the next number of {self.name}", self._next_number)
 
-    def newest(self) -> Loaded | None:
+    def load_newest(self) -> LoadedCheckpoint | None:
         """Return the newest good checkpoint; None where there is no checkpoint at all."""
-        own: list[Loaded] = []
+        own: list[LoadedCheckpoint] = []
 
         def find() -> str | None:
             own.extend(filter(None, [self._newest()]))
             return str(own[0].path) if own else None
 
-        path = current().of_first(f"the newest checkpoint of {self.name}", find)
-        loaded = None if path is None else own[0] if own else load_as_first(Path(path))
-        current().meet(f"that it has read the newest checkpoint of {self.name}")  # before process 0 may remove it
+        path = get_agreement().of_first(f"the newest checkpoint of {self.name}", find)
+        loaded = None if path is None else own[0] if own else load_chosen_by_first(Path(path))
+        get_agreement().wait_for_processes(
+            f"that it has read the newest checkpoint of {self.name}"
+        )  # before process 0 may remove it
         return loaded
 
     def delete(self) -> None:
@@ -142,10 +153,10 @@ class Store:
         try:
             self._check_writable(number)
             # Orbax takes neither empty arrays nor empty checkpoints.
-            orbax_private.write(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)
+            orbax_private.save_arrays(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)
         except Exception as error:
             raise OSError(
-                f"The checkpoint {self.path(number)} was not written: {first_line(error)}. Those before it are as they were: "
+                f"The checkpoint {self.path(number)} was not written: {summarize_error(error)}. Those before it are as they were: "
                 f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
             ) from error
         self._known[number] = True
@@ -154,7 +165,7 @@ class Store:
         except OSError as error:
             warnings.warn(
                 f"The checkpoint {self.path(number)} was written, and older ones that need not be kept could not be removed: "
-                f"{first_line(error)}. The next save tries again.",
+                f"{summarize_error(error)}. The next save tries again.",
                 stacklevel=2,
             )
 
@@ -176,7 +187,7 @@ class Store:
 
         written = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
         good = [CheckpointInfo(number, self._read_write_time(number)) for number in written if self._is_good(number)]
-        for checkpoint, stays in zip(good[:-1], orbax_private.stay(self.keep, good), strict=False):
+        for checkpoint, stays in zip(good[:-1], orbax_private.choose_kept(self.keep, good), strict=False):
             if not stays:
                 self._remove(checkpoint.step)
 
@@ -191,20 +202,20 @@ class Store:
         """Return whether a checkpoint is good, before others are removed. A checkpoint that this process has not written is read once."""
         if number not in self._known:
             try:
-                load(self.path(number))
+                load_checkpoint(self.path(number))
                 self._known[number] = True
             except DamagedError:
                 self._known[number] = False
         return self._known[number]
 
     def _next_number(self) -> int:
-        wait_for_all()
+        wait_for_writers()
         taken = [int(match[1]) for match in self._match_names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
         return max(taken, default=0) + 1
 
-    def _newest(self) -> Loaded | None:
+    def _newest(self) -> LoadedCheckpoint | None:
         paths = {self.path(number): number for number in reversed(self.numbers)}
-        loaded = newest_of(list(paths))
+        loaded = load_newest(list(paths))
         if loaded is not None:
             self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
         return loaded

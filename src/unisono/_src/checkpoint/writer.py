@@ -8,10 +8,10 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from unisono._src.processes.progress import current
+from unisono._src.processes.progress import get_activity
 
 
-class Writer:
+class BackgroundWriter:
     """A thread that runs one function at a time in the background.
 
     A failure is raised by the next call of `start` or `wait`. A process that ends waits for writers that still run, and prints a
@@ -38,7 +38,7 @@ class Writer:
     def join(self) -> None:
         """Wait, and leave a failure to the next `start` or `wait`."""
         if self._thread is not None:
-            with current().busy("writing a checkpoint"):
+            with get_activity().report_busy("writing a checkpoint"):
                 self._thread.join()
             self._thread = None
 
@@ -53,11 +53,11 @@ class Writer:
             self._error = error
 
 
-_unawaited: set[Writer] = set()
+_unawaited: set[BackgroundWriter] = set()
 """The writers that were started and not waited for."""
 
 
-def wait_for_all() -> None:
+def wait_for_writers() -> None:
     """Wait until this process writes nothing any more."""
     for writer in list(_unawaited):
         writer.join()

@@ -28,9 +28,9 @@ CONCRETIZATION_ERRORS = (
 """Errors of JAX where a trace needs the value of a traced array; an IndexError where the array is a position or a mask."""
 
 
-def needs_values(error: BaseException) -> bool:
+def is_concretization_error(error: BaseException) -> bool:
     """Return whether code could not be traced because it asks for the value of an array."""
-    cause = keras_private.first_raised(error)
+    cause = keras_private.find_first_error(error)
     return isinstance(cause, CONCRETIZATION_ERRORS) and is_raised_by_jax(cause)
 
 
@@ -43,7 +43,7 @@ class StepError(ValueError):
 
 
 @contextlib.contextmanager
-def explained(model: keras.Model, batch: PyTree, replicas: int, eager: bool = False) -> Iterator[None]:
+def explain_step_errors(model: keras.Model, batch: PyTree, replicas: int, eager: bool = False) -> Iterator[None]:
     """Put the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are.
 
     `eager`: whether the step is not compiled.
@@ -75,7 +75,7 @@ def describe_batch(batch: PyTree, replicas: int) -> str:
 
 
 @contextlib.contextmanager
-def explained_loop(name: str, batch: GlobalBatch, eager: bool = False) -> Iterator[None]:
+def explain_run_errors(name: str, batch: GlobalBatch, eager: bool = False) -> Iterator[None]:
     """Put the name of a function that `run` was given, and the shapes, in front of what JAX raises."""
     try:
         yield
@@ -101,7 +101,7 @@ def explained_loop(name: str, batch: GlobalBatch, eager: bool = False) -> Iterat
 
 
 @contextlib.contextmanager
-def explained_function(name: str) -> Iterator[None]:
+def explain_compile_errors(name: str) -> Iterator[None]:
     """Put the name of a function that is compiled as a whole in front of what JAX raises."""
     try:
         yield
@@ -118,11 +118,11 @@ def explained_function(name: str) -> Iterator[None]:
 
 def refuse_uncompilable_layer(error: BaseException) -> None:
     """Refuse, by its name, a layer whose trace needs the value of an array, or that says itself that it may not be compiled."""
-    failure = keras_private.failure_behind(error)
+    failure = keras_private.find_failed_layer(error)
     if failure is None:
         return
     layer, cause = failure
-    if layer.supports_jit and not needs_values(cause):
+    if layer.supports_jit and not is_concretization_error(cause):
         return
     raise StepError(
         f"The layer {layer.name!r} ({type(layer).__name__}) cannot be compiled, and the steps of a strategy always are: "

@@ -7,10 +7,10 @@ from typing import Protocol
 import keras
 
 from unisono._src import keras_private
-from unisono._src.ownership import Owned
+from unisono._src.ownership import OwnedObjects
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
-from unisono._src.replica.trace_recorder import current
+from unisono._src.replica.trace_recorder import get_current_code
 
 
 class CheckedStrategy(Protocol):
@@ -20,10 +20,10 @@ class CheckedStrategy(Protocol):
     def num_replicas_in_sync(self) -> int: ...
 
     @property
-    def owned(self) -> Owned: ...
+    def owned(self) -> OwnedObjects: ...
 
 
-def check_compiled(model: keras.Model, strategy: CheckedStrategy) -> None:
+def check_compile_options(model: keras.Model, strategy: CheckedStrategy) -> None:
     """Refuse, after compile(), options that have another way here."""
     steps = find_accumulation_steps(getattr(model, "optimizer", None))
     if steps:
@@ -35,7 +35,7 @@ def check_compiled(model: keras.Model, strategy: CheckedStrategy) -> None:
     check_layers(model, strategy)
 
 
-def check_model(model: keras.Model, strategy: CheckedStrategy) -> None:
+def check_before_first_step(model: keras.Model, strategy: CheckedStrategy) -> None:
     """Refuse, before the first step, what may have been changed since compile()."""
     if keras.distribution.distribution() is not None:
         raise ValueError(
@@ -43,13 +43,13 @@ def check_model(model: keras.Model, strategy: CheckedStrategy) -> None:
             f"that {type(strategy).__name__} divides. Write keras.distribution.set_distribution(None), or train outside the scope."
         )
     if model.compiled:
-        check_compiled(model, strategy)
+        check_compile_options(model, strategy)
     else:
         check_layers(model, strategy)
     check_precision(model.variables, "The model has")
 
 
-def check_still_trainable(model: keras.Model, training: bool) -> None:
+def check_changed_model(model: keras.Model, training: bool) -> None:
     """Refuse to train a model whose layers were frozen, or freed, since the step was made.
 
     Evaluation and prediction follow such a change; the optimizer cannot.
@@ -63,7 +63,7 @@ def check_still_trainable(model: keras.Model, training: bool) -> None:
 
 def check_layers(model: keras.Model, strategy: CheckedStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
-        for layer in keras_private.layers_of(model):
+        for layer in keras_private.list_layers(model):
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
@@ -86,12 +86,12 @@ def find_accumulation_steps(optimizer: keras.optimizers.Optimizer | None) -> int
     return next((steps for each in optimizers if (steps := getattr(each, "gradient_accumulation_steps", None))), None)
 
 
-def check_source(adapter: keras_private.DataAdapter, steps: int | None) -> None:
+def check_data_source(adapter: keras_private.DataAdapter, steps: int | None) -> None:
     """Refuse, before the first batch, data that would never end, and data without a batch."""
     endless = isinstance(adapter, keras_private.PyDatasetAdapter) and adapter.num_batches is None
     if isinstance(adapter, keras_private.TFDatasetAdapter):
-        check_sharding(keras_private.tf_dataset(adapter))
-        endless = int(keras_private.tf_dataset(adapter).cardinality()) == -1
+        check_auto_sharding(keras_private.get_tf_dataset(adapter))
+        endless = int(keras_private.get_tf_dataset(adapter).cardinality()) == -1
     if endless and not steps:
         raise ValueError(
             "The dataset has no end, so an epoch would not end either. Write steps_per_epoch= (fit), validation_steps= (its "
@@ -101,9 +101,9 @@ def check_source(adapter: keras_private.DataAdapter, steps: int | None) -> None:
         raise ValueError("The dataset is empty: there is no batch to train on or to evaluate. Check how it was made or filtered.")
 
 
-def check_sharding(dataset: object) -> None:
+def check_auto_sharding(dataset: object) -> None:
     """Refuse, in several processes, a dataset of tf.data that is divided by its files."""
-    if agreement.current().is_alone:
+    if agreement.get_agreement().is_alone:
         return
     options = getattr(dataset, "options", None)
     distribute = getattr(options(), "experimental_distribute", None) if callable(options) else None
@@ -116,16 +116,16 @@ def check_sharding(dataset: object) -> None:
         )
 
 
-def check_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
+def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
     """Refuse, in several processes, Keras' BackupAndRestore."""
-    if not agreement.current().is_alone and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+    if not agreement.get_agreement().is_alone and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise ValueError(
             "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
             "un.callbacks.BackupAndRestore, which has the same arguments and takes up all."
         )
 
 
-def check_made_here(model: keras.Model, strategy: object, owner: object) -> None:
+def check_model_scope(model: keras.Model, strategy: object, owner: object) -> None:
     """Refuse, at compile() or fit() inside a scope, a model that was not made in this scope.
 
     `owner` is the strategy in whose scope the model was made; None outside of every scope.
@@ -152,7 +152,7 @@ def check_precision(variables: list[keras.Variable], subject: str) -> None:
         )
 
 
-def check_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+def check_replica_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
     """Refuse variables in replica code that were not made in the strategy's scope."""
     owned = strategy.owned.variables
     others = [variable for variable in variables if id(variable) not in owned]
@@ -169,13 +169,13 @@ def check_variables(variables: list[keras.Variable], strategy: CheckedStrategy) 
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
-def check_assigned(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+def check_assigned_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
     """Refuse replica code that assigns a variable of no layer, unless the variable says how the replicas' values are added."""
-    in_layers = strategy.owned.variables_of_layers
+    in_layers = strategy.owned.layer_variable_ids
     unclear = [
         variable
         for variable in variables
-        if id(variable) not in in_layers and variable.aggregation == "none" and not random_keys.is_seed(variable)
+        if id(variable) not in in_layers and variable.aggregation == "none" and not random_keys.is_seed_state(variable)
     ]
     if unclear and strategy.num_replicas_in_sync > 1:
         raise ValueError(
@@ -185,7 +185,7 @@ def check_assigned(variables: list[keras.Variable], strategy: CheckedStrategy) -
         )
 
 
-def check_replicas(replicas: int, strategy: CheckedStrategy) -> None:
+def check_dataset_replicas(replicas: int, strategy: CheckedStrategy) -> None:
     """Refuse a dataset, given to fit, evaluate or predict, that is distributed to another number of replicas."""
     if replicas != strategy.num_replicas_in_sync:
         raise ValueError(
@@ -194,7 +194,7 @@ def check_replicas(replicas: int, strategy: CheckedStrategy) -> None:
         )
 
 
-def check_scope_of_run(scope: object, strategy: object) -> None:
+def check_run_scope(scope: object, strategy: object) -> None:
     """Refuse strategy.run in the scope of another strategy."""
     if scope is not strategy:
         raise ValueError(
@@ -203,24 +203,24 @@ def check_scope_of_run(scope: object, strategy: object) -> None:
         )
 
 
-def check_outside(call: str) -> None:
+def check_outside_replica_code(call: str) -> None:
     """Refuse, in replica code, a method of a strategy that is for the code around `run`."""
-    if current() is not None:
+    if get_current_code() is not None:
         raise RuntimeError(
             f"Replica code calls strategy.{call}, but a replica knows of its own rows alone. Return the value from the function, and call "
             f"strategy.{call} after strategy.run."
         )
 
 
-def watch_apply(optimizer: keras.optimizers.Optimizer) -> None:
+def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Check, at every apply of an optimizer that was made in a scope, the attributes that were set on it.
 
     An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done elsewhere.
     """
 
     def apply(*args: object, **kwargs: object) -> object:
-        check_attributes(optimizer)
-        outside = current() is None and keras_private.stateless_scope() is None
+        check_optimizer_attributes(optimizer)
+        outside = get_current_code() is None and keras_private.find_stateless_scope() is None
         if outside and isinstance(optimizer, keras_private.LossScaleOptimizer):
             raise ValueError(
                 f"The optimizer {optimizer.name!r} has a loss scale and is applied outside of replica code, where gradients are those of a "
@@ -229,12 +229,12 @@ def watch_apply(optimizer: keras.optimizers.Optimizer) -> None:
             )
         return type(optimizer).apply(optimizer, *args, **kwargs)
 
-    keras_private.set_on(optimizer, "apply", apply)
+    keras_private.set_untracked(optimizer, "apply", apply)
 
 
-def check_attributes(optimizer: keras.optimizers.Optimizer) -> None:
+def check_optimizer_attributes(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse attributes that older programs set, and that do nothing."""
-    dead = keras_private.dead_attributes(optimizer)
+    dead = keras_private.list_dead_attributes(optimizer)
     if not dead:
         return
     write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or keep the value elsewhere."

@@ -9,7 +9,7 @@ import tyro
 
 from unisono._src.cli import launch_command
 from unisono._src.cli.errors import CommandError
-from unisono._src.cluster.launch.target import split
+from unisono._src.cluster.launch.target import split_command_line
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if args is None else args)
     if words[:1] == ["launch"]:  # the options of the program are not read here
-        options, program = split(words[1:], launch_command.FLAGS)
+        options, program = split_command_line(words[1:], launch_command.FLAGS)
         words = ["launch", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)

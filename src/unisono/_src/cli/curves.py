@@ -16,7 +16,7 @@ STYLES: tuple[dict[str, object], ...] = (
 )
 
 
-def write(file: Path, title: str, histories: Mapping[str, History]) -> None:
+def draw_curves(file: Path, title: str, histories: Mapping[str, History]) -> None:
     """Write loss and accuracy over the epochs of each named run as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

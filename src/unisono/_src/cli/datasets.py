@@ -11,7 +11,7 @@ import numpy as np
 
 from unisono._src.cli.errors import CommandError
 
-Name = Literal["digits", "mnist", "fashion_mnist", "cifar10"]
+DatasetName = Literal["digits", "mnist", "fashion_mnist", "cifar10"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Images:
     """Epochs after which the demonstration shows something."""
 
 
-def load(name: Name) -> Images:
+def load_dataset(name: DatasetName) -> Images:
     """Load a dataset. All but `digits` are downloaded once."""
-    return digits() if name == "digits" else download_images(name)
+    return read_digits() if name == "digits" else download_images(name)
 
 
-def digits() -> Images:
+def read_digits() -> Images:
     """Load 1797 handwritten digits of 8 x 8 pixels. Every fifth is held out."""
     from sklearn.datasets import load_digits
 

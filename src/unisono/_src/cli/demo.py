@@ -20,7 +20,7 @@ MOST_CPU_DEVICES = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class DemoRun:
     """One training and its results."""
 
     strategy: un.Strategy
@@ -32,7 +32,7 @@ class Run:
 
 def demo(
     *,
-    dataset: datasets.Name = "digits",
+    dataset: datasets.DatasetName = "digits",
     epochs: int | None = None,
     batch_size: int = 64,
     replicas: int = 8,
@@ -56,7 +56,7 @@ def demo(
     check_extra("sklearn", "matplotlib")
     folder = make_folder(out)
     several, one = make_strategies(replicas)
-    images = datasets.load(dataset)
+    images = datasets.load_dataset(dataset)
     epochs = epochs or images.epochs
 
     print(f"{images.title}: {len(images.x_train)} to train on, {len(images.x_test)} held out.")
@@ -66,8 +66,8 @@ def demo(
     model_file = folder / f"{dataset}.keras"
     picture = folder / f"{dataset}_curves.png"
     runs[0].model.save(model_file)
-    curves.write(picture, images.title, {placement_in_words(run.strategy): run.history for run in runs})
-    return report(runs, picture, model_file)
+    curves.draw_curves(picture, images.title, {placement_in_words(run.strategy): run.history for run in runs})
+    return print_report(runs, picture, model_file)
 
 
 def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
@@ -78,7 +78,7 @@ def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
     return un.MirroredStrategy(devices=jax.devices()[:replicas], replicas=replicas), one
 
 
-def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> Run:
+def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> DemoRun:
     """Train the model under a strategy."""
     print(f"\n{placement_in_words(strategy)}")
     for device, block in zip(strategy.placement.devices, strategy.placement.blocks, strict=True):
@@ -94,7 +94,7 @@ def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_
     )
     held_out = (images.x_test, images.y_test)
     history = model.fit(images.x_train, images.y_train, batch_size=batch_size, epochs=epochs, validation_data=held_out)
-    return Run(strategy, model, history.history, time.perf_counter() - started, un.fingerprint(model))
+    return DemoRun(strategy, model, history.history, time.perf_counter() - started, un.fingerprint(model))
 
 
 def make_conv_net(shape: Shape) -> keras.Model:
@@ -109,7 +109,7 @@ def make_conv_net(shape: Shape) -> keras.Model:
     ])  # fmt: skip
 
 
-def report(runs: list[Run], picture: Path, model_file: Path) -> int:
+def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
     """Print the results, and return the exit code: 0 where all fingerprints are equal, 1 where not."""
     equal = len({run.fingerprint for run in runs}) == 1
     print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'seconds':>7}  fingerprint")
@@ -121,9 +121,9 @@ def report(runs: list[Run], picture: Path, model_file: Path) -> int:
     else:
         print("\nThe fingerprints DIFFER: the two placements have not trained the same bits. This is a bug; please report it.")
     count = max(len(run.strategy.devices) for run in runs)
-    if jax.default_backend() == "cpu" and count > runtime.cores():
+    if jax.default_backend() == "cpu" and count > runtime.count_cores():
         print(
-            f"{count} CPU devices share {count_in_words(runtime.cores(), 'core')} here, so that they do the same work as one, and hand on sums "
+            f"{count} CPU devices share {count_in_words(runtime.count_cores(), 'core')} here, so that they do the same work as one, and hand on sums "
             f"besides: they take longer. Devices of their own, as GPUs are, compute beside one another."
         )
     print(f"\nlearning curves  {picture}\nmodel            {model_file}")

@@ -9,9 +9,9 @@ import tyro
 
 from unisono._src.cli.errors import CommandError
 from unisono._src.cluster.launch import launch as launching
-from unisono._src.cluster.launch.run import Settings
-from unisono._src.cluster.launch.target import Program
-from unisono._src.cluster.launch.worker_environment import Devices, gpus_of
+from unisono._src.cluster.launch.run import LaunchSettings
+from unisono._src.cluster.launch.target import LaunchedProgram
+from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus
 from unisono._src.processes import names
 
 FLAGS = ("--cpu", "--no-cpu", "-h", "--help")
@@ -50,14 +50,14 @@ def launch(
         raise CommandError(f"--bound is a number of seconds above 0; received {bound:g}.")
     if min_processes is not None and min_processes > processes:
         raise CommandError(f"--min-processes {min_processes} is more than --processes {processes}.")
-    devices = Devices(devices_per_process, cpu, () if cpu else gpus_of(os.environ))
+    devices = WorkerDevices(devices_per_process, cpu, () if cpu else list_gpus(os.environ))
     try:
-        settings = Settings(Program(program), devices, bound)
+        settings = LaunchSettings(LaunchedProgram(program), devices, bound)
         for process in range(processes):
             devices.of(process, processes)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    return launching.launch(settings, processes, restarts, min_processes)
+    return launching.run_with_restarts(settings, processes, restarts, min_processes)
 
 
 def check_counts(**options: int | None) -> None:

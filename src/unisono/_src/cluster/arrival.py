@@ -48,7 +48,7 @@ def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def in_time(cluster: Cluster, timeout: float) -> Iterator[None]:
+def exit_if_late(cluster: Cluster, timeout: float) -> Iterator[None]:
     """End this process where the block, which waits in compiled code for the others, does not end in time."""
     timer = threading.Timer(timeout, exit_late, (cluster, timeout))
     timer.daemon = True

@@ -6,14 +6,14 @@ import os
 
 import jax
 
-from unisono._src.cluster.arrival import GRACE, check_port, in_time, wait_for_coordinator
-from unisono._src.cluster.environments.by_arguments import Arguments
-from unisono._src.cluster.environments.by_launcher import Launched
+from unisono._src.cluster.arrival import GRACE, check_port, exit_if_late, wait_for_coordinator
+from unisono._src.cluster.environments.by_arguments import ClusterArguments
+from unisono._src.cluster.environments.by_launcher import LauncherVariables
 from unisono._src.cluster.environments.by_tf_config import TFConfig
-from unisono._src.cluster.environments.environment import Cluster, ClusterError, Environment
+from unisono._src.cluster.environments.environment import Cluster, ClusterEnvironment, ClusterError
 from unisono._src.jax_private import distributed
 from unisono._src.processes import names
-from unisono._src.xla.runtime import has_started
+from unisono._src.xla.runtime import has_jax_started
 
 ALONE = Cluster(None, 1, 0, "nobody")
 HEARTBEATS = 4
@@ -23,7 +23,7 @@ FEWEST_SECONDS = 100
 """JAX' own default for its heartbeats."""
 
 
-def connect(
+def connect_processes(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
@@ -44,13 +44,15 @@ def connect(
         timeout: Seconds in which all must have come.
         bound: Seconds of the watch, by default those of the environment. JAX must not be sooner than the watch.
     """
-    described = description((Arguments(coordinator, processes, process), Launched(), TFConfig()))
+    described = describe_cluster((ClusterArguments(coordinator, processes, process), LauncherVariables(), TFConfig()))
     if jax.distributed.is_initialized():
-        initialized = Cluster(None, *distributed.place(), source="jax.distributed, which is initialized already,")
-        return initialized if described is None else agreed([initialized, described])
+        initialized = Cluster(
+            None, *distributed.get_process_count_and_number(), source="jax.distributed, which is initialized already,"
+        )
+        return initialized if described is None else require_same_cluster([initialized, described])
     if described is not None and described.processes == 1:
         return described
-    if has_started():
+    if has_jax_started():
         if described is None:
             return ALONE  # as it was when JAX started
         raise ClusterError(
@@ -58,17 +60,17 @@ def connect(
             f"Make the strategy in the first lines of the program, behind the imports: arrays, jax.devices() and Keras' optimizers "
             f"start JAX."
         )
-    heartbeats = heartbeat_timeout(bound_of(bound))
+    heartbeats = compute_heartbeat_timeout(read_bound(bound))
     return detect_cluster(timeout, heartbeats) if described is None else join_cluster(described, timeout, heartbeats)
 
 
-def description(environments: tuple[Environment, ...]) -> Cluster | None:
+def describe_cluster(environments: tuple[ClusterEnvironment, ...]) -> Cluster | None:
     """Return the cluster that the environments describe, by the first that describes one; None where none does."""
     clusters = [cluster for cluster in (environment.describe(os.environ) for environment in environments) if cluster is not None]
-    return agreed(clusters) if clusters else None
+    return require_same_cluster(clusters) if clusters else None
 
 
-def agreed(clusters: list[Cluster]) -> Cluster:
+def require_same_cluster(clusters: list[Cluster]) -> Cluster:
     """Return the first cluster, and refuse others that differ from it."""
     first = clusters[0]
     for other in clusters[1:]:
@@ -88,7 +90,7 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
         check_port(cluster)
     else:
         wait_for_coordinator(cluster, timeout)
-    with in_time(cluster, timeout):
+    with exit_if_late(cluster, timeout):
         jax.distributed.initialize(
             cluster.coordinator,
             cluster.processes,
@@ -110,7 +112,7 @@ def detect_cluster(timeout: int, heartbeats: int) -> Cluster:
         if str(error) == distributed.NOBODY:
             return ALONE
         raise
-    return Cluster(None, *distributed.place(), source="JAX")
+    return Cluster(None, *distributed.get_process_count_and_number(), source="JAX")
 
 
 def disable_preemption_service() -> None:
@@ -120,7 +122,7 @@ def disable_preemption_service() -> None:
         jax.config.update("jax_enable_preemption_service", False)
 
 
-def bound_of(seconds: float | None = None) -> float:
+def read_bound(seconds: float | None = None) -> float:
     """Return the seconds within which a lost process is to be named: the argument, or the value of the environment."""
     if seconds is not None:
         return check_seconds("bound", seconds, seconds)
@@ -140,5 +142,5 @@ def check_seconds(name: str, seconds: float, received: float | str) -> float:
     return seconds
 
 
-def heartbeat_timeout(seconds: float) -> int:
+def compute_heartbeat_timeout(seconds: float) -> int:
     return max(FEWEST_SECONDS, int(HEARTBEATS * seconds))

@@ -10,7 +10,7 @@ from unisono._src import keras_private
 
 def warn_of_forks(adapter: keras_private.DataAdapter) -> None:
     """Warn that workers are forked, which may deadlock while JAX runs threads."""
-    loader = keras_private.loader_of_torch(adapter)
+    loader = keras_private.find_torch_loader(adapter)
     if loader is None or not loader.num_workers:
         return
     context = loader.multiprocessing_context or multiprocessing

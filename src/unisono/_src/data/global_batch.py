@@ -19,18 +19,18 @@ from unisono._src.typing import Array, PyTree, Shape, UserBatch
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
 
-NUMBERS = "biufcV"
+NUMERIC_KINDS = "biufcV"
 """Kinds of dtypes that a device can hold."""
 
-ALIGNED = 64
+ALIGNMENT = 64
 """Bytes. A CPU device reads a NumPy array in place if it begins at a multiple of this address; it copies other arrays."""
 
-MANY = 4 * 2**20
+IN_PLACE_BYTES = 4 * 2**20
 """Bytes of rows from which on a copy of them inside of a program is to be avoided."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class BatchArray:
     """One array of a global batch; Keras sees its shape and dtype."""
 
     source: np.ndarray
@@ -61,7 +61,7 @@ class Rows:
         """
         key = device, rows, shape
         if key not in self._sent:
-            self._sent[key] = jax.device_put(filled([self], rows, shape, device), device)
+            self._sent[key] = jax.device_put(fill_buffer([self], rows, shape, device), device)
         return self._sent[key]
 
     def put(self, rows: range, target: np.ndarray) -> None:
@@ -72,33 +72,33 @@ class Rows:
             np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=target, mode="clip")
 
 
-def held(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:
-    """Return the batch with `Rows` in place of its arrays.
+def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:
+    """Return the batch with `BatchArray` in place of its arrays.
 
     The arrays are copied, unless `copy` says that nobody writes into them: a generator may put its next batch into the same arrays.
     """
-    leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
-    arrays = [leaf if isinstance(leaf, Rows) else convert_array(leaf) for leaf in leaves]
+    leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
+    arrays = [leaf if isinstance(leaf, BatchArray) else convert_array(leaf) for leaf in leaves]
     check_row_counts([array.shape for array in arrays], position)
     return jax.tree.unflatten(structure, [wrap_array(array, position, copy) for array in arrays])
 
 
-def wrap_array(array: Rows | np.ndarray, position: Position | None, copy: bool) -> Rows:
-    if isinstance(array, Rows):
-        return Rows(array.source, position, array.sizes, array.chosen)
-    return Rows(np.array(array) if copy else array, position)
+def wrap_array(array: BatchArray | np.ndarray, position: Position | None, copy: bool) -> BatchArray:
+    if isinstance(array, BatchArray):
+        return BatchArray(array.source, position, array.sizes, array.chosen)
+    return BatchArray(np.array(array) if copy else array, position)
 
 
-def chosen(array: np.ndarray, rows: slice | np.ndarray) -> Rows | np.ndarray:
+def select_rows(array: np.ndarray, rows: slice | np.ndarray) -> BatchArray | np.ndarray:
     """Return the rows of an array that a slice or an array of indices chooses; by indices they are read only when they are sent."""
-    return Rows(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMBERS else array[rows]
+    return BatchArray(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMERIC_KINDS else array[rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatch:
     """A batch in the form in which a step takes it."""
 
-    leaves: list[Rows]
+    leaves: list[BatchArray]
     structure: jax.tree_util.PyTreeDef
 
     @property
@@ -141,29 +141,29 @@ class GlobalBatch:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def global_batch(batch: UserBatch) -> GlobalBatch:
-    """Return a tree of arrays, or of `Rows`, as a step takes it."""
-    leaves, structure = jax.tree.flatten(batch, is_leaf=is_whole)
-    if not all(isinstance(leaf, Rows) for leaf in leaves):
-        return global_batch(held(batch, copy=False))
+def as_global_batch(batch: UserBatch) -> GlobalBatch:
+    """Return a tree of arrays, or of `BatchArray`, as a step takes it."""
+    leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
+    if not all(isinstance(leaf, BatchArray) for leaf in leaves):
+        return as_global_batch(wrap_arrays(batch, copy=False))
     return GlobalBatch(leaves, structure)
 
 
-def sizes_of(batch: GlobalBatch, replicas: int) -> Sequence[int]:
+def count_shard_rows(batch: GlobalBatch, replicas: int) -> Sequence[int]:
     """Return the number of rows of each replica."""
     return batch.sizes or [len(rows) for rows in split_evenly(batch.rows, replicas)]
 
 
-def sent(batches: Sequence[GlobalBatch], rows: range, shape: Shape, device: jax.Device) -> PyTree:
+def send_rows(batches: Sequence[GlobalBatch], rows: range, shape: Shape, device: jax.Device) -> PyTree:
     """Send these rows of each batch to a device, in the order of the batches; return a tree of arrays as `Rows.on` makes them."""
     first = batches[0]
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
-    buffers = [filled(leaves, rows, shape, device) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
+    buffers = [fill_buffer(leaves, rows, shape, device) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
     return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
 
 
-def filled(batches: Sequence[Rows], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:
+def fill_buffer(batches: Sequence[BatchArray], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:
     """Return a buffer with these rows of each batch, concatenated; the rest of the buffer is not written.
 
     Where there is room for one replica alone, XLA for CPU reads its rows in place, and orders what comes after in a way that keeps cores
@@ -176,32 +176,32 @@ def filled(batches: Sequence[Rows], rows: range, shape: Shape, device: jax.Devic
         device.platform == "cpu"
         and len(shape) == 2
         and shape[0] == 1
-        and math.prod((*shape, *row_shape)) * dtype.itemsize <= MANY
+        and math.prod((*shape, *row_shape)) * dtype.itemsize <= IN_PLACE_BYTES
     ):
         shape = 2, *shape[1:]
-    buffer = room((math.prod(shape), *row_shape), dtype)
+    buffer = allocate_buffer((math.prod(shape), *row_shape), dtype)
     for number, batch in enumerate(batches):
         batch.put(rows, buffer[number * len(rows) : (number + 1) * len(rows)])
     return buffer.reshape(*shape, *row_shape)
 
 
-def room(shape: Shape, dtype: np.dtype) -> np.ndarray:
+def allocate_buffer(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Return an array without values, where a CPU device can read it in place. The system gives memory when it is written."""
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNED, np.uint8)
-    start = -memory.ctypes.data % ALIGNED
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def is_whole(leaf: object) -> bool:
+def is_batch_array(leaf: object) -> bool:
     """Return whether this is one array of a batch, though JAX would look inside."""
-    return isinstance(leaf, (Rows, sparse.JAXSparse))
+    return isinstance(leaf, (BatchArray, sparse.JAXSparse))
 
 
 def convert_array(leaf: object) -> np.ndarray:
     """Return a leaf of a batch as an array of NumPy; refuse what no device can hold."""
     array = np.asarray(leaf.todense() if isinstance(leaf, sparse.JAXSparse) else leaf)
-    if array.dtype.kind not in NUMBERS:
+    if array.dtype.kind not in NUMERIC_KINDS:
         raise ValueError(
             f"A batch holds values of type {type(leaf).__name__} and dtype {array.dtype}, which no device can hold. Turn them "
             f"into numbers first, for example by a keras.layers.StringLookup in the data pipeline."

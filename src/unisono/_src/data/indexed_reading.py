@@ -9,22 +9,22 @@ import keras
 import numpy as np
 
 from unisono._src import keras_private
-from unisono._src.data.global_batch import chosen
+from unisono._src.data.global_batch import select_rows
 from unisono._src.data.progress import Size
-from unisono._src.data.row_order import Order
+from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import UserBatch
 
 
-def batches(source: keras_private.DataAdapter, order: Order, start: int = 0) -> Iterable[UserBatch]:
+def read_batches(source: keras_private.DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
     """Return the global batches of one pass over the source of a Keras adapter; `start` may be above 0 only where it has an index."""
     if isinstance(source, keras_private.ArrayDataAdapter):
         return read_arrays(source, order, start)
     if isinstance(source, keras_private.PyDatasetAdapter):
         return read_dataset(source, order, start)
-    if start and isinstance(source, Indexed):
+    if start and isinstance(source, IndexedAdapter):
         return source.batches_from(start)
     if start and keras_private.is_map_dataset(source):
-        return keras_private.map_batches(source, start)
+        return keras_private.iterate_map_batches(source, start)
     return source.get_jax_iterator()
 
 
@@ -33,16 +33,16 @@ def has_index(source: keras_private.DataAdapter) -> bool:
     known = isinstance(source, keras_private.ArrayDataAdapter | keras_private.PyDatasetAdapter) or keras_private.is_map_dataset(
         source
     )
-    return source.has_index if isinstance(source, Indexed) else known
+    return source.has_index if isinstance(source, IndexedAdapter) else known
 
 
-def size_of(source: keras_private.DataAdapter) -> Size:
+def read_size(source: keras_private.DataAdapter) -> Size:
     """Return the number of batches and of rows of a pass, as far as the source knows them."""
-    if isinstance(source, Indexed):
+    if isinstance(source, IndexedAdapter):
         return source.size()
     if isinstance(source, keras_private.PyDatasetAdapter) and changes_at_begin(source.py_dataset):
         return {}
-    rows = keras_private.array_order(source)[0] if isinstance(source, keras_private.ArrayDataAdapter) else None
+    rows = keras_private.get_array_order(source)[0] if isinstance(source, keras_private.ArrayDataAdapter) else None
     return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
 
 
@@ -52,7 +52,7 @@ def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
 
 
 @runtime_checkable
-class Indexed(Protocol):
+class IndexedAdapter(Protocol):
     """An adapter that can begin with a later batch by itself."""
 
     @property
@@ -65,31 +65,31 @@ class Indexed(Protocol):
     def skip(self, passes: range) -> None: ...
 
 
-def skip(source: keras_private.DataAdapter, passes: range) -> None:
+def skip_passes(source: keras_private.DataAdapter, passes: range) -> None:
     """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
-    if isinstance(source, Indexed):
+    if isinstance(source, IndexedAdapter):
         source.skip(passes)
         return
     for _ in passes:
-        hooks_of(source).on_epoch_begin()
-        hooks_of(source).on_epoch_end()
+        find_hooks(source).on_epoch_begin()
+        find_hooks(source).on_epoch_end()
 
 
-def read_arrays(adapter: keras_private.ArrayDataAdapter, order: Order, start: int) -> Iterator[UserBatch]:
+def read_arrays(adapter: keras_private.ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Return the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
-    count, shuffle = keras_private.array_order(adapter)
+    count, shuffle = keras_private.get_array_order(adapter)
     pass_ = order.passes
-    permutation = order.of_pass(count) if shuffle and shuffle != "batch" else None
+    permutation = order.permute_pass(count) if shuffle and shuffle != "batch" else None
 
     def rows_of_batch(batch: int, begin: int, end: int) -> slice | np.ndarray:
         if shuffle == "batch":
-            return begin + order.within_batch(pass_, batch, end - begin)
+            return begin + order.permute_batch(pass_, batch, end - begin)
         return slice(begin, end) if permutation is None else permutation[begin:end]
 
-    return keras_private.array_batches(adapter, rows_of_batch, chosen, start)
+    return keras_private.iterate_array_batches(adapter, rows_of_batch, select_rows, start)
 
 
-def read_dataset(adapter: keras_private.PyDatasetAdapter, order: Order, start: int) -> Iterator[UserBatch]:
+def read_dataset(adapter: keras_private.PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Yield the batches of a PyDataset, with new workers for each pass.
 
     The workers of a pass that was broken off, as Keras does to look at the first batch, would leave their batches to the next pass.
@@ -97,9 +97,9 @@ def read_dataset(adapter: keras_private.PyDatasetAdapter, order: Order, start: i
     dataset = adapter.py_dataset
     count = dataset.num_batches
     if count is None:
-        dataset = Later(dataset, start) if start else dataset
+        dataset = DatasetFromBatch(dataset, start) if start else dataset
     elif adapter.shuffle or start:
-        dataset = Reordered(dataset, (order.of_pass(count) if adapter.shuffle else range(count))[start:])
+        dataset = ReorderedDataset(dataset, (order.permute_pass(count) if adapter.shuffle else range(count))[start:])
     pass_adapter = type(adapter)(dataset, class_weight=adapter.class_weight)
     try:
         yield from pass_adapter.get_jax_iterator()
@@ -108,7 +108,7 @@ def read_dataset(adapter: keras_private.PyDatasetAdapter, order: Order, start: i
             pass_adapter.enqueuer.stop()
 
 
-class Reordered(keras.utils.PyDataset):
+class ReorderedDataset(keras.utils.PyDataset):
     """A PyDataset whose batches come in another order."""
 
     def __init__(self, dataset: keras.utils.PyDataset, order: Sequence[int] | np.ndarray) -> None:
@@ -124,7 +124,7 @@ class Reordered(keras.utils.PyDataset):
         return len(self.order)
 
 
-class Later(keras.utils.PyDataset):
+class DatasetFromBatch(keras.utils.PyDataset):
     """A PyDataset without an end, from a later batch on."""
 
     def __init__(self, dataset: keras.utils.PyDataset, start: int) -> None:
@@ -148,6 +148,6 @@ class PassHooks(Protocol):
     def on_epoch_end(self) -> None: ...
 
 
-def hooks_of(source: keras_private.DataAdapter) -> PassHooks:
+def find_hooks(source: keras_private.DataAdapter) -> PassHooks:
     """Return the object whose hooks are called for a pass: the dataset alone of a PyDataset, whose workers we start."""
     return source.py_dataset if isinstance(source, keras_private.PyDatasetAdapter) else source

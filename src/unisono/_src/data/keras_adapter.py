@@ -13,44 +13,48 @@ from typing import TypeVar, cast
 from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.forked_workers import warn_of_forks
-from unisono._src.data.global_batch import held
-from unisono._src.data.progress import Digest, Place, Size
-from unisono._src.data.resume import Item, indexed, streamed
-from unisono._src.data.row_order import Order
+from unisono._src.data.global_batch import wrap_arrays
+from unisono._src.data.progress import Digest, ResumePoint, Size
+from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
+from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import PyTree, UserBatch
 
 T = TypeVar("T")
 
 
-class GlobalBatches(keras_private.DataAdapter):
+class GlobalBatchAdapter(keras_private.DataAdapter):
     """The batches of a Keras adapter, in an order that seed, pass and batch decide, with their positions."""
 
-    def __init__(self, source: keras_private.DataAdapter, order: Order) -> None:
+    def __init__(self, source: keras_private.DataAdapter, order: RowOrder) -> None:
         warn_of_forks(source)
         self.source = source
         self.order = order
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
-        return batches if isinstance(self.source, keras_private.GeneratorDataAdapter) else one_ahead(batches)
+        return batches if isinstance(self.source, keras_private.GeneratorDataAdapter) else read_one_ahead(batches)
 
-    def _items(self, start: int = 0) -> Iterator[Item]:
+    def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
-        for number, batch in enumerate(indexed_reading.batches(self.source, self.order, start), start):
-            yield pass_, number, held(batch, (pass_, number), copy=not isinstance(self.source, keras_private.ArrayDataAdapter))
+        for number, batch in enumerate(indexed_reading.read_batches(self.source, self.order, start), start):
+            yield (
+                pass_,
+                number,
+                wrap_arrays(batch, (pass_, number), copy=not isinstance(self.source, keras_private.ArrayDataAdapter)),
+            )
 
-    def from_place(self, place: Place) -> tuple[Iterator[PyTree], Digest | None]:
+    def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:
         """Return (the batches of a pass from the place on, the digest of the batches before it if they were read)."""
 
-        def begin(pass_: int, start: int = 0) -> Iterator[Item]:
+        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
             self.order.passes = pass_
             return self._items(start)
 
         if not self.has_index:
-            items, digest = streamed(place, begin, self.size)
+            items, digest = resume_stream(place, begin, self.size)
             return (batch for _, _, batch in items), digest
-        items = indexed(place, begin, functools.partial(indexed_reading.skip, self.source), self.size)
-        return one_ahead(batch for _, _, batch in items), None
+        items = resume_indexed(place, begin, functools.partial(indexed_reading.skip_passes, self.source), self.size)
+        return read_one_ahead(batch for _, _, batch in items), None
 
     @property
     def has_index(self) -> bool:
@@ -59,7 +63,7 @@ class GlobalBatches(keras_private.DataAdapter):
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
-        return indexed_reading.size_of(self.source)
+        return indexed_reading.read_size(self.source)
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:
         return self.source.get_numpy_iterator()
@@ -81,13 +85,13 @@ class GlobalBatches(keras_private.DataAdapter):
         return self.source.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        indexed_reading.hooks_of(self.source).on_epoch_begin()
+        indexed_reading.find_hooks(self.source).on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        indexed_reading.hooks_of(self.source).on_epoch_end()
+        indexed_reading.find_hooks(self.source).on_epoch_end()
 
 
-def one_ahead(batches: Iterator[T]) -> Iterator[T]:
+def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:
     """Yield the same batches, each read before the previous one is yielded; an error is raised after the last good batch."""
     end = object()
     ready = next(batches, end)

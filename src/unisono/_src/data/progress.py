@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-from unisono._src.data.global_batch import Position, Rows, is_whole
+from unisono._src.data.global_batch import BatchArray, Position, is_batch_array
 from unisono._src.typing import Json, PyTree
 
 Size = dict[str, int]
@@ -27,7 +27,7 @@ class Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Place(NamedTuple):
+class ResumePoint(NamedTuple):
     """The place where a training stopped."""
 
     position: Position
@@ -42,14 +42,14 @@ class Place(NamedTuple):
     """The size of the data in the pass of the last batch."""
 
     @classmethod
-    def of_json(cls, state: dict[str, Json]) -> Place:
+    def from_json(cls, state: dict[str, Json]) -> ResumePoint:
         """Return the place that `_asdict` was taken of, after JSON has made lists of its tuples."""
         position = tuple(state["position"])
         last = state["last"]
         return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"], state["size"])
 
 
-class Progress:
+class SourceProgress:
     """The progress of a training in one source."""
 
     def __init__(self, first_pass: int = 0) -> None:
@@ -64,16 +64,16 @@ class Progress:
         self._running_digest: Digest | None = None
         self._digest: str | None = None
 
-    def count_all(self) -> None:
+    def digest_all(self) -> None:
         """Let the digest cover each batch from here on. Call it before the first batch."""
         if self.position is None and self._running_digest is None:
             self._running_digest = hashlib.sha256()
 
     @property
-    def counts_all(self) -> bool:
+    def digests_all(self) -> bool:
         return self._running_digest is not None
 
-    def trained(self, batch: PyTree, position: Position, size: Callable[[], Size]) -> None:
+    def note_trained(self, batch: PyTree, position: Position, size: Callable[[], Size]) -> None:
         """Note that the batch of this position was given to the replicas. `size` is called once in a pass: data may change after it."""
         if self.last is None or self.last[0] != position[0]:
             self.size = size()
@@ -81,7 +81,7 @@ class Progress:
         self.last = position
         self._last_batch = batch
         if self._running_digest is not None:
-            put(self._running_digest, batch)
+            update_digest(self._running_digest, batch)
 
     def ended(self) -> None:
         """Note that the pass is over: the next batch is the first of the next pass."""
@@ -89,20 +89,20 @@ class Progress:
             self.position = self.position[0] + 1, 0
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> ResumePoint | None:
         """Return the current place, or None before the first batch."""
         if self.position is None:
             return None
         if self._running_digest is not None:
             self._digest = f"all {self._running_digest.hexdigest()[:32]}"
         elif self._last_batch is not None:
-            self._digest = f"last {digest_of(self._last_batch)}"
-        return Place(self.position, self.last, self.first_pass, self._digest, self.size)
+            self._digest = f"last {digest_batch(self._last_batch)}"
+        return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size)
 
 
-def restored(place: Place, digest: Digest | None) -> Progress:
+def restore_progress(place: ResumePoint, digest: Digest | None) -> SourceProgress:
     """Return the progress at a place; `digest` is the running digest of the batches before it, where they were read."""
-    progress = Progress(place.first_pass)
+    progress = SourceProgress(place.first_pass)
     progress.position = place.position
     progress.last = place.last
     progress.size = place.size
@@ -111,15 +111,15 @@ def restored(place: Place, digest: Digest | None) -> Progress:
     return progress
 
 
-def digest_of(batch: PyTree) -> str:
+def digest_batch(batch: PyTree) -> str:
     digest = hashlib.sha256()
-    put(digest, batch)
+    update_digest(digest, batch)
     return digest.hexdigest()[:32]
 
 
-def put(digest: Digest, batch: PyTree) -> None:
+def update_digest(digest: Digest, batch: PyTree) -> None:
     """Add the shapes, dtypes and values of a batch to a digest."""
-    for leaf in jax.tree.leaves(batch, is_leaf=is_whole):
-        array = leaf.array if isinstance(leaf, Rows) else leaf
+    for leaf in jax.tree.leaves(batch, is_leaf=is_batch_array):
+        array = leaf.array if isinstance(leaf, BatchArray) else leaf
         digest.update(f"{array.shape} {array.dtype}\n".encode())
         digest.update(array.tobytes())

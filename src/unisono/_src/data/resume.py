@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from unisono._src.data.global_batch import Position
-from unisono._src.data.progress import Digest, Place, Size, digest_of, put
+from unisono._src.data.progress import Digest, ResumePoint, Size, digest_batch, update_digest
 from unisono._src.typing import PyTree
 
 SAY_AFTER = 2.0
@@ -19,13 +19,16 @@ SAY_EVERY = 10.0
 """Seconds between two messages."""
 
 
-Item: TypeAlias = tuple[int, int, PyTree]
+NumberedBatch: TypeAlias = tuple[int, int, PyTree]
 """(pass, number, batch)"""
 
 
-def indexed(
-    place: Place, begin: Callable[[int, int], Iterator[Item]], skip: Callable[[range], None], size: Callable[[], Size]
-) -> Iterator[Item]:
+def resume_indexed(
+    place: ResumePoint,
+    begin: Callable[[int, int], Iterator[NumberedBatch]],
+    skip: Callable[[range], None],
+    size: Callable[[], Size],
+) -> Iterator[NumberedBatch]:
     """Return the batches from the place on; the batch that was trained on last is read again and compared.
 
     Args:
@@ -50,7 +53,7 @@ SAME_ROWS = (
 )
 
 
-def check_size(place: Place, size: Callable[[], Size]) -> None:
+def check_size(place: ResumePoint, size: Callable[[], Size]) -> None:
     """Refuse data of another size than in the last pass of the place."""
     now = size() if place.last is not None else {}
     differences = [
@@ -62,35 +65,35 @@ def check_size(place: Place, size: Callable[[], Size]) -> None:
         )
 
 
-def check_last(position: Position, digest: str, items: Iterator[Item]) -> None:
+def check_last(position: Position, digest: str, items: Iterator[NumberedBatch]) -> None:
     """Refuse batches whose first one has another digest."""
     item = next(items, None)
     close = getattr(items, "close", None)
     if close is not None:
         close()
-    if item is None or f"last {digest_of(item[2])}" != digest:
+    if item is None or f"last {digest_batch(item[2])}" != digest:
         what = "is missing" if item is None else "has other rows"
         raise ValueError(
             f"The data are not those of the checkpoint: batch {position[1]} of pass {position[0]} {what} now. {SAME_ROWS}"
         )
 
 
-def streamed(
-    place: Place, begin_pass: Callable[[int], Iterable[Item]], size: Callable[[], Size]
-) -> tuple[Iterator[Item], Digest]:
+def resume_stream(
+    place: ResumePoint, begin_pass: Callable[[int], Iterable[NumberedBatch]], size: Callable[[], Size]
+) -> tuple[Iterator[NumberedBatch], Digest]:
     """Return (the batches from the place on, the digest of the batches before it), after reading forward from the first pass."""
     pass_, number = place.position
     digest = hashlib.sha256()
     report = ForwardReport(place.position)
 
-    def begin(pass_: int) -> Iterator[Item]:
+    def begin(pass_: int) -> Iterator[NumberedBatch]:
         if place.last is not None and pass_ == place.last[0]:
             check_size(place, size)
         return iter(begin_pass(pass_))
 
-    def read(items: Iterator[Item], most: int | None) -> Iterator[Item]:
+    def read(items: Iterator[NumberedBatch], most: int | None) -> Iterator[NumberedBatch]:
         for _, _, batch in itertools.islice(items, most):
-            put(digest, batch)
+            update_digest(digest, batch)
             report.count_batch()
         return items
 

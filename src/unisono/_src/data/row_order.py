@@ -14,7 +14,7 @@ import secrets
 import numpy as np
 
 from unisono._src import keras_private
-from unisono._src.processes.agreement import current
+from unisono._src.processes.agreement import get_agreement
 
 
 def draw_seed() -> int:
@@ -23,7 +23,7 @@ def draw_seed() -> int:
     Nothing is drawn from the generator: the layers of the model must start from the numbers that plain Keras gives them. Of several
     processes the first one decides.
     """
-    return current().of_first("the seed of the order of rows", read_seed)
+    return get_agreement().of_first("the seed of the order of rows", read_seed)
 
 
 def read_seed() -> int:
@@ -35,7 +35,7 @@ def read_seed() -> int:
 
 
 @dataclasses.dataclass
-class Order:
+class RowOrder:
     """The order of a model's data: the seed, and the number of passes that the model has begun to train on."""
 
     seed: int = dataclasses.field(default_factory=lambda: secrets.randbits(32))
@@ -44,13 +44,13 @@ class Order:
     def random(self, *position: int) -> np.random.RandomState:
         return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([self.seed, *position])))
 
-    def of_pass(self, count: int) -> np.ndarray:
+    def permute_pass(self, count: int) -> np.ndarray:
         """Return the order of `count` rows or batches in the pass that is about to begin."""
         return self.random(self.passes).permutation(count)
 
-    def within_batch(self, pass_: int, batch: int, rows: int) -> np.ndarray:
+    def permute_batch(self, pass_: int, batch: int, rows: int) -> np.ndarray:
         return self.random(pass_, batch).permutation(rows)
 
-    def trained_on(self, pass_: int) -> None:
+    def note_pass(self, pass_: int) -> None:
         """Note that a batch of this pass was trained on: the next pass is a later one."""
         self.passes = max(self.passes, pass_ + 1)

@@ -12,17 +12,17 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.data import indexed_reading
-from unisono._src.data.global_batch import held, is_whole
-from unisono._src.data.keras_adapter import GlobalBatches, one_ahead
-from unisono._src.data.progress import Place, Size
-from unisono._src.data.resume import Item, indexed, streamed
-from unisono._src.data.row_order import Order, draw_seed
-from unisono._src.distributed.per_replica import is_value
+from unisono._src.data.global_batch import is_batch_array, wrap_arrays
+from unisono._src.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
+from unisono._src.data.progress import ResumePoint, Size
+from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
+from unisono._src.data.row_order import RowOrder, draw_seed
+from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.distributed.replicated import is_array
 from unisono._src.typing import KerasObject, UserBatch, UserObject
 
 
-class Source:
+class BatchSource:
     """A source of global batches with their positions, one pass at a time."""
 
     def __init__(self, adapter: KerasObject, unwrap: bool = False) -> None:
@@ -36,9 +36,9 @@ class Source:
         return isinstance(self._adapter, keras_private.GeneratorDataAdapter)
 
     @functools.cached_property
-    def order(self) -> Order:
+    def order(self) -> RowOrder:
         """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
-        return Order(draw_seed())
+        return RowOrder(draw_seed())
 
     @property
     def length(self) -> int | None:
@@ -49,32 +49,36 @@ class Source:
         """Return whether a later batch can be read without the batches before it."""
         return indexed_reading.has_index(self._adapter)
 
-    def batches(self, start: int = 0) -> Iterator[Item]:
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
         pass_ = self.order.passes
-        adapter = GlobalBatches(self._adapter, self.order)
+        adapter = GlobalBatchAdapter(self._adapter, self.order)
         adapter.on_epoch_begin()
         for number, batch in enumerate(adapter.get_jax_iterator(start), start):
-            self.order.trained_on(pass_)
+            self.order.note_pass(pass_)
             yield pass_, number, batch[0] if self._unwrap else batch
         adapter.on_epoch_end()
 
     def skip(self, passes: range) -> None:
         """Take the source past these passes, where there is an index."""
-        indexed_reading.skip(self._adapter, passes)
+        indexed_reading.skip_passes(self._adapter, passes)
 
-    def from_place(self, place: Place) -> tuple[Iterator[Item], Any]:
+    def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Any]:
         """Return (the batches of a pass from the place on, the digest of earlier batches if they were read)."""
 
-        def begin(pass_: int, start: int = 0) -> Iterator[Item]:
+        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
             self.order.passes = pass_
             return self.batches(start)
 
-        return (indexed(place, begin, self.skip, self.size), None) if self.has_index else streamed(place, begin, self.size)
+        return (
+            (resume_indexed(place, begin, self.skip, self.size), None)
+            if self.has_index
+            else resume_stream(place, begin, self.size)
+        )
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
-        return indexed_reading.size_of(self._adapter)
+        return indexed_reading.read_size(self._adapter)
 
     @property
     def seeds(self) -> list[int]:
@@ -86,11 +90,11 @@ class Source:
         (self.order.seed,) = seeds
 
 
-class IterableSource(Source):
+class IterableSource(BatchSource):
     """A source that reads any iterable of global batches."""
 
     def __init__(self, batches: Iterable[UserBatch]) -> None:
-        self.order = Order(0)
+        self.order = RowOrder(0)
         self._batches = batches
 
     @property
@@ -111,7 +115,7 @@ class IterableSource(Source):
     def skip(self, passes: range) -> None:
         """Do nothing: a list does not change between passes."""
 
-    def batches(self, start: int = 0) -> Iterator[Item]:
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
         if pass_ and self.is_stream:
             raise ValueError(
@@ -119,29 +123,29 @@ class IterableSource(Source):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         batches = enumerate(itertools.islice(self._batches, start, None), start)
-        read = (held(undistributed(batch), (pass_, number)) for number, batch in batches)
-        for number, batch in enumerate(read if self.is_stream else one_ahead(read), start):
-            self.order.trained_on(pass_)
+        read = (wrap_arrays(refuse_distributed_batch(batch), (pass_, number)) for number, batch in batches)
+        for number, batch in enumerate(read if self.is_stream else read_one_ahead(read), start):
+            self.order.note_pass(pass_)
             yield pass_, number, batch
 
 
-def undistributed(batch: UserBatch) -> UserBatch:
+def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     """Return the batch; refuse a batch that is distributed already."""
-    if any(map(is_value, jax.tree.leaves(batch, is_leaf=is_value))):
+    if any(map(is_replica_value, jax.tree.leaves(batch, is_leaf=is_replica_value))):
         raise ValueError(
             "distribute_dataset received batches of a distributed dataset, which are distributed already. Give them to strategy.run."
         )
     return batch
 
 
-class OfSource(keras_private.DataAdapter):
+class SourceAdapter(keras_private.DataAdapter):
     """A source as an adapter for Keras' loops."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BatchSource) -> None:
         self._source = source
 
     @property
-    def order(self) -> Order:
+    def order(self) -> RowOrder:
         return self._source.order
 
     @property
@@ -169,7 +173,7 @@ class OfSource(keras_private.DataAdapter):
         return (batch for _, _, batch in self._source.batches())
 
     def get_numpy_iterator(self) -> Iterator[UserBatch]:
-        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_whole) for batch in self.get_jax_iterator())
+        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.get_jax_iterator())
 
     @property
     def num_batches(self) -> int | None:
@@ -188,7 +192,7 @@ class OfSource(keras_private.DataAdapter):
         return None
 
 
-def source_of(dataset: UserObject, batch_size: int | None, shuffle: bool) -> Source:
+def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> BatchSource:
     """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")
@@ -199,7 +203,7 @@ def source_of(dataset: UserObject, batch_size: int | None, shuffle: bool) -> Sou
                 f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
                 f"another iterable."
             )
-        return Source(
+        return BatchSource(
             keras_private.ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple)
         )
     if batch_size is not None:
@@ -208,11 +212,11 @@ def source_of(dataset: UserObject, batch_size: int | None, shuffle: bool) -> Sou
             f"out, or give a tuple of arrays."
         )
     if isinstance(dataset, keras.utils.PyDataset):
-        return Source(keras_private.PyDatasetAdapter(dataset, shuffle=shuffle))
+        return BatchSource(keras_private.PyDatasetAdapter(dataset, shuffle=shuffle))
     if shuffle:
         raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
     if keras_private.is_pipeline(dataset):
-        return Source(keras_private.adapter_of(dataset, None, None))
+        return BatchSource(keras_private.make_adapter(dataset, None, None))
     if not isinstance(dataset, Iterable):
         raise TypeError(
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "

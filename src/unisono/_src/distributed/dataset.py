@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 import jax
 
 from unisono._src import execution_mode
-from unisono._src.data.global_batch import Position, is_whole
-from unisono._src.data.progress import Place, Progress, restored
-from unisono._src.data.resume import Item
+from unisono._src.data.global_batch import Position, is_batch_array
+from unisono._src.data.progress import ResumePoint, SourceProgress, restore_progress
+from unisono._src.data.resume import NumberedBatch
 from unisono._src.distributed import batch_sources, replicated
-from unisono._src.distributed.batch_sources import OfSource, Source
+from unisono._src.distributed.batch_sources import BatchSource, SourceAdapter
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.placement import Placement
-from unisono._src.step.plan import plan
+from unisono._src.step.plan import plan_batch
 from unisono._src.typing import Json, PyTree, UserBatch, UserObject
 
 
@@ -28,20 +28,20 @@ class DistributedDataset:
     `len()` is the number of batches, where the source knows it.
     """
 
-    def __init__(self, source: Source, placement: Placement) -> None:
+    def __init__(self, source: BatchSource, placement: Placement) -> None:
         self.source = source
-        self.progress = Progress()
+        self.progress = SourceProgress()
         self.listeners: list[Callable[[], None]] = []
         """Functions that are called between two batches."""
         self.thread: int | None = None
         """The thread in which the last batch was asked for."""
-        self._place: Place | None = None
+        self._place: ResumePoint | None = None
         self._placement = placement
         self._warned = False
-        self._plans = functools.cache(functools.partial(plan, placement=placement))
+        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
-        execution_mode.check()
+        execution_mode.check_not_tracing()
         return DistributedIterator(self)
 
     @property
@@ -52,7 +52,7 @@ class DistributedDataset:
     def will_be_saved(self) -> None:
         """Count every batch of a stream for the digest. To be called before the first training step."""
         if not self.source.has_index:
-            self.progress.count_all()
+            self.progress.digest_all()
 
     def get_state(self) -> dict[str, Json]:
         """Return the place in the data, in JSON."""
@@ -62,24 +62,24 @@ class DistributedDataset:
     def set_state(self, state: dict[str, Json]) -> None:
         """Let the next loop go on at the place that `get_state` has returned."""
         self.source.seeds = state["seeds"]
-        self._place = None if state["place"] is None else Place.of_json(state["place"])
+        self._place = None if state["place"] is None else ResumePoint.from_json(state["place"])
         if self._place is None:  # before the first batch
-            self.progress = Progress()
+            self.progress = SourceProgress()
             self.source.order.passes = 0
 
-    def begin_pass(self) -> Iterator[Item]:
+    def begin_pass(self) -> Iterator[NumberedBatch]:
         """Return the batches of the next pass, or after a restore the rest of the interrupted pass."""
         place, self._place = self._place, None
         if place is None:
             return self.source.batches()
         items, chain = self.source.from_place(place)
-        self.progress = restored(place, chain)
+        self.progress = restore_progress(place, chain)
         return items
 
     def end_pass(self) -> None:
         """Note that the next loop is over another pass."""
         if self.progress.position is not None:
-            self.source.order.trained_on(self.progress.position[0])
+            self.source.order.note_pass(self.progress.position[0])
         self.progress.ended()
 
     def call_listeners(self) -> None:
@@ -90,7 +90,7 @@ class DistributedDataset:
 
     def shard_batch(self, batch: UserBatch, begun: Callable[[], None]) -> PyTree:
         """Return the batch with `Shards` in place of its arrays. `begun` is called when the devices have begun with the batch."""
-        return jax.tree.map(lambda rows: Shards(rows, self._placement, begun), batch, is_leaf=is_whole)
+        return jax.tree.map(lambda rows: Shards(rows, self._placement, begun), batch, is_leaf=is_batch_array)
 
     def send_shards(self, shards: list[Shards]) -> None:
         """Send the shards to the devices, before a step asks for them."""
@@ -118,9 +118,9 @@ class DistributedDataset:
         return length
 
     @property
-    def adapter(self) -> OfSource:
+    def adapter(self) -> SourceAdapter:
         """Return the source as an adapter for Keras' loops."""
-        return OfSource(self.source)
+        return SourceAdapter(self.source)
 
     @property
     def replicas(self) -> int:
@@ -141,7 +141,7 @@ class DistributedIterator:
         self._position: Position | None = None
         """The position of the last batch."""
         self._last: list[Shards] | None = None
-        self._ahead: list[tuple[Item, PyTree]] = []
+        self._ahead: list[tuple[NumberedBatch, PyTree]] = []
         self._over = False
         self._error: BaseException | None = None
 
@@ -149,7 +149,7 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> PyTree:
-        execution_mode.check()
+        execution_mode.check_not_tracing()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -165,10 +165,10 @@ class DistributedIterator:
         if self._last is not None:
             self._dataset.warn_of_empty_replicas(self._last)
         self._last = list_shards(batch)
-        self._dataset.progress.trained(rows, self._position, self._dataset.source.size)
+        self._dataset.progress.note_trained(rows, self._position, self._dataset.source.size)
         return batch
 
-    def _read_batch(self) -> tuple[Item, PyTree]:
+    def _read_batch(self) -> tuple[NumberedBatch, PyTree]:
         """Return the next batch of the source, and the same batch with `Shards` in place of its arrays."""
         pass_, number, batch = next(self._batches)
         myself = weakref.ref(self)  # a batch must not keep the batches after it alive
@@ -195,15 +195,15 @@ class DistributedIterator:
 
 
 def list_shards(batch: PyTree) -> list[Shards]:
-    return jax.tree.leaves(batch, is_leaf=is_whole)
+    return jax.tree.leaves(batch, is_leaf=is_batch_array)
 
 
-def undistributed(dataset: UserObject) -> UserObject:
+def refuse_distributed_dataset(dataset: UserObject) -> UserObject:
     """Return what a user wants to distribute; refuse what is distributed already."""
-    replicated.check_not_tensorflows(dataset, "strategy.distribute_dataset")
+    replicated.refuse_tensorflow_data(dataset, "strategy.distribute_dataset")
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
     if parts and isinstance(dataset, list | tuple):
-        batch_sources.undistributed(parts[0])
+        batch_sources.refuse_distributed_batch(parts[0])
     return dataset

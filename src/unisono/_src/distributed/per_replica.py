@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.data.global_batch import Rows, global_batch, sizes_of
-from unisono._src.exchange.gather_rows import rows_of_all
+from unisono._src.data.global_batch import BatchArray, as_global_batch, count_shard_rows
+from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.placement import Placement, split_evenly
-from unisono._src.replica.trace_recorder import current
-from unisono._src.step.plan import Run
-from unisono._src.step.step import Output
+from unisono._src.replica.trace_recorder import get_current_code
+from unisono._src.step.plan import ReplicaRun
+from unisono._src.step.step import RunOutput
 from unisono._src.typing import PyTree
 
 
-def is_value(thing: object) -> bool:
+def is_replica_value(thing: object) -> bool:
     """Return whether this is a value with a part for each replica: one leaf in a tree of arguments or results."""
     return isinstance(thing, PerReplica | Shards)
 
@@ -40,24 +40,24 @@ class NotOneArray:
     def __eq__(self, other: object) -> bool:
         return (
             refuse_as_one_array(self)
-            if isinstance(other, int | float) or (hasattr(other, "dtype") and not is_value(other))
+            if isinstance(other, int | float) or (hasattr(other, "dtype") and not is_replica_value(other))
             else self is other
         )
 
 
-class Shards(NotOneArray, Rows):
+class Shards(NotOneArray, BatchArray):
     """An array of a global batch, of which each replica gets its shard."""
 
     placement: Placement
-    begun: Callable[[], None]
+    report_begun: Callable[[], None]
     """To be called when the devices have begun with the batch: then there is time to read the next batch."""
 
-    def __init__(self, rows: Rows, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, rows: BatchArray, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
         super().__init__(rows.source, rows.position, rows.sizes, rows.chosen)
         object.__setattr__(self, "placement", placement)
-        object.__setattr__(self, "begun", begun)
+        object.__setattr__(self, "report_begun", begun)
 
-    def send(self, runs: Iterable[tuple[int, Run]]) -> None:
+    def send(self, runs: Iterable[tuple[int, ReplicaRun]]) -> None:
         """Send the rows of these runs to their devices, given by index, in the form in which a step asks for them."""
         for device, run in runs:
             target = self.placement.devices[device]
@@ -74,7 +74,7 @@ class Shards(NotOneArray, Rows):
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"
 
 
-def arrays_of(value: PyTree) -> PyTree:
+def read_global_arrays(value: PyTree) -> PyTree:
     """Return a distributed batch as arrays of the global batch, for Keras' methods."""
 
     def read_array(leaf: object) -> object:
@@ -87,7 +87,7 @@ def arrays_of(value: PyTree) -> PyTree:
             )
         return leaf.array
 
-    return jax.tree.map(read_array, value, is_leaf=is_value)
+    return jax.tree.map(read_array, value, is_leaf=is_replica_value)
 
 
 class PerReplica(NotOneArray):
@@ -96,8 +96,8 @@ class PerReplica(NotOneArray):
     def __init__(
         self,
         placement: Placement,
-        like: Rows,
-        outputs: Sequence[Output],
+        like: BatchArray,
+        outputs: Sequence[RunOutput],
         index: int,
         total: jax.Array | None,
         is_share: bool,
@@ -137,7 +137,7 @@ class PerReplica(NotOneArray):
             raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
         return self._shapes[size]
 
-    def on(self, device: int, run: Run) -> jax.Array:
+    def on(self, device: int, run: ReplicaRun) -> jax.Array:
         """Return the values of the replicas of one run, stacked in their order."""
         for output in self._outputs:
             if (output.device, output.run) == (device, run):
@@ -161,7 +161,7 @@ class PerReplica(NotOneArray):
 
     @property
     def _sizes(self) -> Sequence[int]:
-        return sizes_of(global_batch(self.like), self.placement.replicas)
+        return count_shard_rows(as_global_batch(self.like), self.placement.replicas)
 
     def _gather_all(self, here: dict[int, jax.Array]) -> dict[int, jax.Array]:
         """Return the values of the replicas of all processes. Every process calls this at the same line."""
@@ -169,7 +169,7 @@ class PerReplica(NotOneArray):
         lengths = {replica: math.prod(struct.shape) for replica, struct in shapes.items()}
         flat_values = [jnp.ravel(jax.device_put(here[replica], self.placement.lead)) for replica in sorted(here)]
         mine = jnp.concatenate(flat_values) if flat_values else jax.device_put(jnp.zeros(0, self.dtype), self.placement.lead)
-        (whole,) = rows_of_all(self.placement)(
+        (whole,) = get_row_gatherer(self.placement)(
             [mine], [[sum(lengths.get(r, 0) for r in block) for block in self.placement.of_processes]]
         )
         ends = itertools.accumulate(lengths.values(), initial=0)
@@ -195,7 +195,7 @@ class PerReplica(NotOneArray):
 
 def refuse_as_one_array(value: object) -> NoReturn:
     """Refuse to use the value as one array, in words for replica code or for the code around it."""
-    if current() is not None:
+    if get_current_code() is not None:
         raise ValueError(
             f"{value!r} reaches replica code by a name, where it is the value of no replica. Give it to the function as an argument: "
             f"strategy.run(step, args=(batch,))."
@@ -207,10 +207,10 @@ def refuse_as_one_array(value: object) -> NoReturn:
     )
 
 
-def check(value: PyTree, placement: Placement, call: str) -> None:
+def check_replica_count(value: PyTree, placement: Placement, call: str) -> None:
     """Refuse values of another number of replicas; `call` is the name of the strategy's method, for the message."""
-    for leaf in jax.tree.leaves(value, is_leaf=is_value):
-        if is_value(leaf) and leaf.placement.replicas != placement.replicas:
+    for leaf in jax.tree.leaves(value, is_leaf=is_replica_value):
+        if is_replica_value(leaf) and leaf.placement.replicas != placement.replicas:
             raise ValueError(
                 f"strategy.{call} received {leaf!r}, and the strategy has {placement.replicas}. Ask the strategy that ran the replicas."
             )

@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from unisono._src.data.global_batch import Position, Rows, is_whole
+from unisono._src.data.global_batch import BatchArray, Position, is_batch_array
 from unisono._src.data.progress import Size
-from unisono._src.data.resume import Item
-from unisono._src.data.row_order import Order
-from unisono._src.distributed.batch_sources import Source, source_of
+from unisono._src.data.resume import NumberedBatch
+from unisono._src.data.row_order import RowOrder
+from unisono._src.distributed.batch_sources import BatchSource, make_source
 from unisono._src.distributed.replicated import is_array
-from unisono._src.replica.refused_calls import rows_differ
+from unisono._src.replica.refused_calls import has_different_rows
 from unisono._src.typing import UserBatch, UserObject
 
 
-class PipelineSource(Source):
+class PipelineSource(BatchSource):
     """A source that joins one batch from the source of each replica to a global batch."""
 
-    def __init__(self, sources: list[Source]) -> None:
-        self.order = Order(0)
+    def __init__(self, sources: list[BatchSource]) -> None:
+        self.order = RowOrder(0)
         self._sources = sources
 
     @property
@@ -57,33 +57,33 @@ class PipelineSource(Source):
             source.seeds = left[:count]
             left = left[count:]
 
-    def batches(self, start: int = 0) -> Iterator[Item]:
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
         for source in self._sources:
             source.order.passes = pass_
         for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
             if number == start:
                 refuse_same_rows([None if part is None else part[2] for part in parts])
-            self.order.trained_on(pass_)
+            self.order.note_pass(pass_)
             yield pass_, number, join_batches([None if part is None else part[2] for part in parts], (pass_, number))
 
 
 def join_batches(parts: list[UserBatch], position: Position) -> UserBatch:
     """Return one global batch from the replicas' batches; None stands for a replica whose pipeline has ended."""
     present = [part for part in parts if part is not None]
-    structures = {jax.tree.structure(part, is_leaf=is_whole) for part in present}
+    structures = {jax.tree.structure(part, is_leaf=is_batch_array) for part in present}
     if len(structures) > 1:
         raise ValueError(f"The replicas' pipelines give batches of different structures: {' and '.join(map(str, structures))}.")
-    sizes = tuple(0 if part is None else jax.tree.leaves(part, is_leaf=is_whole)[0].shape[0] for part in parts)
-    join = lambda *rows: Rows(np.concatenate([shard.array for shard in rows]), position, sizes)  # noqa: E731
-    return jax.tree.map(join, *present, is_leaf=is_whole)
+    sizes = tuple(0 if part is None else jax.tree.leaves(part, is_leaf=is_batch_array)[0].shape[0] for part in parts)
+    join = lambda *rows: BatchArray(np.concatenate([shard.array for shard in rows]), position, sizes)  # noqa: E731
+    return jax.tree.map(join, *present, is_leaf=is_batch_array)
 
 
 def refuse_same_rows(parts: list[UserBatch]) -> None:
     """Refuse first batches that are equal on all replicas: then the user's function does not look at its context."""
-    rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_whole)] for part in parts if part is not None]
+    rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_batch_array)] for part in parts if part is not None]
     alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])
-    if alike and any(rows_differ(array) for array in rows[0]):
+    if alike and any(has_different_rows(array) for array in rows[0]):
         raise ValueError(
             f"The function for distribute_datasets_from_function gives each of {len(parts)} replicas the same rows: every one would train "
             f"on them. Give each its own, for example dataset.shard(context.num_input_pipelines, context.input_pipeline_id) or "
@@ -109,7 +109,7 @@ class InputContext:
         return global_batch_size // self.num_replicas_in_sync
 
 
-def pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: int) -> PipelineSource:
+def make_pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: int) -> PipelineSource:
     """Return the source of the datasets that the function makes, one for each replica."""
     sources = []
     for replica in range(replicas):
@@ -119,5 +119,5 @@ def pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: int) -
                 "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
                 "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
             )
-        sources.append(source_of(dataset, None, False))
+        sources.append(make_source(dataset, None, False))
     return PipelineSource(sources)

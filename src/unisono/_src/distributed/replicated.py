@@ -79,7 +79,7 @@ def replicate(value: PyTree) -> PyTree:
     return Replicated(value)
 
 
-def check_not_tensorflows(thing: object, call: str) -> None:
+def refuse_tensorflow_data(thing: object, call: str) -> None:
     """Refuse data that a strategy of TensorFlow has distributed."""
     if type(thing).__module__.startswith("tensorflow.python.distribute"):
         raise TypeError(

@@ -10,7 +10,7 @@ from typing import Protocol
 import keras
 
 from unisono._src.exchange.protocol import Exchange
-from unisono._src.ownership import Owned
+from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
 
 
@@ -24,7 +24,7 @@ class ReplicaStrategy(Protocol):
     def exchange(self) -> Exchange: ...
 
     @property
-    def owned(self) -> Owned: ...
+    def owned(self) -> OwnedObjects: ...
 
     @property
     def deterministic(self) -> bool: ...
@@ -50,7 +50,7 @@ class ReplicaStrategy(Protocol):
         """Print once that R came from the machine."""
         ...
 
-    def say_that_it_is_slow(self, what: str) -> None:
+    def warn_of_slow_steps(self, what: str) -> None:
         """Warn once that a model or a function is not compiled."""
         ...
 

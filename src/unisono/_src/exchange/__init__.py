@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from unisono._src.exchange.across_processes import AcrossProcesses
-from unisono._src.exchange.collectives import Collectives
+from unisono._src.exchange.across_processes import ProcessExchange
+from unisono._src.exchange.collectives import CollectiveExchange
 from unisono._src.exchange.protocol import Exchange
-from unisono._src.exchange.transfers import Transfers
+from unisono._src.exchange.transfers import TransferExchange
 from unisono._src.placement import Placement
 
-__all__ = ["AcrossProcesses", "Collectives", "Exchange", "Transfers", "choose"]
+__all__ = ["CollectiveExchange", "Exchange", "ProcessExchange", "TransferExchange", "choose_exchange"]
 
 
-def choose(placement: Placement) -> Exchange:
+def choose_exchange(placement: Placement) -> Exchange:
     """Return the exchange of a placement.
 
     Collectives where devices have links of their own; copies between the CPU devices of a process; both for several processes.
     """
     if placement.processes is not None:
-        return AcrossProcesses(placement)
+        return ProcessExchange(placement)
     needs_no_links = len(set(placement.devices)) == 1 or all(device.platform == "cpu" for device in placement.devices)
-    return Transfers(placement) if needs_no_links else Collectives(placement)
+    return TransferExchange(placement) if needs_no_links else CollectiveExchange(placement)

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from unisono._src.data.global_batch import GlobalBatch, Position
-from unisono._src.exchange.collectives import Meeting
-from unisono._src.exchange.protocol import Add, DeviceSums, Elsewhere
-from unisono._src.exchange.transfers import Transfers
+from unisono._src.exchange.collectives import CollectiveSum
+from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
+from unisono._src.exchange.transfers import TransferExchange
 from unisono._src.placement import Placement
 from unisono._src.processes import agreement
 from unisono._src.typing import PyTree
 
 
-class AcrossProcesses:
+class ProcessExchange:
     """An exchange between processes; the lead of each process is its home."""
 
     homes = (0,)
@@ -27,19 +27,21 @@ class AcrossProcesses:
         assert placement.processes is not None
         self.placement = placement
         self._number = placement.processes.number
-        self._inside = Transfers(placement)
-        self._between = Meeting(placement.processes.leads, [placement.lead])
+        self._inside = TransferExchange(placement)
+        self._between = CollectiveSum(placement.processes.leads, [placement.lead])
 
-    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
+    def total(
+        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
+    ) -> list[PyTree]:
         assert description is not None
         sums = self._inside.on_lead(nodes)
-        own_sums = [self._inside.sum_of(span, sums, add) for span, _ in description.spans[self._number]]
+        own_sums = [self._inside.sum_span(span, sums, add) for span, _ in description.spans[self._number]]
         schedule = tuple(tuple((span.start, span.stop, has_rows) for span, has_rows in spans) for spans in description.spans)
-        wish = agreement.current().wishes
+        wish = agreement.get_agreement().wishes_to_stop
         words = (*make_words(description.batch), wish)
         totals, all_words = self._between.total([own_sums], schedule, leaves, description.like, words)
-        agreement.current().heard = bool(all_words[:, -1].any())
-        check_rows(all_words[:, :-1])
+        agreement.get_agreement().has_heard_stop_wish = bool(all_words[:, -1].any())
+        check_same_rows(all_words[:, :-1])
         return totals
 
 
@@ -53,7 +55,7 @@ def make_words(batch: GlobalBatch) -> tuple[int, int, int]:
     return pass_, number, batch.digest
 
 
-def check_rows(words: np.ndarray) -> None:
+def check_same_rows(words: np.ndarray) -> None:
     """Refuse processes that have read different rows; `words` has a row for each process."""
     positions: list[Position] = [(pass_, number) for pass_, number in words[:, :2].tolist()]
     digests = words[:, 2].tolist()

@@ -18,13 +18,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._src import reduction_tree
-from unisono._src.exchange.protocol import Add, DeviceSums, Elsewhere
-from unisono._src.packing import Flat, flat, unflat
+from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
+from unisono._src.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import current
+from unisono._src.processes.progress import get_activity
 from unisono._src.typing import Array, PyTree
-from unisono._src.xla.determinism import compiler_options
-from unisono._src.xla.programs import Program
+from unisono._src.xla.determinism import get_compiler_options
+from unisono._src.xla.programs import DeviceProgram
 
 Schedule: TypeAlias = tuple[tuple[tuple[int, int, bool], ...], ...]
 """For each device, its nodes: (first replica, last replica + 1, whether there were rows)."""
@@ -35,31 +35,33 @@ BLOCK = 1_250_000
 """On CPU long vectors are summed in blocks of about this number of elements: what was received is added while it is in the cache."""
 
 
-class Collectives:
+class CollectiveExchange:
     """An exchange whose devices are all homes: each has the whole total."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.homes = tuple(range(len(placement.devices)))
-        self._meeting = Meeting(placement.devices, placement.devices)
+        self._collective_sum = CollectiveSum(placement.devices, placement.devices)
 
-    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
+    def total(
+        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
+    ) -> list[PyTree]:
         schedule = tuple(tuple((span.start, span.stop, value is not None) for span, value in sums.items()) for sums in nodes)
         example = next(value for sums in nodes for value in sums.values() if value is not None)
         shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), example)
-        return self._meeting.total([list(sums.values()) for sums in nodes], schedule, leaves, shapes)[0]
+        return self._collective_sum.total([list(sums.values()) for sums in nodes], schedule, leaves, shapes)[0]
 
 
-class Meeting:
+class CollectiveSum:
     """A sum over devices by collectives; of several processes, each sends and receives for its own devices."""
 
     def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]) -> None:
         self._devices = tuple(devices)
-        self._own = tuple(own)
+        self._own_devices = tuple(own)
         self._mesh = Mesh(np.array(self._devices), (AXIS,))
-        self._pack = Program(self._pack_nodes)
-        self._unpack = Program(unpack_total)
-        self._programs: dict[Hashable, Callable[[Flat, Array | None], tuple[Flat, Array | None]]] = {}
+        self._pack = DeviceProgram(self._pack_nodes)
+        self._unpack = DeviceProgram(unpack_total)
+        self._programs: dict[Hashable, Callable[[PackedTree, Array | None], tuple[PackedTree, Array | None]]] = {}
 
     def total(
         self,
@@ -87,40 +89,45 @@ class Meeting:
         )
         slots = max(map(len, schedule))
         packed = [
-            self._pack_on(device, key, slots, device_nodes, shapes) for device, device_nodes in zip(self._own, nodes, strict=True)
+            self._pack_on(device, key, slots, device_nodes, shapes)
+            for device, device_nodes in zip(self._own_devices, nodes, strict=True)
         ]
         arrays = {name: self._global([vectors[name] for vectors in packed]) for name in packed[0]}
-        sent = self._global([jax.device_put(np.array([words], np.int32), device) for device in self._own]) if words else None
+        sent = (
+            self._global([jax.device_put(np.array([words], np.int32), device) for device in self._own_devices]) if words else None
+        )
         if key not in self._programs:
-            options = compiler_options(self._own[0].platform)
+            options = get_compiler_options(self._own_devices[0].platform)
             self._programs[key] = jax.jit(partial(self._sum_arrays, leaves, schedule), compiler_options=options)
-        wait_on_cpu = jax.block_until_ready if self._own[0].platform == "cpu" else lambda arrays: arrays
+        wait_on_cpu = jax.block_until_ready if self._own_devices[0].platform == "cpu" else lambda arrays: arrays
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
-        with current().busy("computing"):
+        with get_activity().report_busy("computing"):
             arrays = wait_on_cpu(arrays)
-        with current().waiting("for a sum"):
+        with get_activity().report_waiting("for a sum"):
             sums, received = wait_on_cpu(self._programs[key](arrays, sent))
-        by_device = [{name: piece(array, device) for name, array in sums.items()} for device in self._own]
+        by_device = [{name: find_device_data(array, device) for name, array in sums.items()} for device in self._own_devices]
         totals = [
             self._unpack(device, key, vectors, jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes))
-            for device, vectors in zip(self._own, by_device, strict=True)
+            for device, vectors in zip(self._own_devices, by_device, strict=True)
         ]
-        return totals, np.asarray(piece(received, self._own[0])) if words else np.zeros((0, 0), np.int32)
+        return totals, np.asarray(find_device_data(received, self._own_devices[0])) if words else np.zeros((0, 0), np.int32)
 
-    def _pack_on(self, device: jax.Device, key: Hashable, slots: int, nodes: Sequence[PyTree | None], shapes: PyTree) -> Flat:
+    def _pack_on(
+        self, device: jax.Device, key: Hashable, slots: int, nodes: Sequence[PyTree | None], shapes: PyTree
+    ) -> PackedTree:
         """Pack the nodes of a device, with zeros for those without rows and in free slots."""
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         values = [zeros if value is None else value for value in nodes]
         return self._pack(device, (key, len(values)), values + [zeros] * (slots - len(values)))
 
-    def _pack_nodes(self, nodes: list[PyTree]) -> Flat:
+    def _pack_nodes(self, nodes: list[PyTree]) -> PackedTree:
         """Return an array (1, node, block, element) for each dtype, in blocks whose width is a multiple of the number of devices."""
-        flats = [flat(node) for node in nodes]
+        flats = [pack_tree(node) for node in nodes]
         return {name: self._split_blocks(jnp.stack([vectors[name] for vectors in flats]))[None] for name in flats[0]}
 
     def _split_blocks(self, nodes: Array) -> Array:
         count, width = nodes.shape
-        blocks = max(1, round(width / BLOCK)) if self._own[0].platform == "cpu" else 1
+        blocks = max(1, round(width / BLOCK)) if self._own_devices[0].platform == "cpu" else 1
         return jnp.pad(nodes, ((0, 0), (0, -width % (blocks * len(self._devices))))).reshape(count, blocks, -1)
 
     def _global(self, arrays: list[Array]) -> Array:
@@ -128,18 +135,20 @@ class Meeting:
         sharding = NamedSharding(self._mesh, PartitionSpec(AXIS))
         return jax.make_array_from_single_device_arrays((len(self._devices), *arrays[0].shape[1:]), sharding, arrays)
 
-    def _sum_arrays(self, leaves: int, schedule: Schedule, arrays: Flat, words: Array | None) -> tuple[Flat, Array | None]:
+    def _sum_arrays(
+        self, leaves: int, schedule: Schedule, arrays: PackedTree, words: Array | None
+    ) -> tuple[PackedTree, Array | None]:
         sharded = PartitionSpec(AXIS)
         replicated = PartitionSpec()
 
-        def run_on_device(arrays: Flat, words: Array | None) -> tuple[Flat, Array | None]:
+        def run_on_device(arrays: PackedTree, words: Array | None) -> tuple[PackedTree, Array | None]:
             received = jax.tree.map(lambda own: lax.all_gather(own[0], AXIS), words)
-            return jax.tree.map(partial(self._sum_of, leaves, schedule), arrays), received
+            return jax.tree.map(partial(self._sum_nodes, leaves, schedule), arrays), received
 
         run = jax.shard_map(run_on_device, mesh=self._mesh, in_specs=sharded, out_specs=replicated, check_vma=False)
         return run(arrays, words)
 
-    def _sum_of(self, leaves: int, schedule: Schedule, own_nodes: Array) -> Array:
+    def _sum_nodes(self, leaves: int, schedule: Schedule, own_nodes: Array) -> Array:
         """Return the sum of the nodes of all devices, of which `own_nodes` (1, node, block, element) lie on this device."""
         _, nodes, blocks, _ = own_nodes.shape
         in_pairs = len(schedule) == 2 and nodes == 1
@@ -147,19 +156,19 @@ class Meeting:
         def sum_of_block(number: int | Array) -> Array:
             block = lax.dynamic_index_in_dim(own_nodes[0], number, axis=1, keepdims=False)
             pieces = swap_nodes(block) if in_pairs else deal_out_nodes(block, len(schedule))
-            total = self._total(leaves, schedule, pieces)
+            total = self._sum_slices(leaves, schedule, pieces)
             return total if in_pairs else lax.all_gather(total, AXIS, tiled=True)
 
         return sum_of_block(0) if blocks == 1 else lax.map(sum_of_block, jnp.arange(blocks)).reshape(-1)
 
-    def _total(self, leaves: int, schedule: Schedule, pieces: Array) -> Array:
+    def _sum_slices(self, leaves: int, schedule: Schedule, pieces: Array) -> Array:
         sums = {
             range(start, stop): pieces[device, slot] if has_rows else None
             for device, nodes in enumerate(schedule)
             for slot, (start, stop, has_rows) in enumerate(nodes)
         }
         return cast(
-            Array, reduction_tree.total(range(leaves), sums.__contains__, sums.__getitem__, jnp.add)
+            Array, reduction_tree.sum_tree(range(leaves), sums.__contains__, sums.__getitem__, jnp.add)
         )  # some replica has rows
 
 
@@ -176,11 +185,11 @@ def swap_nodes(nodes: Array) -> Array:
     return jnp.stack([jnp.where(is_first, nodes, others), jnp.where(is_first, others, nodes)])
 
 
-def unpack_total(vectors: Flat, like: PyTree) -> PyTree:
+def unpack_total(vectors: PackedTree, like: PyTree) -> PyTree:
     """Return the tree of arrays that was packed; `like` has its shapes behind an empty axis."""
-    return unflat(vectors, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like))
+    return unpack_tree(vectors, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like))
 
 
-def piece(array: Array, device: jax.Device) -> Array:
+def find_device_data(array: Array, device: jax.Device) -> Array:
     """Return the data of an array that lies on one device."""
     return next(shard.data for shard in array.addressable_shards if shard.device == device)

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from unisono._src.exchange.collectives import piece
+from unisono._src.exchange.collectives import find_device_data
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import current
+from unisono._src.processes.progress import get_activity
 from unisono._src.typing import Array
 
 
 @functools.cache
-def rows_of_all(placement: Placement) -> RowGatherer:
+def get_row_gatherer(placement: Placement) -> RowGatherer:
     """Return the gatherer of a placement: one for each, since it keeps compiled programs."""
     return RowGatherer(placement)
 
@@ -42,11 +42,11 @@ class RowGatherer:
             for array, length in zip(arrays, lengths, strict=True)
         ]
         # As in the sums: on CPU nothing else may be in flight.
-        with current().busy("computing"):
+        with get_activity().report_busy("computing"):
             padded = jax.block_until_ready(padded)
-        with current().waiting("for the rows of all"):
+        with get_activity().report_waiting("for the rows of all"):
             everywhere = jax.block_until_ready(self._gather([self._global(array) for array in padded]))
-        gathered = [piece(array, self._lead) for array in everywhere]
+        gathered = [find_device_data(array, self._lead) for array in everywhere]
         return [
             jnp.concatenate([array[process * length : process * length + count] for process, count in enumerate(process_counts)])
             for array, length, process_counts in zip(gathered, lengths, counts, strict=True)

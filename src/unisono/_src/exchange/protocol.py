@@ -11,14 +11,14 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
 from unisono._src.typing import PyTree
 
-Add: TypeAlias = Callable[[jax.Device, PyTree, PyTree], PyTree]
+AddFunction: TypeAlias = Callable[[jax.Device, PyTree, PyTree], PyTree]
 """The compiled sum of two contributions on a device: the same machine code on all devices."""
 
 DeviceSums: TypeAlias = Mapping[range, PyTree | None]
 """The finished sums of a device, by the spans of replicas that they add up. None stands for replicas without rows."""
 
 
-class Elsewhere(NamedTuple):
+class SumDescription(NamedTuple):
     """A sum over several processes, in the words in which each of them describes it."""
 
     spans: tuple[tuple[tuple[range, bool], ...], ...]
@@ -42,7 +42,9 @@ class Exchange(Protocol):
         """
         ...
 
-    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
+    def total(
+        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
+    ) -> list[PyTree]:
         """Return the sum over all replicas, once for each home of this process.
 
         Args:

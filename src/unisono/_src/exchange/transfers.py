@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import jax
 
 from unisono._src import reduction_tree
-from unisono._src.exchange.protocol import Add, DeviceSums, Elsewhere
+from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.typing import PyTree
 
 
-class Transfers:
+class TransferExchange:
     """An exchange that copies every device's sums to the lead and adds them there, in the order of the reduction tree."""
 
     homes = (0,)
@@ -21,8 +21,10 @@ class Transfers:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
 
-    def total(self, nodes: Sequence[DeviceSums], add: Add, leaves: int, description: Elsewhere | None = None) -> list[PyTree]:
-        return [self.sum_of(range(leaves), self.on_lead(nodes), add)]
+    def total(
+        self, nodes: Sequence[DeviceSums], add: AddFunction, leaves: int, description: SumDescription | None = None
+    ) -> list[PyTree]:
+        return [self.sum_span(range(leaves), self.on_lead(nodes), add)]
 
     def on_lead(self, nodes: Sequence[DeviceSums]) -> dict[range, PyTree | None]:
         """Copy the sums of all devices to the lead."""
@@ -33,6 +35,6 @@ class Transfers:
             sums |= zip((span for span, _ in away), copies, strict=True)
         return sums
 
-    def sum_of(self, span: range, sums: DeviceSums, add: Add) -> PyTree | None:
+    def sum_span(self, span: range, sums: DeviceSums, add: AddFunction) -> PyTree | None:
         """Add sums that lie on the lead, over a span of replicas; return None where none of these replicas has rows."""
-        return reduction_tree.total(span, sums.__contains__, sums.__getitem__, functools.partial(add, self.placement.lead))
+        return reduction_tree.sum_tree(span, sums.__contains__, sums.__getitem__, functools.partial(add, self.placement.lead))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from unisono._src.export.forward_program import Program
-from unisono._src.export.input_signature import Inputs
-from unisono._src.export.model_variables import Described
+from unisono._src.export.forward_program import ForwardProgram
+from unisono._src.export.input_signature import InputSignature
+from unisono._src.export.model_variables import VariableDescription
 from unisono._src.typing import Json
 
 
 @dataclasses.dataclass(frozen=True)
-class Content:
+class ExportContent:
     """A model without the values of its variables."""
 
-    inputs: Inputs
-    variables: tuple[Described, ...]
-    programs: dict[str, Program]
+    inputs: InputSignature
+    variables: tuple[VariableDescription, ...]
+    programs: dict[str, ForwardProgram]
     """The programs for "inference" and for "training"."""
     policy: str
     """The name of the model's precision."""
@@ -35,11 +35,11 @@ class Content:
         }
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Json], codes: Mapping[str, bytes]) -> Content:
+    def from_record(cls, record: Mapping[str, Json], codes: Mapping[str, bytes]) -> ExportContent:
         """Return the content that a record describes, with the code of its programs."""
         inputs = record["inputs"]
         return cls(
-            Inputs(
+            InputSignature(
                 inputs["structure"],
                 tuple(inputs["names"]),
                 tuple(map(tuple, inputs["shapes"])),
@@ -48,7 +48,7 @@ class Content:
             ),
             tuple(parse_variable(variable) for variable in record["variables"]),
             {
-                mode: Program(codes[mode], program["outputs"], tuple(program["masked"]), tuple(program["assigned"]))
+                mode: ForwardProgram(codes[mode], program["outputs"], tuple(program["masked"]), tuple(program["assigned"]))
                 for mode, program in record["programs"].items()
             },
             record["policy"],
@@ -56,10 +56,12 @@ class Content:
         )
 
 
-def describe_program(program: Program) -> dict[str, Json]:
+def describe_program(program: ForwardProgram) -> dict[str, Json]:
     return {key: value for key, value in dataclasses.asdict(program).items() if key != "code"}
 
 
-def parse_variable(record: Mapping[str, Json]) -> Described:
+def parse_variable(record: Mapping[str, Json]) -> VariableDescription:
     constraint = record["constraint"]
-    return Described(**{**record, "shape": tuple(record["shape"]), "constraint": constraint and (constraint[0], constraint[1])})
+    return VariableDescription(
+        **{**record, "shape": tuple(record["shape"]), "constraint": constraint and (constraint[0], constraint[1])}
+    )

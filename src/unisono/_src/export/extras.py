@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 
-def check(module: str, extra: str, what: str) -> None:
+def check_installed(module: str, extra: str, what: str) -> None:
     """Raise an error that says what to install, if a module is missing.
 
     Args:

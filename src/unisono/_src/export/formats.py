@@ -55,15 +55,15 @@ def export(
     place = Path(path).absolute()
     if kind == "onnx" and place.suffix != ".onnx":
         raise ValueError(f"un.export received the path {str(path)!r} for an ONNX file. Write {str(path) + '.onnx'!r}.")
-    write_place.check(place, overwrite)
+    write_place.check_overwrite(place, overwrite)
     if kind == "stablehlo":
-        write_place.written(place, overwrite, lambda temporary: stablehlo.write(model, temporary, inputs))
+        write_place.write_atomically(place, overwrite, lambda temporary: stablehlo.write_stablehlo(model, temporary, inputs))
     elif kind == "saved_model":
-        saved_model.check()
-        write_place.written(place, overwrite, lambda temporary: saved_model.write(model, temporary, inputs))
+        saved_model.check_tensorflow()
+        write_place.write_atomically(place, overwrite, lambda temporary: saved_model.write_saved_model(model, temporary, inputs))
     else:
-        onnx.check()
-        write_place.written(place, overwrite, lambda temporary: onnx.write(model, temporary, inputs))
+        onnx.check_jax2onnx()
+        write_place.write_atomically(place, overwrite, lambda temporary: onnx.write_onnx(model, temporary, inputs))
     return str(path)
 
 
@@ -83,12 +83,12 @@ def load_exported(path: str | os.PathLike[str]) -> keras.Model:
     if not place.exists():
         raise FileNotFoundError(f"There is no export at {place}.")
     if write_place.is_stablehlo(place):
-        return stablehlo.read(place)
+        return stablehlo.read_stablehlo(place)
     if write_place.is_saved_model(place):
-        saved_model.check()
+        saved_model.check_tensorflow()
         return SavedModel(place)
     if place.suffix == ".onnx":
-        onnx.refuse(place)
+        onnx.refuse_onnx(place)
     other = (
         f"Write keras.models.load_model({str(path)!r})."
         if place.suffix in (".keras", ".h5")
@@ -109,7 +109,7 @@ def check_exportable(model: object) -> None:
             f"The model {model.name!r} is not built, so that it has no weights yet. Call it on one batch, or make it with keras.Input(shape), "
             f"before un.export."
         )
-    lost = keras_private.lost_variables(model)
+    lost = keras_private.list_lost_variables(model)
     if lost:
         raise ValueError(
             f"The model {model.name!r} has no values of {len(lost)} variables ({lost[0].path!r} among them) now: it is part of a model that fit "

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import keras
@@ -15,15 +15,15 @@ from jax import export as jax_export
 
 from unisono._src import keras_private
 from unisono._src.export import open_batch
-from unisono._src.export.input_signature import Inputs
-from unisono._src.export.structure import Structure, StructureError, taken_apart
+from unisono._src.export.input_signature import InputSignature
+from unisono._src.export.structure import Structure, StructureError, flatten_tree
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction
-from unisono._src.xla.tracebacks import without_source_lines
+from unisono._src.xla.tracebacks import omit_source_lines
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-class Results(NamedTuple):
+class ForwardResults(NamedTuple):
     """The results of a program, as lists of arrays."""
 
     outputs: list[Array]
@@ -36,7 +36,7 @@ class Results(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ForwardProgram:
     """StableHLO with its gradient, and the meaning of its results."""
 
     code: bytes
@@ -50,25 +50,27 @@ class Program:
     def _exported(self) -> jax_export.Exported:
         return jax_export.deserialize(bytearray(self.code))
 
-    def __call__(self, variables: Sequence[AnyArray], inputs: Sequence[AnyArray]) -> Results:
-        return Results(*self._exported.call(list(variables), list(inputs)))
+    def __call__(self, variables: Sequence[AnyArray], inputs: Sequence[AnyArray]) -> ForwardResults:
+        return ForwardResults(*self._exported.call(list(variables), list(inputs)))
 
 
-def program_of(model: keras.Model, variables: Sequence[keras.Variable], inputs: Inputs, training: bool) -> Program:
+def make_forward_program(
+    model: keras.Model, variables: Sequence[keras.Variable], inputs: InputSignature, training: bool
+) -> ForwardProgram:
     """Trace and lower the forward pass, with every unknown length left open."""
-    forward = Forward(model, variables, inputs, training)
+    forward = ForwardPass(model, variables, inputs, training)
     like = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]
     attempts = (False, True) if inputs.open_lengths > 1 else (False,)
     for shared in attempts:
         try:
-            program = lower_forward(forward, like, inputs.symbolic(shared))
+            program = lower_forward(forward, like, inputs.make_open_specs(shared))
             break
         except (ExportError, StructureError):
             raise
         except Exception as error:
             if shared is attempts[-1]:
                 raise forward.explain_failure(error) from error
-    if open_batch.differ(Forward(model, variables, inputs, training), like, inputs):
+    if open_batch.depends_on_rows(ForwardPass(model, variables, inputs, training), like, inputs):
         raise ExportError(
             f"The forward pass of the model {model.name!r} does one thing for {open_batch.ROWS[0]} rows and another for {open_batch.ROWS[1]}, or for "
             f"1: a Python if on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
@@ -80,10 +82,10 @@ class ExportError(ValueError):
     """A model cannot be exported as it is."""
 
 
-class Forward:
+class ForwardPass:
     """The function that is exported, and what its trace has shown."""
 
-    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], inputs: Inputs, training: bool) -> None:
+    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], inputs: InputSignature, training: bool) -> None:
         self._model = model
         self._variables = variables
         self._inputs = inputs
@@ -99,16 +101,16 @@ class Forward:
         mapping = list(zip(self._variables, values, strict=True))
         scope = keras_private.ReadingScope(state_mapping=mapping, collect_losses=True)
         self._failed.clear()
-        with keras_private.fresh_masks(), scope, self._watching():
-            result = keras_private.call_model(self._model, self._inputs.nested(arrays), self._training)
+        with keras_private.hide_masks(), scope, self._watching():
+            result = keras_private.call_model(self._model, self._inputs.nest(arrays), self._training)
             losses = list(self._model.losses)
-            self.outputs, outputs = taken_apart(result)
+            self.outputs, outputs = flatten_tree(result)
             masks = [keras_private.get_keras_mask(output) for output in outputs]
         self._check(scope)
         self.masked = tuple(index for index, mask in enumerate(masks) if mask is not None)
         self.assigned = tuple(index for index, variable in enumerate(self._variables) if id(variable) in scope.assigned)
-        updates = [scope.get_current_value(self._variables[index]) for index in self.assigned]
-        return tuple(Results(outputs, [mask for mask in masks if mask is not None], updates, losses))
+        updates = [cast("Array", scope.get_current_value(self._variables[index])) for index in self.assigned]
+        return tuple(ForwardResults(outputs, [mask for mask in masks if mask is not None], updates, losses))
 
     def explain_failure(self, error: Exception) -> ExportError:
         """Return an error that says what failed, in which layer, and what to write."""
@@ -147,7 +149,7 @@ class Forward:
             return call
 
         try:
-            with keras_private.replaced({"layer": watch}):
+            with keras_private.replace_methods({"layer": watch}):
                 yield
         except Exception:
             self._failed.append((0, self._model))
@@ -175,17 +177,19 @@ class Forward:
             )
 
 
-def lower_forward(forward: Forward, variables: list[jax.ShapeDtypeStruct], inputs: list[jax.ShapeDtypeStruct]) -> Program:
-    with keras_private.for_every_platform(), without_source_lines():
+def lower_forward(
+    forward: ForwardPass, variables: list[jax.ShapeDtypeStruct], inputs: list[jax.ShapeDtypeStruct]
+) -> ForwardProgram:
+    with keras_private.avoid_platform_kernels(), omit_source_lines():
         function = jax.jit(forward.__call__, keep_unused=True)
         exported = jax_export.export(function, platforms=PLATFORMS)(variables, inputs)
         code = bytes(exported.serialize(vjp_order=1))
-    return Program(code, forward.outputs, forward.masked, forward.assigned)
+    return ForwardProgram(code, forward.outputs, forward.masked, forward.assigned)
 
 
 def summarize_failure(error: BaseException) -> str:
     """Return the first line of the error of JAX or of the layer, without the text that Keras adds."""
-    error = keras_private.first_raised(error)
+    error = keras_private.find_first_error(error)
     inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     line = (inner[1] if inner else str(error)).strip().partition("\n")[0]
     return f"{line or type(error).__name__}{'' if line.endswith('.') else '.'}"

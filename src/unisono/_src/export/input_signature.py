@@ -14,7 +14,7 @@ from jax import export as jax_export
 from keras import ops
 
 from unisono._src import keras_private
-from unisono._src.export.structure import Structure, leaves_like, put_together, taken_apart
+from unisono._src.export.structure import Structure, build_tree, flatten_tree, match_leaves
 from unisono._src.typing import KerasObject, PyTree, UserBatch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ArraySpec(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inputs:
+class InputSignature:
     """The inputs of a model. The first axis of each array counts rows; None stands for an open length."""
 
     structure: Structure
@@ -52,25 +52,25 @@ class Inputs:
 
     def arrays(self, given: UserBatch) -> list[Tensor]:
         """Return the arrays of a batch in order, checked and converted to the dtypes of the inputs."""
-        leaves = leaves_like(self.structure, given, self.names)
+        leaves = match_leaves(self.structure, given, self.names)
         return [self._convert_array(index, ops.convert_to_tensor(array)) for index, array in enumerate(leaves)]
 
-    def nested(self, arrays: Sequence[Leaf]) -> PyTree:
+    def nest(self, arrays: Sequence[Leaf]) -> PyTree:
         """Return the arrays in the structure that the model takes."""
-        return put_together(self.structure, arrays)
+        return build_tree(self.structure, arrays)
 
     @property
-    def specs(self) -> list[PyTree]:
+    def keras_signature(self) -> list[PyTree]:
         """Return the signature for Keras' own export: one positional argument, with its structure."""
         described = zip(self.names, self.shapes, self.dtypes, strict=True)
-        return [self.nested([keras.InputSpec(shape=shape, dtype=dtype, name=name) for name, shape, dtype in described])]
+        return [self.nest([keras.InputSpec(shape=shape, dtype=dtype, name=name) for name, shape, dtype in described])]
 
     @property
     def open_lengths(self) -> int:
         """Return the number of open lengths, beside the number of rows."""
         return sum(length is None for shape in self.shapes for length in shape[1:])
 
-    def symbolic(self, shared: bool) -> list[jax.ShapeDtypeStruct]:
+    def make_open_specs(self, shared: bool) -> list[jax.ShapeDtypeStruct]:
         """Return shapes and dtypes for a trace that holds for any number of rows, and for any open lengths. With `shared`, open
         lengths along the same axis of several inputs are equal."""
         scope = jax_export.SymbolicScope()
@@ -112,24 +112,24 @@ class Inputs:
         return ops.cast(array, dtype)
 
 
-def of_model(model: keras.Model, example: UserBatch | None) -> Inputs:
+def read_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature:
     """Return the inputs of a built model.
 
     Args:
         model: A Keras model.
         example: Arrays of a batch, or objects with their shapes and dtypes; None if the model itself tells them.
     """
-    tensors = keras_private.input_tensors(model)
+    tensors = keras_private.find_input_tensors(model)
     if tensors is None and example is None:
         raise ValueError(
             f"The model {model.name!r} is a subclassed one ({type(model).__name__}), which does not know the dtypes of its inputs. Write "
             f"un.export(model, path, inputs=x[:1]) with a row of data, in the structure that the model takes."
         )
-    structure, leaves = taken_apart(tensors if example is None else example)
+    structure, leaves = flatten_tree(tensors if example is None else example)
     for leaf in leaves:
         check_leaf(leaf)
-    known = taken_apart(tensors)[1]
-    return Inputs(
+    known = flatten_tree(tensors)[1]
+    return InputSignature(
         structure,
         tuple(name_inputs(known if len(known) == len(leaves) else leaves)),
         tuple((None, *leaf.shape[1:]) for leaf in leaves),

@@ -10,9 +10,9 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.export import model_variables
-from unisono._src.export.content import Content
-from unisono._src.export.input_signature import Inputs, of_model
-from unisono._src.export.structure import put_together
+from unisono._src.export.content import ExportContent
+from unisono._src.export.input_signature import InputSignature, read_inputs
+from unisono._src.export.structure import build_tree
 from unisono._src.typing import Config, Json, Outputs, UserBatch
 
 
@@ -31,9 +31,9 @@ class LoadedModel(keras.Model):
     """
 
     def __init__(
-        self, content: Content, values: Sequence[np.ndarray] | None = None, name: str | None = None, trainable: bool = True
+        self, content: ExportContent, values: Sequence[np.ndarray] | None = None, name: str | None = None, trainable: bool = True
     ) -> None:
-        keras_private.set_on(self, "_in_order", [])
+        keras_private.set_untracked(self, "_in_order", [])
         super().__init__(name=name, dtype=content.policy, autocast=False)
         self.content = content
         if values is None:
@@ -44,7 +44,7 @@ class LoadedModel(keras.Model):
             if described.seed:
                 state = next(generators).state
                 state.assign(value)
-            self._in_order.append(state if described.seed else model_variables.made(self, described, value))
+            self._in_order.append(state if described.seed else model_variables.add_variable(self, described, value))
         if content.output_names is not None:
             self.output_names = list(content.output_names)
         self.trainable = trainable
@@ -72,7 +72,7 @@ class LoadedModel(keras.Model):
             self.add_loss(loss)
         for index, mask in zip(program.masked, results.masks, strict=True):
             keras_private.set_keras_mask(results.outputs[index], mask)
-        return put_together(program.outputs, results.outputs)
+        return build_tree(program.outputs, results.outputs)
 
     def get_config(self) -> dict[str, Json]:
         codes = {mode: base64.b64encode(program.code).decode() for mode, program in self.content.programs.items()}
@@ -81,9 +81,9 @@ class LoadedModel(keras.Model):
     @classmethod
     def from_config(cls, config: Config, custom_objects: object = None) -> LoadedModel:
         codes = {mode: base64.b64decode(code) for mode, code in config["codes"].items()}
-        return cls(Content.of_record(config["record"], codes), name=config["name"], trainable=config["trainable"])
+        return cls(ExportContent.from_record(config["record"], codes), name=config["name"], trainable=config["trainable"])
 
 
-def inputs_of(model: keras.Model, example: UserBatch | None) -> Inputs:
+def find_export_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature:
     """Return the inputs of a model that is exported; a model that was loaded knows its own."""
-    return model.content.inputs if isinstance(model, LoadedModel) and example is None else of_model(model, example)
+    return model.content.inputs if isinstance(model, LoadedModel) and example is None else read_inputs(model, example)

@@ -22,7 +22,7 @@ CONSTRAINTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class VariableDescription:
     """A variable without its value."""
 
     name: str
@@ -38,9 +38,9 @@ class Described:
     """The class and the configuration of the constraint."""
 
 
-def of_model(model: keras.Model) -> tuple[list[keras.Variable], tuple[Described, ...]]:
+def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[VariableDescription, ...]]:
     """Return the variables and their descriptions in the model's order, without those of its optimizer and its metrics."""
-    named = {id(variable): name for name, variable in keras_private.variables_by_structure(model, "model")}
+    named = {id(variable): name for name, variable in keras_private.walk_variables(model, "model")}
     variables = list(model.variables)
     trainable = {id(variable) for variable in model.trainable_variables}
     names = [name_variable(named[id(variable)], variable) for variable in variables]
@@ -69,28 +69,28 @@ def name_variable(path: str, variable: keras.Variable) -> str:
     return ".".join(parts)
 
 
-def describe_variable(variable: keras.Variable, name: str, trainable: bool) -> Described:
+def describe_variable(variable: keras.Variable, name: str, trainable: bool) -> VariableDescription:
     constraint = variable.constraint
     known = CONSTRAINTS.get(type(constraint).__name__) is type(constraint)
-    return Described(
+    return VariableDescription(
         name,
         tuple(variable.shape),
         variable.dtype,
         trainable,
-        random_keys.is_seed(variable),
+        random_keys.is_seed_state(variable),
         variable.aggregation,
         bool(variable.overwrite_with_gradient),
         (type(constraint).__name__, constraint.get_config()) if known else None,
     )
 
 
-def values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+def read_values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
     """Return the newest values, also in a callback, while fit holds them outside the model."""
-    newest = keras_private.newest_values(model)
+    newest = keras_private.map_newest_values(model)
     return [np.array(newest[id(variable)]) for variable in variables]
 
 
-def made(layer: keras.Layer, described: Described, value: np.ndarray) -> keras.Variable:
+def add_variable(layer: keras.Layer, described: VariableDescription, value: np.ndarray) -> keras.Variable:
     """Add the described variable to the layer, with this value, and return it."""
     variable = layer.add_weight(
         shape=described.shape,

@@ -13,19 +13,19 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.export import extras
-from unisono._src.export.loaded_model import inputs_of
+from unisono._src.export.loaded_model import find_export_inputs
 from unisono._src.typing import UserBatch
 
 
-def check() -> None:
-    extras.check("jax2onnx", "onnx", 'format="onnx"')
+def check_jax2onnx() -> None:
+    extras.check_installed("jax2onnx", "onnx", 'format="onnx"')
 
 
-def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
-    taken = inputs_of(model, example)
-    keras_private.settle(model)
+def write_onnx(model: keras.Model, path: Path, example: UserBatch | None) -> None:
+    taken = find_export_inputs(model, example)
+    keras_private.write_back_state(model)
     with restore_names(jax.numpy):  # jax2onnx leaves its own `cumsum` there
-        model.export(str(path), format="onnx", verbose=False, input_signature=taken.specs)
+        model.export(str(path), format="onnx", verbose=False, input_signature=taken.keras_signature)
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def restore_names(module: types.ModuleType) -> Iterator[None]:
                 setattr(module, name, value)
 
 
-def refuse(path: Path) -> NoReturn:
+def refuse_onnx(path: Path) -> NoReturn:
     raise ValueError(
         f"{path} is an ONNX file, which JAX does not run. Run it by onnxruntime.InferenceSession({str(path)!r}), or export the model with "
         f'format="stablehlo", which un.load_exported reads.'

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from unisono._src.export.input_signature import Inputs
+from unisono._src.export.input_signature import InputSignature
 from unisono._src.typing import Array, Outputs
 
 ROWS = (101, 106)
@@ -21,7 +21,9 @@ LENGTH = 64
 """The length in place of all other open lengths."""
 
 
-def differ(forward: Callable[[list[Array], list[Array]], Outputs], variables: list[jax.ShapeDtypeStruct], inputs: Inputs) -> bool:
+def depends_on_rows(
+    forward: Callable[[list[Array], list[Array]], Outputs], variables: list[jax.ShapeDtypeStruct], inputs: InputSignature
+) -> bool:
     """Return whether the operations depend on the number of rows, or a single row has results of another rank.
 
     Args:

@@ -13,9 +13,9 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.export import extras
-from unisono._src.export.input_signature import Inputs
-from unisono._src.export.loaded_model import inputs_of
-from unisono._src.export.structure import Structure, put_together, taken_apart
+from unisono._src.export.input_signature import InputSignature
+from unisono._src.export.loaded_model import find_export_inputs
+from unisono._src.export.structure import Structure, build_tree, flatten_tree
 from unisono._src.typing import Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
@@ -29,19 +29,19 @@ class Endpoint(Protocol):
     def concrete_functions(self) -> Sequence[KerasObject]: ...
 
 
-def check() -> None:
-    extras.check("tensorflow", "tf", "A SavedModel")
+def check_tensorflow() -> None:
+    extras.check_installed("tensorflow", "tf", "A SavedModel")
 
 
-def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
-    taken = inputs_of(model, example)
-    keras_private.settle(model)
+def write_saved_model(model: keras.Model, path: Path, example: UserBatch | None) -> None:
+    taken = find_export_inputs(model, example)
+    keras_private.write_back_state(model)
     with warnings.catch_warnings():
         # Keras 3.15.1 gives jax2tf an argument that is the default there, and JAX 0.10.2 warns of it.
         warnings.filterwarnings(
             "ignore", message="The `native_serialization` parameter is deprecated", category=DeprecationWarning
         )
-        model.export(str(path), format="tf_saved_model", verbose=False, input_signature=taken.specs)
+        model.export(str(path), format="tf_saved_model", verbose=False, input_signature=taken.keras_signature)
 
 
 class SavedModel(keras.Model):
@@ -64,8 +64,8 @@ class SavedModel(keras.Model):
                 f"The SavedModel {path} has no endpoint {ENDPOINT!r}, only {sorted(restored.signatures)}: Keras did not write it by "
                 f"model.export. Call it by tensorflow.saved_model.load."
             )
-        keras_private.set_on(self, "_restored", restored)  # hidden from Keras, which would track it
-        keras_private.set_on(self, "_known", {})
+        keras_private.set_untracked(self, "_restored", restored)  # hidden from Keras, which would track it
+        keras_private.set_untracked(self, "_known", {})
         self._path = path
         self._inputs = read_signature(restored.serve)
         self.built = True
@@ -79,7 +79,7 @@ class SavedModel(keras.Model):
             )
         arrays = self._inputs.arrays(inputs)
         structure, like = self._find_results([(tuple(array.shape), array.dtype) for array in arrays])
-        return put_together(structure, jax.pure_callback(self._serve, like, *arrays))
+        return build_tree(structure, jax.pure_callback(self._serve, like, *arrays))
 
     def compute_output_spec(self, inputs: PyTree, training: bool = False) -> PyTree:
         """Return the shapes and dtypes of the outputs. Lengths that change with the number of rows stay open."""
@@ -97,7 +97,7 @@ class SavedModel(keras.Model):
             )
             for two, three in zip(*results, strict=True)
         ]
-        return put_together(structure, specs)
+        return build_tree(structure, specs)
 
     def get_config(self) -> dict[str, Json]:
         raise NotImplementedError(
@@ -109,7 +109,7 @@ class SavedModel(keras.Model):
         """Return the structure, the shapes and the dtypes of the results for inputs of these shapes and dtypes, by one call with zeros."""
         key = tuple(inputs)
         if key not in self._known:
-            structure, arrays = taken_apart(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
+            structure, arrays = flatten_tree(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
             self._known[key] = (
                 structure,
                 [jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays],
@@ -118,19 +118,19 @@ class SavedModel(keras.Model):
 
     def _serve(self, *arrays: Array) -> list[HostArray]:
         """Return the results of the endpoint. The compiled program calls this, with arrays of the host."""
-        results = taken_apart(self._call_endpoint([np.asarray(array) for array in arrays]))[1]
+        results = flatten_tree(self._call_endpoint([np.asarray(array) for array in arrays]))[1]
         return [array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in results]
 
     def _call_endpoint(self, arrays: Sequence[HostArray]) -> PyTree:
         converted = [array.astype(dtype) for array, dtype in zip(arrays, self._inputs.dtypes, strict=True)]
-        return keras.tree.map_structure(lambda tensor: tensor.numpy(), self._restored.serve(self._inputs.nested(converted)))
+        return keras.tree.map_structure(lambda tensor: tensor.numpy(), self._restored.serve(self._inputs.nest(converted)))
 
 
-def read_signature(serve: Endpoint) -> Inputs:
+def read_signature(serve: Endpoint) -> InputSignature:
     """Return the inputs of an endpoint that Keras wrote: one positional argument with its structure."""
     positional, _ = serve.concrete_functions[0].structured_input_signature
-    structure, specs = taken_apart(unwrap_containers(positional[0]))
-    return Inputs(
+    structure, specs = flatten_tree(unwrap_containers(positional[0]))
+    return InputSignature(
         structure,
         tuple(spec.name or f"input_{index}" for index, spec in enumerate(specs)),
         tuple((None, *spec.shape.as_list()[1:]) for spec in specs),

@@ -8,12 +8,12 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src.checkpoint.reading import DamagedError, load
-from unisono._src.checkpoint.store import Store
+from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.export import model_variables, write_place
-from unisono._src.export.content import Content
-from unisono._src.export.forward_program import program_of
-from unisono._src.export.loaded_model import LoadedModel, inputs_of
+from unisono._src.export.content import ExportContent
+from unisono._src.export.forward_program import make_forward_program
+from unisono._src.export.loaded_model import LoadedModel, find_export_inputs
 from unisono._src.typing import UserBatch
 
 WEIGHTS = "weights/"
@@ -21,39 +21,40 @@ PROGRAMS = "programs/"
 """The prefixes of the names of arrays."""
 
 
-def write(model: keras.Model, path: Path, example: UserBatch | None) -> None:
+def write_stablehlo(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     """Write a built model to a directory that does not exist yet."""
     content, values = export_model(model, example)
     arrays = {f"{WEIGHTS}{described.name}": value for described, value in zip(content.variables, values, strict=True)}
     arrays |= {f"{PROGRAMS}{mode}": np.frombuffer(program.code, np.uint8) for mode, program in content.programs.items()}
     record = {"export": content.record(), "versions": {"keras": keras.__version__, "jax": jax.__version__}}
-    store = Store(path, write_place.NAME)
+    store = CheckpointStore(path, write_place.CHECKPOINT_NAME)
     store.save(1, lambda: arrays, lambda _: record)
     store.wait()
 
 
-def export_model(model: keras.Model, example: UserBatch | None) -> tuple[Content, list[np.ndarray]]:
+def export_model(model: keras.Model, example: UserBatch | None) -> tuple[ExportContent, list[np.ndarray]]:
     """Return the content of a file for the model, and the values of its variables."""
-    taken = inputs_of(model, example)
-    variables, described = model_variables.of_model(model)
-    values = model_variables.values(model, variables)
+    taken = find_export_inputs(model, example)
+    variables, described = model_variables.describe_variables(model)
+    values = model_variables.read_values(model, variables)
     programs = {
-        mode: program_of(model, variables, taken, training) for mode, training in (("inference", False), ("training", True))
+        mode: make_forward_program(model, variables, taken, training)
+        for mode, training in (("inference", False), ("training", True))
     }
     names = getattr(model, "output_names", None)  # only functional models have them
-    return Content(taken, described, programs, read_policy_name(model), names and tuple(names)), values
+    return ExportContent(taken, described, programs, read_policy_name(model), names and tuple(names)), values
 
 
-def read(path: Path) -> LoadedModel:
+def read_stablehlo(path: Path) -> LoadedModel:
     """Read an export, check it, and return its model."""
     try:
-        loaded = load(path / f"{write_place.NAME}_1")
+        loaded = load_checkpoint(path / f"{write_place.CHECKPOINT_NAME}_1")
     except DamagedError as error:
         raise DamagedError(
             f"The export {path} is damaged: {str(error).partition(' is damaged: ')[2]} Export the model again, or take another copy."
         ) from error
     codes = {name.removeprefix(PROGRAMS): code.tobytes() for name, code in loaded.arrays.items() if name.startswith(PROGRAMS)}
-    content = Content.of_record(loaded.record["export"], codes)
+    content = ExportContent.from_record(loaded.record["export"], codes)
     return LoadedModel(content, [loaded.arrays[f"{WEIGHTS}{described.name}"] for described in content.variables])
 
 

@@ -18,14 +18,14 @@ class StructureError(TypeError):
     """A structure cannot be described in JSON."""
 
 
-def taken_apart(nested: PyTree) -> tuple[Structure, list[PyTree]]:
+def flatten_tree(nested: PyTree) -> tuple[Structure, list[PyTree]]:
     """Return the structure and the leaves of a tree. The keys of dicts keep their order.
 
     Args:
         nested: Leaves in lists, tuples, dicts with texts as keys, and None.
 
     Example:
-        >>> taken_apart({"b": 5.0, "a": [6.0, None]})
+        >>> flatten_tree({"b": 5.0, "a": [6.0, None]})
         ({'dict': [['b', 0], ['a', {'list': [1, None]}]]}, [5.0, 6.0])
     """
     leaves: list[PyTree] = []
@@ -48,23 +48,23 @@ def taken_apart(nested: PyTree) -> tuple[Structure, list[PyTree]]:
     return describe(nested), leaves
 
 
-def put_together(structure: Structure, leaves: Sequence[object]) -> PyTree:
-    """Build the tree of a structure of `taken_apart`, with these leaves.
+def build_tree(structure: Structure, leaves: Sequence[object]) -> PyTree:
+    """Build the tree of a structure of `flatten_tree`, with these leaves.
 
     Example:
-        >>> put_together({"tuple": [0, {"dict": [["a", 1]]}]}, ["x", "y"])
+        >>> build_tree({"tuple": [0, {"dict": [["a", 1]]}]}, ["x", "y"])
         ('x', {'a': 'y'})
     """
     if structure is None or isinstance(structure, int):
         return None if structure is None else leaves[structure]
     (kind, parts), *_ = structure.items()
     if kind == "dict":
-        return {key: put_together(part, leaves) for key, part in parts}
-    values = [put_together(part, leaves) for part in parts]
+        return {key: build_tree(part, leaves) for key, part in parts}
+    values = [build_tree(part, leaves) for part in parts]
     return values if kind == "list" else tuple(values)
 
 
-def leaves_like(structure: Structure, given: PyTree, names: Sequence[str]) -> list[PyTree]:
+def match_leaves(structure: Structure, given: PyTree, names: Sequence[str]) -> list[PyTree]:
     """Return the leaves of a tree that has this structure, or one that means the same.
 
     As in Keras' functional models, a list equals a tuple, a leaf equals a list of one leaf, and a dict by the names of the leaves
@@ -114,7 +114,7 @@ def make_mismatch_error(structure: Structure, given: PyTree, names: Sequence[str
         return tuple(part.shape) if hasattr(part, "shape") else part
 
     return ValueError(
-        f"The exported model takes {put_together(structure, names)!r} and received {show(given)!r}. Give it arrays in that structure."
+        f"The exported model takes {build_tree(structure, names)!r} and received {show(given)!r}. Give it arrays in that structure."
     )
 
 

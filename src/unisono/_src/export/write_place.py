@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-NAME = "stablehlo"
+CHECKPOINT_NAME = "stablehlo"
 """The name of the checkpoint inside an export as StableHLO."""
 
 
-def check(path: Path, overwrite: bool) -> None:
+def check_overwrite(path: Path, overwrite: bool) -> None:
     """Refuse a path that exists, unless an export is to be replaced. Called before anything is computed."""
     if not path.exists() and not path.is_symlink():
         return
@@ -30,14 +30,14 @@ def is_export(path: Path) -> bool:
 
 
 def is_stablehlo(path: Path) -> bool:
-    return (path / f"{NAME}_1").is_dir()
+    return (path / f"{CHECKPOINT_NAME}_1").is_dir()
 
 
 def is_saved_model(path: Path) -> bool:
     return (path / "saved_model.pb").is_file()
 
 
-def written(path: Path, overwrite: bool, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, overwrite: bool, write: Callable[[Path], None]) -> None:
     """Call `write` with a path of the same name in a new folder beside it, and move what it has written to the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.unfinished-", dir=path.parent))
@@ -45,7 +45,7 @@ def written(path: Path, overwrite: bool, write: Callable[[Path], None]) -> None:
         inside = folder / "new"
         inside.mkdir()
         write(inside / path.name)
-        check(path, overwrite)
+        check_overwrite(path, overwrite)
         for source in inside.iterdir():  # an ONNX file may have its weights beside it
             move_into_place(source, path.parent / source.name, folder)
     finally:

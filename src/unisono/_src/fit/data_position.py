@@ -8,46 +8,46 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.data.global_batch import Position
-from unisono._src.data.progress import Place, Progress, restored
-from unisono._src.data.row_order import Order
+from unisono._src.data.progress import ResumePoint, SourceProgress, restore_progress
+from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import Json, KerasObject, Logs, UserBatch
 
 
-class Course:
+class DataPosition:
     """The data position of one call of fit. It is made when fit has its source of data; callbacks find it at the model's bond."""
 
-    def __init__(self, epochs: keras_private.Epochs, callbacks: list[keras.callbacks.Callback]) -> None:
+    def __init__(self, epochs: keras_private.EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
         self.epochs = epochs
-        self._bounds: list[Callable[[int], int]] = keras_private.bounds_of(callbacks)
+        self._bounds: list[Callable[[int], int]] = keras_private.list_step_bounds(callbacks)
         """Functions of callbacks. Each returns, for the next step, the most steps of one call after which its callback still acts in time."""
-        self.order: Order = epochs.adapter.order
-        self.progress = Progress(self.order.passes)
+        self.order: RowOrder = epochs.adapter.order
+        self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}
         """The logs of the last step."""
         self._before_step: Callable[[], None] | None = None
         if not epochs.adapter.has_index and keras_private.has_keeper(callbacks):
-            self.progress.count_all()
+            self.progress.digest_all()
 
-    def trained(self, batches: list[UserBatch], position: Position | None, logs: Logs) -> None:
+    def note_trained(self, batches: list[UserBatch], position: Position | None, logs: Logs) -> None:
         """Note that these batches were trained on: the last one has this position, and its step returned these logs."""
         self.logs = logs
         if position is not None:
-            for batch in batches[:-1] if self.progress.counts_all else ():
-                self.progress.trained(batch, position_of(batch) or position, self.epochs.adapter.size)
-            self.progress.trained(batches[-1], position, self.epochs.adapter.size)
-            self.order.trained_on(position[0])
+            for batch in batches[:-1] if self.progress.digests_all else ():
+                self.progress.note_trained(batch, read_position(batch) or position, self.epochs.adapter.size)
+            self.progress.note_trained(batches[-1], position, self.epochs.adapter.size)
+            self.order.note_pass(position[0])
 
-    def nothing_left(self) -> Logs:
+    def repeat_logs(self) -> Logs:
         """Return the logs of the last step again, in place of a step: an earlier call of fit stopped at the end of this epoch."""
         if self.progress.position is not None:
-            self.order.trained_on(self.progress.position[0])
+            self.order.note_pass(self.progress.position[0])
         return self.logs
 
     def most_steps(self, step: int) -> int | None:
         """Return how many steps one call may take from this step on; None where no callback limits them."""
         return min((bound(step) for bound in self._bounds), default=None)
 
-    def before_step(self) -> None:
+    def run_before_step(self) -> None:
         """Call the function that `go_on` was given, once: all callbacks were called, and a step is about to take the state."""
         act = self._before_step
         self._before_step = None
@@ -57,25 +57,25 @@ class Course:
     def get_state(self, end_of_epoch: bool) -> dict[str, Json]:
         """Return the data position in JSON."""
         place = self.progress.place
-        if place is not None and end_of_epoch and self.epochs.pass_is_over(place.position[1]):
+        if place is not None and end_of_epoch and self.epochs.is_pass_over(place.position[1]):
             place = place._replace(position=(place.position[0] + 1, 0))
         return {"seeds": read_seeds(self.epochs.adapter), "place": None if place is None else place._asdict()}
 
-    def go_on(self, state: dict[str, Json], step: int, logs: Logs, before_step: Callable[[], None] | None) -> None:
+    def resume_at(self, state: dict[str, Json], step: int, logs: Logs, before_step: Callable[[], None] | None) -> None:
         """Begin the next epoch with this step, at the position of this state. `before_step` is called before the step is taken."""
         adapter = self.epochs.adapter
         write_seeds(adapter, state["seeds"])
         if state["place"] is None:
             return
-        place = Place.of_json(state["place"])
+        place = ResumePoint.from_json(state["place"])
         batches, chain = adapter.from_place(place)
-        self.progress = restored(place, chain)
-        self.epochs.begin_at(step, batches, place.position[1])
+        self.progress = restore_progress(place, chain)
+        self.epochs.begin_at_step(step, batches, place.position[1])
         self.logs = logs
         self._before_step = before_step
 
 
-def position_of(batch: UserBatch) -> Position | None:
+def read_position(batch: UserBatch) -> Position | None:
     """Return the position that the batch's arrays have; None for a batch that comes from no source."""
     leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
     return getattr(leaves[0], "position", None)

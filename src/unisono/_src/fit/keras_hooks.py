@@ -16,22 +16,22 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.checks import refusals
-from unisono._src.checks.jax_errors import explained
-from unisono._src.data.global_batch import global_batch
-from unisono._src.data.keras_adapter import GlobalBatches
-from unisono._src.data.row_order import Order, draw_seed
+from unisono._src.checks.jax_errors import explain_step_errors
+from unisono._src.data.global_batch import as_global_batch
+from unisono._src.data.keras_adapter import GlobalBatchAdapter
+from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.dataset import DistributedDataset
-from unisono._src.distributed.per_replica import arrays_of
-from unisono._src.distributed.replicated import check_not_tensorflows
+from unisono._src.distributed.per_replica import read_global_arrays
+from unisono._src.distributed.replicated import refuse_tensorflow_data
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
-from unisono._src.fit.data_position import Course, position_of
-from unisono._src.fit.steps_per_call import Group, Pace
+from unisono._src.fit.data_position import DataPosition, read_position
+from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
 from unisono._src.placement import split_evenly
-from unisono._src.replica.compiled_model import ReplicaFunctions
+from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.predict import PredictStep
-from unisono._src.step.replica_sums import INPUTS
+from unisono._src.step.replica_sums import INPUT_GROUPS
 from unisono._src.step.step import Step
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, PyTree, UserBatch, UserObject
 from unisono._src.xla import tracing
@@ -52,9 +52,9 @@ ALIKE = (
 """Arguments of fit that must be alike in all processes of a training, so that they take the same steps."""
 
 
-def belongs_to(model: keras.Model) -> ReplicaStrategy | None:
+def find_owning_strategy(model: keras.Model) -> ReplicaStrategy | None:
     """Return the strategy in whose scope the model was made; None for a model from outside of every scope."""
-    bond = keras_private.bond_of(model)
+    bond = keras_private.get_bond(model)
     return None if bond is None else bond.strategy
 
 
@@ -80,7 +80,7 @@ class Bond:
     def __init__(self, model: keras.Model, strategy: ReplicaStrategy) -> None:
         self.model: KerasObject = model
         self.strategy = strategy
-        self.course: Course | None = None
+        self.data_position: DataPosition | None = None
         """The data position of the current call of fit."""
         self.callbacks: list[keras.callbacks.Callback] = []
         """The callbacks of the current call of fit."""
@@ -88,39 +88,39 @@ class Bond:
         """Whether there is a current call of fit, and it has no data position yet."""
         self.ran_eagerly = False
         """Whether steps that were not compiled have changed the model."""
-        self._order: Order | None = None
+        self._order: RowOrder | None = None
         self._are_groups_allowed = False
-        keras_private.set_on(model, keras_private.BOND, self)
-        for ours, theirs in keras_private.METHODS.items():
-            keras_private.set_on(model, theirs, wrap_like_method(getattr(type(model), theirs), getattr(self, ours)))
+        keras_private.set_untracked(model, keras_private.BOND, self)
+        for ours, theirs in keras_private.TRAINER_METHODS.items():
+            keras_private.set_untracked(model, theirs, wrap_like_method(getattr(type(model), theirs), getattr(self, ours)))
 
     @property
     def is_eager(self) -> bool:
         """Return whether steps are not to be compiled."""
-        return keras_private.eager_option(self.model) is not None or tracing.is_disabled()
+        return keras_private.find_eager_option(self.model) is not None or tracing.is_jit_disabled()
 
     @property
-    def is_promised(self) -> bool:
+    def has_promised_bits(self) -> bool:
         """Return whether every run of the program gives the model the same bits."""
         return self.strategy.deterministic and not self.ran_eagerly and not self.is_eager
 
     @property
-    def order(self) -> Order:
+    def order(self) -> RowOrder:
         """Return the place of the model in its data. The seed is drawn when it is first needed."""
         if self._order is None:
-            self._order = Order(draw_seed())
+            self._order = RowOrder(draw_seed())
         return self._order
 
     # What Keras calls on the model in place of its own methods.
 
     def compile(self, *args: UserObject, **kwargs: UserObject) -> None:
-        keras_private.of_class(self.model, "compile")(*args, **kwargs)
-        refusals.check_compiled(self.model, self.strategy)
+        keras_private.get_class_method(self.model, "compile")(*args, **kwargs)
+        refusals.check_compile_options(self.model, self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
         self.strategy.check_use(self.model)
         if self.model.train_function is not None and self._has_other_variables(self.model.train_function):
-            refusals.check_still_trainable(self.model, training=True)
+            refusals.check_changed_model(self.model, training=True)
         if self.model.train_function is None or force or self._has_other_mode(self.model.train_function):
             self.strategy.announce()
             make = functools.partial(self._make_step, training=True)
@@ -133,7 +133,7 @@ class Bond:
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force or self._is_outdated(self.model.predict_function):
-            self.model.predict_function = self._make_step_function(self._make_predict_step, INPUTS)
+            self.model.predict_function = self._make_step_function(self._make_predict_step, INPUT_GROUPS)
 
     def _is_outdated(self, function: StepFunction) -> bool:
         return self._has_other_variables(function) or self._has_other_mode(function)
@@ -143,33 +143,33 @@ class Bond:
         return function.eager != self.is_eager
 
     def _has_other_variables(self, function: StepFunction) -> bool:
-        return function.variables != keras_private.ids_of_variables(self.model)
+        return function.variables != keras_private.list_variable_ids(self.model)
 
     def fit(self, *args: UserObject, **kwargs: UserObject) -> keras.callbacks.History:
         args, kwargs = self._replace_datasets("fit", args, kwargs)
-        args, kwargs = keras_private.with_last(self.model, args, kwargs)
+        args, kwargs = keras_private.put_keepers_last(self.model, args, kwargs)
         if not self.strategy.writes:
-            args, kwargs = keras_private.without_writing("fit", args, kwargs)
-        callbacks = keras_private.listed(keras_private.argument("fit", "callbacks", args, kwargs))
-        refusals.check_callbacks(callbacks)
-        self.strategy.check_alike({f"{name}= of fit": keras_private.argument("fit", name, args, kwargs) for name in ALIKE})
+            args, kwargs = keras_private.remove_writing_callbacks("fit", args, kwargs)
+        callbacks = keras_private.list_callbacks(keras_private.read_argument("fit", "callbacks", args, kwargs))
+        refusals.check_backup_callbacks(callbacks)
+        self.strategy.check_alike({f"{name}= of fit": keras_private.read_argument("fit", name, args, kwargs) for name in ALIKE})
         self.callbacks = callbacks
         self._awaits_position = True
         try:
             with self._allow_groups("fit", "train", args, kwargs):
-                return keras_private.of_class(self.model, "fit")(*args, **kwargs)
+                return keras_private.get_class_method(self.model, "fit")(*args, **kwargs)
         finally:
             callbacks = self.callbacks
             self.callbacks = []
-            self.course = None
+            self.data_position = None
             self._awaits_position = False
             keras_private.forget_first_epoch(self.model)
-            keras_private.fit_is_over(callbacks)  # which may raise a signal again
+            keras_private.tell_fit_is_over(callbacks)  # which may raise a signal again
 
     def evaluate(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         args, kwargs = self._replace_datasets("evaluate", args, kwargs)
         if not self.strategy.writes:
-            args, kwargs = keras_private.without_writing("evaluate", args, kwargs)
+            args, kwargs = keras_private.remove_writing_callbacks("evaluate", args, kwargs)
         with self._allow_groups("evaluate", "test", args, kwargs):
             return self._call_and_restore("evaluate", *args, **kwargs)
 
@@ -183,102 +183,108 @@ class Bond:
         **more: UserObject,
     ) -> Outputs:
         (x,), _ = self._replace_datasets("predict", (x,), {})
-        source = keras_private.adapter_of(x, batch_size, steps)
-        refusals.check_source(source, steps)
+        source = keras_private.make_adapter(x, batch_size, steps)
+        refusals.check_data_source(source, steps)
         if keras_private.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
-            source = GlobalBatches(source, self.order)
+            source = GlobalBatchAdapter(source, self.order)
         if not self.strategy.writes:
             verbose = 0
-            callbacks = keras_private.that_do_not_write(callbacks)
+            callbacks = keras_private.select_silent_callbacks(callbacks)
         return self._call_and_restore("predict", source, batch_size, verbose, steps, callbacks, **more)
 
     def _replace_datasets(self, method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """Return the arguments with adapters in place of distributed datasets."""
 
         def replace_dataset(value: UserObject) -> UserObject:
-            check_not_tensorflows(value, f"model.{method}")
+            refuse_tensorflow_data(value, f"model.{method}")
             if not isinstance(value, DistributedDataset):
                 return value
-            refusals.check_replicas(value.replicas, self.strategy)
+            refusals.check_dataset_replicas(value.replicas, self.strategy)
             return value.adapter
 
         return tuple(map(replace_dataset, args)), {name: replace_dataset(value) for name, value in kwargs.items()}
 
     def train_on_batch(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         return self._call_and_restore(
-            "train_on_batch", *map(arrays_of, args), **{name: arrays_of(value) for name, value in kwargs.items()}
+            "train_on_batch",
+            *map(read_global_arrays, args),
+            **{name: read_global_arrays(value) for name, value in kwargs.items()},
         )
 
     def test_on_batch(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         return self._call_and_restore(
-            "test_on_batch", *map(arrays_of, args), **{name: arrays_of(value) for name, value in kwargs.items()}
+            "test_on_batch", *map(read_global_arrays, args), **{name: read_global_arrays(value) for name, value in kwargs.items()}
         )
 
     def predict_on_batch(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
         return self._call_and_restore(
-            "predict_on_batch", *map(arrays_of, args), **{name: arrays_of(value) for name, value in kwargs.items()}
+            "predict_on_batch",
+            *map(read_global_arrays, args),
+            **{name: read_global_arrays(value) for name, value in kwargs.items()},
         )
 
     def build_by(self, iterator: KerasObject = None, data_batch: UserBatch = None) -> None:
         """Build the model by a first batch, and put our adapter into the iterator of a loop that begins."""
-        if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatches):
-            refusals.check_source(iterator.data_adapter, iterator.steps_per_epoch)
-            keras_private.replace_adapter(iterator, lambda source: GlobalBatches(source, getattr(source, "order", self.order)))
-            epochs = keras_private.Epochs(iterator)
+        if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatchAdapter):
+            refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
+            keras_private.replace_adapter(
+                iterator, lambda source: GlobalBatchAdapter(source, getattr(source, "order", self.order))
+            )
+            epochs = keras_private.EpochSteps(iterator)
             self.strategy.check_alike({"the number of steps of an epoch": epochs.steps})
             if self._awaits_position:
-                self.course = Course(epochs, self.callbacks)
+                self.data_position = DataPosition(epochs, self.callbacks)
                 self._awaits_position = False
             if self._can_group(iterator):
-                self._group_steps(epochs, self.course)
-        fixed = keras_private.static_rows(self.model)
+                self._group_steps(epochs, self.data_position)
+        fixed = keras_private.count_static_rows(self.model)
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
-            batch = global_batch(data_batch if iterator is None else keras_private.first_batch(iterator))
+            batch = as_global_batch(data_batch if iterator is None else keras_private.read_first_batch(iterator))
             if {len(part) for part in split_evenly(batch.rows, self.strategy.num_replicas_in_sync)} == {fixed}:
                 iterator = None
                 data_batch = batch.shapes(fixed)  # the fixed rows are a replica's; else they are the global batch's
         with (
             self.strategy.acting(),
-            explained(self.model, data_batch, self.strategy.num_replicas_in_sync, self.is_eager),
-            keras_private.fresh_masks(),
+            explain_step_errors(self.model, data_batch, self.strategy.num_replicas_in_sync, self.is_eager),
+            keras_private.hide_masks(),
         ):
             self._build_model(iterator, data_batch)
-        self.strategy.agree(keras_private.all_variables(self.model))
+        self.strategy.agree(keras_private.list_model_variables(self.model))
 
     def _build_model(self, iterator: KerasObject, data_batch: UserBatch) -> None:
-        by_keras = keras_private.of_class(self.model, "build_by")
+        by_keras = keras_private.get_class_method(self.model, "build_by")
         if not (self.is_eager and keras_private.needs_batch(self.model)):
             return by_keras(iterator=iterator, data_batch=data_batch)
-        batch = data_batch if iterator is None else keras_private.first_batch(iterator)
+        batch = data_batch if iterator is None else keras_private.read_first_batch(iterator)
         try:
             by_keras(data_batch=batch)
         except Exception:  # Keras builds without values, which code that is not compiled may need
-            keras_private.build_by_calling(self.model, global_batch(batch).tree())
+            keras_private.build_by_calling(self.model, as_global_batch(batch).tree())
 
-    def _group_steps(self, epochs: keras_private.Epochs, data_position: Course | None) -> None:
+    def _group_steps(self, epochs: keras_private.EpochSteps, data_position: DataPosition | None) -> None:
         """Let the loop take several steps in one call."""
-        steps_per_call = Pace()
+        steps_per_call = StepsPerCall()
 
         def count_steps(step: int) -> int:
             most = data_position.most_steps(step) if data_position is not None else None
             return steps_per_call.steps() if most is None else min(steps_per_call.steps(), most)
 
-        epochs.in_groups(count_steps, lambda batches, count: Group(batches, count, steps_per_call))
+        epochs.group_steps(count_steps, lambda batches, count: BatchGroup(batches, count, steps_per_call))
 
     def _note_trained(self, batches: list[UserBatch], logs: Logs) -> None:
-        position = position_of(batches[-1])
-        if self.course is None:
+        position = read_position(batches[-1])
+        if self.data_position is None:
             if position is not None:
-                self.order.trained_on(position[0])
+                self.order.note_pass(position[0])
             return
-        if position is not None and self.course.order is not self.order and position[1] < len(batches):
+        if position is not None and self.data_position.order is not self.order and position[1] < len(batches):
             self.order.passes += 1  # this pass went over a dataset with its own order
-        self.course.trained(batches, position, logs)
+        self.data_position.note_trained(batches, position, logs)
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
         """Return the model's state for a loop of Keras."""
-        if self.course is not None and purge_model_variables and groups.get("optimizer_variables"):
-            self.course.before_step()
+        if self.data_position is not None and purge_model_variables and groups.get("optimizer_variables"):
+            self.data_position.run_before_step()
         return keras_private.take_state(self.model, purge_model_variables, **groups)
 
     # Several steps in one call.
@@ -286,9 +292,11 @@ class Bond:
     @contextlib.contextmanager
     def _allow_groups(self, method: str, mode: str, args: Arguments, kwargs: Keywords) -> Iterator[None]:
         """Allow groups of batches during a call of fit or evaluate, unless something could see the difference."""
-        callbacks = keras_private.argument(method, "callbacks", args, kwargs)
+        callbacks = keras_private.read_argument(method, "callbacks", args, kwargs)
         outer = self._are_groups_allowed
-        seen = keras_private.overrides(self.model, method) or keras_private.wants_batches(callbacks, keras_private.HOOKS[mode])
+        seen = keras_private.overrides_method(self.model, method) or keras_private.has_batch_callbacks(
+            callbacks, keras_private.BATCH_HOOKS[mode]
+        )
         self._are_groups_allowed = not seen
         try:
             yield
@@ -299,7 +307,7 @@ class Bond:
         """Return whether one call may take several batches. Not of a generator, which may look at the model after each batch."""
         stream = isinstance(iterator.data_adapter.source, keras_private.GeneratorDataAdapter)
         one_by_one = stream or self.model.steps_per_execution != 1 or self.is_eager
-        return self._are_groups_allowed and not one_by_one and keras_private.has_length(iterator)
+        return self._are_groups_allowed and not one_by_one and keras_private.has_known_length(iterator)
 
     # The steps.
 
@@ -311,18 +319,18 @@ class Bond:
 
     def _make_predict_step(self) -> PredictStep:
         functions = self._make_replica_functions("predict")
-        self.strategy.agree(keras_private.all_variables(self.model))
+        self.strategy.agree(keras_private.list_model_variables(self.model))
         where = self.strategy.on_lead if functions.eager else (self.strategy.placement, self.strategy.exchange)
         return PredictStep(functions, *where)
 
-    def _make_replica_functions(self, mode: str) -> ReplicaFunctions:
-        refusals.check_model(self.model, self.strategy)
+    def _make_replica_functions(self, mode: str) -> ModelComputation:
+        refusals.check_before_first_step(self.model, self.strategy)
         eager = self.is_eager
         if eager:
-            option = keras_private.eager_option(self.model)
+            option = keras_private.find_eager_option(self.model)
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
-            self.strategy.say_that_it_is_slow(f"The model {self.model.name!r} {how}")
-        return ReplicaFunctions(self.model, mode, self.strategy.num_replicas_in_sync, eager)
+            self.strategy.warn_of_slow_steps(f"The model {self.model.name!r} {how}")
+        return ModelComputation(self.model, mode, self.strategy.num_replicas_in_sync, eager)
 
     def _make_step_function(
         self,
@@ -338,23 +346,26 @@ class Bond:
         def function(state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
             nonlocal current, sizes
             if isinstance(iterator, keras_private.NoStep):
-                return self.course.nothing_left() if self.course is not None else {}, state
+                return self.data_position.repeat_logs() if self.data_position is not None else {}, state
             if sizes not in (None, tuple(map(len, state))):
-                refusals.check_still_trainable(self.model, trained is not None)
+                refusals.check_changed_model(self.model, trained is not None)
                 current = make()
             batches = [next(iterator)]
             sizes = tuple(map(len, state))
             error = None
-            group = iterator if isinstance(iterator, Group) else None
+            group = iterator if isinstance(iterator, BatchGroup) else None
             try:
                 for batch in itertools.islice(iterator, (group.count if group else self.model.steps_per_execution) - 1):
                     batches.append(batch)
             except Exception as e:  # the batches before the error are trained on
                 error = e
             if trained is not None:
-                refusals.check_attributes(self.model.optimizer)
+                refusals.check_optimizer_attributes(self.model.optimizer)
             try:
-                with self.strategy.acting(), explained(self.model, batches[0], self.strategy.num_replicas_in_sync, eager):
+                with (
+                    self.strategy.acting(),
+                    explain_step_errors(self.model, batches[0], self.strategy.num_replicas_in_sync, eager),
+                ):
                     logs, state = current(state, batches)
             finally:
                 self.ran_eagerly |= eager and trained is not None
@@ -364,20 +375,20 @@ class Bond:
                 trained(batches, logs)
             if error is not None:
                 raise error
-            return group.pace.called(len(batches), logs, current.says_more) if group else logs, state
+            return group.steps_per_call.note_call(len(batches), logs, current.has_more_logs) if group else logs, state
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
         function.eager = eager  # pyright: ignore[reportFunctionMemberAccess]
-        function.variables = keras_private.ids_of_variables(self.model)  # pyright: ignore[reportFunctionMemberAccess]
+        function.variables = keras_private.list_variable_ids(self.model)  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     def _call_and_restore(self, name: str, *args: UserObject, **kwargs: UserObject) -> UserObject:
         """Call a method of Keras. However it ends, the model then has its weights, and the devices have released their copies."""
         self.model.jax_state_sync()  # the caller may be a callback of fit
         try:
-            return keras_private.of_class(self.model, name)(*args, **kwargs)
+            return keras_private.get_class_method(self.model, name)(*args, **kwargs)
         finally:
-            keras_private.drop_state(self.model)
+            keras_private.release_state(self.model)
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()

@@ -21,7 +21,7 @@ MOST_STEPS = 256
 GROWTH = 4
 
 
-class Pace:
+class StepsPerCall:
     """The steps per call of one loop over batches, in which nothing looks at single batches."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pace:
         """Return the number of steps of the next call."""
         return self._steps
 
-    def called(self, count: int, logs: Logs, says_more: bool = False) -> Logs:
+    def note_call(self, count: int, logs: Logs, says_more: bool = False) -> Logs:
         """Note a call of `count` steps that was just started, and wait for the call before it: at most two run at a time.
 
         Returns:
@@ -63,13 +63,13 @@ def choose_step_count(seconds: float) -> int:
     return max(int(SECONDS / seconds), min(int(MOST_SECONDS / seconds), SLOW_STEPS), 1)
 
 
-class Group:
+class BatchGroup:
     """The batches of one call."""
 
-    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: Pace) -> None:
+    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall) -> None:
         self._batches = itertools.islice(batches, count)
         self.count = count
-        self.pace = steps_per_call
+        self.steps_per_call = steps_per_call
 
     def __iter__(self) -> Iterator[UserBatch]:
         return self._batches

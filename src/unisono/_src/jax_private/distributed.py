@@ -25,12 +25,12 @@ class KeyValueStore(Protocol):
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
 
 
-def place() -> tuple[int, int]:
+def get_process_count_and_number() -> tuple[int, int]:
     """Return the number of processes, and the number of this process. `jax.process_count()` would make the devices."""
     return distributed.global_state.num_processes, distributed.global_state.process_id
 
 
-def client() -> KeyValueStore | None:
+def get_client() -> KeyValueStore | None:
     """Return the client of the key-value store of process 0; None in a process that is not connected."""
     return distributed.global_state.client
 
@@ -39,13 +39,17 @@ def keep_collectives_on_loopback() -> None:
     """Have gloo listen on loopback: by default it listens at the address of this machine's name, where others may reach it."""
 
     def make_cpu_client() -> xla_client.Client:
-        gloo = _jax.make_gloo_tcp_collectives(distributed_client=client(), hostname="127.0.0.1") if client() is not None else None
+        gloo = (
+            _jax.make_gloo_tcp_collectives(distributed_client=get_client(), hostname="127.0.0.1")
+            if get_client() is not None
+            else None
+        )
         return xla_bridge.make_cpu_client(gloo)
 
     xla_bridge.register_backend_factory("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
-def leave_unseen() -> None:
+def forget_connection() -> None:
     """Forget the connection to processes that are gone. A regular shutdown would wait for them, for minutes, and then abort."""
     for connection in (distributed.global_state.client, distributed.global_state.service):
         if connection is not None:

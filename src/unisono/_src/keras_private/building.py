@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._src.keras_private.data_adapters import unpack
-from unisono._src.keras_private.models import is_built, layers_of
+from unisono._src.keras_private.data_adapters import unpack_batch
+from unisono._src.keras_private.models import is_built, list_layers
 from unisono._src.typing import UserBatch
 
 
 def needs_batch(model: keras.Model) -> bool:
     """Return whether Keras needs a batch to build the model, its metrics or its losses."""
     containers = [container for container in (model._compile_metrics, model._compile_loss) if container is not None]
-    return not all(part.built for part in [*layers_of(model), *containers])
+    return not all(part.built for part in [*list_layers(model), *containers])
 
 
 def build_by_calling(model: keras.Model, batch: UserBatch) -> None:
@@ -22,10 +22,10 @@ def build_by_calling(model: keras.Model, batch: UserBatch) -> None:
 
     Variables that had a value before keep it, and metrics are reset.
     """
-    x, y, sample_weight = jax.tree.map(jnp.asarray, unpack(batch))
+    x, y, sample_weight = jax.tree.map(jnp.asarray, unpack_batch(batch))
     before = [(variable, variable.value) for variable in model.variables]
     y_pred = model(x, training=False)
-    for _ in layers_of(model):  # a layer counts as built only if all its inner layers were built before the call
+    for _ in list_layers(model):  # a layer counts as built only if all its inner layers were built before the call
         if is_built(model):
             break
         y_pred = model(x, training=False)

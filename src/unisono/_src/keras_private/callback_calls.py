@@ -12,7 +12,7 @@ from keras.src.callbacks.callback_list import CallbackList
 
 from unisono._src.typing import Arguments, Keywords, UserObject
 
-HOOKS = {
+BATCH_HOOKS = {
     mode: tuple(f"on_{prefix}batch_{when}" for prefix in ("", f"{mode}_") for when in ("begin", "end"))
     for mode in ("train", "test")
 }
@@ -25,7 +25,7 @@ BOUND_METHOD = "steps_until_due"
 """The method by which a callback is recognized that limits the steps per call: see `StepBound`."""
 
 
-CHANGING: dict[type, tuple[str, ...]] = {
+CHANGING_ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
@@ -33,7 +33,7 @@ CHANGING: dict[type, tuple[str, ...]] = {
 }
 """Attributes that change in callbacks of Keras that decide; checked with keras 3.15.0 and 3.15.1 by a test that reads their sources."""
 
-WITHOUT_STATE = (
+STATELESS_CALLBACKS = (
     keras.callbacks.History,
     keras.callbacks.ProgbarLogger,
     keras.callbacks.LearningRateScheduler,
@@ -54,7 +54,7 @@ WRITING = (
 WRITER_MARKER = "writes_for_all"
 """The attribute of our own callbacks that only one of several processes runs."""
 
-OF_EVERY_CALLBACK = set(vars(keras.callbacks.Callback()))
+CALLBACK_ATTRIBUTES = set(vars(keras.callbacks.Callback()))
 
 
 class StepBound(Protocol):
@@ -69,7 +69,7 @@ class StepBound(Protocol):
         ...
 
 
-def argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
+def read_argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
     """Return an argument of a call of one of Keras' methods; None if the call does not fit the method, which Keras will report."""
     try:
         bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
@@ -78,12 +78,12 @@ def argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserO
     return bound.arguments.get(name)
 
 
-def wants_batches(callbacks: UserObject, hooks: tuple[str, ...]) -> bool:
+def has_batch_callbacks(callbacks: UserObject, hooks: tuple[str, ...]) -> bool:
     """Return whether a callback does something at these hooks of single batches.
 
     Keras' progress bar does not count. Callbacks that save or log by epochs have such hooks too, and do nothing there.
     """
-    for callback in listed(callbacks):
+    for callback in list_callbacks(callbacks):
         is_idle = (
             hasattr(callback, BOUND_METHOD)
             or isinstance(callback, keras.callbacks.ProgbarLogger)
@@ -101,16 +101,16 @@ def saves_by_epoch(callback: keras.callbacks.Callback) -> bool:
     return getattr(callback, "save_freq", getattr(callback, "_save_freq", None)) == "epoch"
 
 
-def listed(callbacks: UserObject) -> list[keras.callbacks.Callback]:
+def list_callbacks(callbacks: UserObject) -> list[keras.callbacks.Callback]:
     """Return the callbacks in the argument `callbacks` of fit."""
     if isinstance(callbacks, CallbackList):
         return callbacks.callbacks
     return keras.tree.flatten(callbacks) if callbacks else []
 
 
-def bounds_of(callbacks: UserObject) -> list[Callable[[int], int]]:
+def list_step_bounds(callbacks: UserObject) -> list[Callable[[int], int]]:
     """Return the methods of callbacks that limit the steps per call."""
-    return [getattr(callback, BOUND_METHOD) for callback in listed(callbacks) if hasattr(callback, BOUND_METHOD)]
+    return [getattr(callback, BOUND_METHOD) for callback in list_callbacks(callbacks) if hasattr(callback, BOUND_METHOD)]
 
 
 def has_keeper(callbacks: Iterable[keras.callbacks.Callback]) -> bool:
@@ -118,19 +118,19 @@ def has_keeper(callbacks: Iterable[keras.callbacks.Callback]) -> bool:
     return any(hasattr(callback, KEEPER_MARKER) for callback in callbacks)
 
 
-def fit_is_over(callbacks: Iterable[keras.callbacks.Callback]) -> None:
+def tell_fit_is_over(callbacks: Iterable[keras.callbacks.Callback]) -> None:
     """Tell the callbacks that limit the steps per call that fit is over."""
     for callback in callbacks:
         if hasattr(callback, BOUND_METHOD):
             cast(StepBound, callback).fit_is_over()
 
 
-def with_last(model: keras.Model, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+def put_keepers_last(model: keras.Model, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
     """Return the arguments of fit in which callbacks that keep the decisions of others come last."""
-    callbacks = argument("fit", "callbacks", args, kwargs)
-    if not has_keeper(listed(callbacks)):
+    callbacks = read_argument("fit", "callbacks", args, kwargs)
+    if not has_keeper(list_callbacks(callbacks)):
         return args, kwargs
-    in_order = sorted(listed(callbacks), key=lambda callback: hasattr(callback, KEEPER_MARKER))
+    in_order = sorted(list_callbacks(callbacks), key=lambda callback: hasattr(callback, KEEPER_MARKER))
     if isinstance(callbacks, CallbackList):
         callbacks.callbacks[:] = in_order
         return args, kwargs
@@ -139,22 +139,24 @@ def with_last(model: keras.Model, args: Arguments, kwargs: Keywords) -> tuple[Ar
     return bound.args[1:], bound.kwargs
 
 
-def without_writing(method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+def remove_writing_callbacks(method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
     """Return the arguments of fit or evaluate for a process that neither writes files nor shows progress."""
     bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
     bound.arguments["verbose"] = 0
-    bound.arguments["callbacks"] = that_do_not_write(bound.arguments.get("callbacks"))
+    bound.arguments["callbacks"] = select_silent_callbacks(bound.arguments.get("callbacks"))
     return bound.args[1:], bound.kwargs
 
 
-def that_do_not_write(callbacks: UserObject) -> list[keras.callbacks.Callback]:
+def select_silent_callbacks(callbacks: UserObject) -> list[keras.callbacks.Callback]:
     """Return the callbacks that write and send nothing."""
     return [
-        callback for callback in listed(callbacks) if not isinstance(callback, WRITING) and not hasattr(callback, WRITER_MARKER)
+        callback
+        for callback in list_callbacks(callbacks)
+        if not isinstance(callback, WRITING) and not hasattr(callback, WRITER_MARKER)
     ]
 
 
-def begin_with_epoch(model: keras.Model, epoch: int) -> None:
+def set_first_epoch(model: keras.Model, epoch: int) -> None:
     """Set the first epoch of the call of fit that is about to begin."""
     model._initial_epoch = epoch
 

@@ -10,11 +10,11 @@ from jax import Array
 from keras.src import backend
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
-from unisono._src.keras_private.crops import compilable_crops
+from unisono._src.keras_private.crops import make_crops_compilable
 from unisono._src.typing import KerasObject, Outputs, PyTree, UserObject
 
 
-def loss_terms(model: keras.Model) -> list[CompileLoss.Loss]:
+def list_loss_terms(model: keras.Model) -> list[CompileLoss.Loss]:
     """Return the losses of compile(), one for each output that has a loss, as (path, loss, weight, name).
 
     The list is empty if an overridden `compute_loss` never calls them: Keras builds them at their first call.
@@ -23,14 +23,14 @@ def loss_terms(model: keras.Model) -> list[CompileLoss.Loss]:
     return list(compiled._flat_losses) if compiled is not None and compiled.built else []
 
 
-def term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
+def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return the metrics that track each loss term, if there is more than one term."""
     compiled = model._compile_loss
     return [] if compiled is None else list(compiled.metrics)
 
 
 @contextlib.contextmanager
-def other_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> Iterator[None]:
+def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> Iterator[None]:
     """Replace the model's losses for the block, inside Keras' matching of structures, and stop their trackers."""
     compiled = model._compile_loss
     if compiled is None or not compiled.built:
@@ -48,12 +48,14 @@ def other_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> 
         object.__setattr__(model, "_compile_loss", compiled)
 
 
-def compiled_loss(model: keras.Model, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> Array | None:
+def call_compiled_loss(model: keras.Model, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> Array | None:
     """Return the weighted sum of the loss terms of compile(); None if there are no terms."""
     return None if model._compile_loss is None else model._compile_loss(y, y_pred, sample_weight)
 
 
-def computed_loss(model: keras.Model, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool) -> UserObject:
+def call_compute_loss(
+    model: keras.Model, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool
+) -> UserObject:
     """Return the result of the model's overridden `compute_loss`."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
@@ -64,9 +66,9 @@ def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     The forward pass is Keras' own, with one difference: in mixed precision, layers that do not cast by themselves (Embedding) add up their
     gradients in float32, as they do if a loop calls `model(x)`.
     """
-    forget_losses(model)
+    forget_added_losses(model)
     is_mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
-    with compilable_crops(model), backend.AutocastScope(model.compute_dtype) if is_mixed else contextlib.nullcontext():
+    with make_crops_compilable(model), backend.AutocastScope(model.compute_dtype) if is_mixed else contextlib.nullcontext():
         return _call_forward(model, x, training)
 
 
@@ -79,7 +81,7 @@ def _call_forward(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     return model.call(x, **kwargs)
 
 
-def forget_losses(model: keras.Model) -> None:
+def forget_added_losses(model: keras.Model) -> None:
     """Clear the losses that layers have added; to be called before each trace.
 
     A layer knows its added losses by `id()`. Ids from an earlier trace may be those of losses of this trace by now. A layer that is called then
@@ -88,24 +90,24 @@ def forget_losses(model: keras.Model) -> None:
     model._clear_losses()
 
 
-def weight_regularizers(model: keras.Model) -> int:
+def count_weight_regularizers(model: keras.Model) -> int:
     """Return the number of losses of regularized weights, which are the last ones of `model.losses`."""
     return sum(weight.regularizer is not None for weight in model.trainable_weights)
 
 
-def loss_tracker(model: keras.Model) -> KerasObject:
+def get_loss_tracker(model: keras.Model) -> KerasObject:
     """Return the metric that tracks the loss; None before compile()."""
     return model._loss_tracker
 
 
-def leaf_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+def list_metrics_without_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return the metrics of compile() and of the layers, without the loss trackers."""
-    trackers = [loss_tracker(model), *term_trackers(model)]
+    trackers = [get_loss_tracker(model), *list_term_trackers(model)]
     metrics = [metric for metric in model.metrics if not any(metric is tracker for tracker in trackers)]
     return [leaf for metric in metrics for leaf in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])]
 
 
-def leaf_metrics_of(model: keras.Model) -> list[keras.metrics.Metric]:
+def list_all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return all metrics of a model, including the loss trackers, without metrics that only contain others."""
     return [leaf for metric in model.metrics for leaf in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])]
 
@@ -120,7 +122,7 @@ def is_loss_of_keras(loss: object) -> bool:
     return is_class_of_keras(loss) and (function is None or getattr(function, "__module__", "").startswith("keras."))
 
 
-def is_of_keras(metric: object) -> bool:
+def is_metric_of_keras(metric: object) -> bool:
     """Return whether the metric's class and the function that it averages are both of Keras."""
     function = getattr(metric, "_fn", None)
     return is_class_of_keras(metric) and (function is None or getattr(function, "__module__", "").startswith("keras."))

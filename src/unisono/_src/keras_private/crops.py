@@ -9,8 +9,8 @@ from jax import lax
 from jax.core import Tracer
 
 from unisono._src.keras_private.instances import Method
-from unisono._src.keras_private.method_calls import replaced
-from unisono._src.keras_private.models import layers_of
+from unisono._src.keras_private.method_calls import replace_methods
+from unisono._src.keras_private.models import list_layers
 from unisono._src.typing import AnyArray, KerasObject
 
 
@@ -37,8 +37,8 @@ def crop_by_slices(stock: Method) -> Method:
     return transform_images
 
 
-def compilable_crops(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+def make_crops_compilable(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Return a context for a trace of the model: in it, layers RandomCrop have the form that can be compiled."""
-    if any(isinstance(layer, keras.layers.RandomCrop) for layer in layers_of(model)):
-        return replaced({"crop": crop_by_slices})
+    if any(isinstance(layer, keras.layers.RandomCrop) for layer in list_layers(model)):
+        return replace_methods({"crop": crop_by_slices})
     return contextlib.nullcontext()

@@ -22,13 +22,13 @@ from keras.src.trainers.data_adapters import (
 )
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from unisono._src.keras_private.instances import Method, wrapped_method
+from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
 
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 DataAdapter = data_adapter.DataAdapter
 PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
-unpack = data_adapter_utils.unpack_x_y_sample_weight
+unpack_batch = data_adapter_utils.unpack_x_y_sample_weight
 
 RowNumbers: TypeAlias = slice | np.ndarray
 """Rows of an array: a range of them, or their numbers."""
@@ -44,7 +44,7 @@ class TorchLoader(Protocol):
     multiprocessing_context: BaseContext | None
 
 
-def array_batches(
+def iterate_array_batches(
     adapter: ArrayDataAdapter,
     rows_of_batch: Callable[[int, int, int], RowNumbers],
     chosen: Callable[[np.ndarray, RowNumbers], object],
@@ -68,16 +68,16 @@ def array_batches(
             rows = rows_of_batch(batch, start, min(start + adapter._batch_size, adapter._num_samples))
             yield keras.tree.map_structure(functools.partial(take_rows, rows), inputs, none_is_leaf=False)
 
-    with wrapped_method(adapter, "_get_iterator", lambda _: iterator):
+    with wrap_method(adapter, "_get_iterator", lambda _: iterator):
         return adapter.get_jax_iterator()
 
 
-def array_order(adapter: ArrayDataAdapter) -> tuple[int, bool | str]:
+def get_array_order(adapter: ArrayDataAdapter) -> tuple[int, bool | str]:
     """Return (number of rows, shuffle argument) of an adapter of arrays."""
     return adapter._num_samples, adapter._shuffle
 
 
-def tf_dataset(adapter: data_adapters.TFDatasetAdapter) -> UserObject:
+def get_tf_dataset(adapter: data_adapters.TFDatasetAdapter) -> UserObject:
     """Return the dataset of tf.data that an adapter reads."""
     return adapter._dataset
 
@@ -87,7 +87,7 @@ def is_map_dataset(adapter: object) -> TypeGuard[data_adapters.GrainDatasetAdapt
     return isinstance(adapter, data_adapters.GrainDatasetAdapter) and hasattr(adapter._dataset, "__getitem__")
 
 
-def map_batches(adapter: data_adapters.GrainDatasetAdapter, start: int) -> Iterator[UserBatch]:
+def iterate_map_batches(adapter: data_adapters.GrainDatasetAdapter, start: int) -> Iterator[UserBatch]:
     """Return the batches of a `grain.MapDataset` from batch `start` on, as Keras converts them."""
     return iter(adapter.get_jax_iterator()[start:])
 
@@ -100,17 +100,17 @@ def is_pipeline(dataset: UserObject) -> bool:
     )
 
 
-def loader_of_torch(adapter: object) -> TorchLoader | None:
+def find_torch_loader(adapter: object) -> TorchLoader | None:
     """Return the DataLoader of torch that an adapter reads; None if it reads another source."""
     return getattr(adapter, "_dataloader", None)
 
 
-def adapter_of(x: UserObject, batch_size: int | None, steps: int | None) -> DataAdapter:
+def make_adapter(x: UserObject, batch_size: int | None, steps: int | None) -> DataAdapter:
     """Return Keras' adapter for inputs without targets."""
     return get_data_adapter(x, batch_size=batch_size, steps_per_epoch=steps)
 
 
-def first_batch(iterator: KerasObject) -> UserBatch:
+def read_first_batch(iterator: KerasObject) -> UserBatch:
     """Return the first batch, and move the iterator back to its start."""
     _, _, batches = next(iter(iterator))
     batch = next(batches)
@@ -118,7 +118,7 @@ def first_batch(iterator: KerasObject) -> UserBatch:
     return batch
 
 
-def static_rows(model: keras.Model) -> int | None:
+def count_static_rows(model: keras.Model) -> int | None:
     """Return the number of rows that the model's inputs fix, by `Input(batch_size=...)`; None if the number is free.
 
     A Sequential model that was built by a batch has the rows of this batch in its inputs, but they fix nothing.
@@ -134,7 +134,7 @@ def replace_adapter(iterator: EpochIterator, adapt: Callable[[DataAdapter], Data
     object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
 
 
-class Epochs:
+class EpochSteps:
     """Control over the way in which Keras' loop goes through the steps of an epoch."""
 
     def __init__(self, iterator: EpochIterator) -> None:
@@ -145,7 +145,7 @@ class Epochs:
         self._begin: tuple[int, Iterator[UserBatch], int] | None = None
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
-    def in_groups(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
+    def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
         """Take several steps at a time, as with `steps_per_execution`: `size(step)` of them, but none beyond the end of the epoch.
 
         The steps get `group(batches, count)` in place of the iterator.
@@ -153,7 +153,7 @@ class Epochs:
         self._size = size
         self._group = group
 
-    def begin_at(self, step: int, batches: Iterator[UserBatch], read: int) -> None:
+    def begin_at_step(self, step: int, batches: Iterator[UserBatch], read: int) -> None:
         """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
 
         If no batch is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of
@@ -170,7 +170,7 @@ class Epochs:
         """Return the number of steps in an epoch; None if it is not known."""
         return self._iterator.num_batches
 
-    def pass_is_over(self, read: int) -> bool:
+    def is_pass_over(self, read: int) -> bool:
         """Return, at the end of an epoch, whether the next epoch begins another pass, if `read` batches of this pass were read."""
         iterator = self._iterator
         length = self._iterator._num_batches
@@ -223,5 +223,5 @@ class NoStep:
     """A substitute for batches: nothing is left to train on in this epoch."""
 
 
-def has_length(iterator: EpochIterator) -> bool:
+def has_known_length(iterator: EpochIterator) -> bool:
     return bool(iterator.num_batches)

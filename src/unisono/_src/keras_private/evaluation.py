@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator
 
 import keras
 
-from unisono._src.keras_private.instances import Method, wrapped_method
-from unisono._src.keras_private.models import layers_of
+from unisono._src.keras_private.instances import Method, wrap_method
+from unisono._src.keras_private.models import list_layers
 from unisono._src.typing import KerasObject, PyTree
 
 
 @contextlib.contextmanager
-def in_evaluation(*models: keras.Layer) -> Iterator[None]:
+def call_as_in_evaluation(*models: keras.Layer) -> Iterator[None]:
     """Call, for the block, the layers that draw in training, or that normalize by the rows of the batch, as in evaluation."""
-    layers = {id(layer): layer for model in models for layer in layers_of(model)}
+    layers = {id(layer): layer for model in models for layer in list_layers(model)}
     with contextlib.ExitStack() as stack:
         for layer in layers.values():
             if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or has_seed_generator(layer)):
-                stack.enter_context(wrapped_method(layer, "call", call_without_training))
+                stack.enter_context(wrap_method(layer, "call", call_without_training))
         yield
 
 
@@ -40,7 +40,7 @@ def call_without_training(call: Method) -> Method:
 COARSE_DTYPES = ("bfloat16", "float16")
 
 
-def are_coarse(models: Iterable[keras.Layer]) -> bool:
+def have_coarse_layers(models: Iterable[keras.Layer]) -> bool:
     """Return whether a layer of these models computes in half precision, or in less."""
-    policies = [layer.dtype_policy for model in models for layer in layers_of(model)]
+    policies = [layer.dtype_policy for model in models for layer in list_layers(model)]
     return any(policy.compute_dtype in COARSE_DTYPES or policy.quantization_mode is not None for policy in policies)

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from unisono._src.keras_private.trainer_state import holds_value, variables_of
+from unisono._src.keras_private.trainer_state import group_variables, has_value
 from unisono._src.typing import PyTree
 
 rnn: Any = importlib.import_module("keras.src.backend.jax.rnn")  # a function of its package has the same name
 
 
-def input_tensors(model: keras.Model) -> PyTree | None:
+def find_input_tensors(model: keras.Model) -> PyTree | None:
     """Return the nested symbolic inputs of a functional or sequential model; None if the model knows none."""
     if isinstance(model, Functional):
         return model.input
@@ -25,21 +25,21 @@ def input_tensors(model: keras.Model) -> PyTree | None:
     return None
 
 
-def lost_variables(model: keras.Model) -> list[keras.Variable]:
+def list_lost_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables whose values are neither in the variables nor in the model: a loop of Keras over another model holds them."""
     held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
-    variables = variables_of(model)
+    variables = group_variables(model)
     groups = [name for name in ("trainable_variables", "non_trainable_variables") if not held.get(name)]
-    return [variable for name in groups for variable in variables[name] if not holds_value(variable)]
+    return [variable for name in groups for variable in variables[name] if not has_value(variable)]
 
 
-def settle(model: keras.Model) -> None:
+def write_back_state(model: keras.Model) -> None:
     """Write the values that fit has trained so far into the variables, in a callback of fit, as Keras does before it saves."""
     model.jax_state_sync()
 
 
 @contextlib.contextmanager
-def for_every_platform() -> Iterator[None]:
+def avoid_platform_kernels() -> Iterator[None]:
     """Keep layers, for the block, from kernels that this machine has and another may not have."""
     flash = keras.config.is_flash_attention_enabled()
     is_gpu_available = rnn._is_gpu_available

@@ -14,13 +14,13 @@ Method: TypeAlias = Callable[..., KerasObject]
 """A method of Keras, or a function in its place."""
 
 
-def set_on(model: object, name: str, value: object) -> None:
+def set_untracked(model: object, name: str, value: object) -> None:
     """Set an attribute of one object, unseen by Keras' tracking of layers and variables."""
     object.__setattr__(model, name, value)
 
 
 @contextlib.contextmanager
-def wrapped_method(instance: object, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
+def wrap_method(instance: object, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
     """Wrap `instance.name` for the block, on this one object."""
     before = instance.__dict__.get(name)
     object.__setattr__(instance, name, wrap(getattr(instance, name)))
@@ -33,6 +33,8 @@ def wrapped_method(instance: object, name: str, wrap: Callable[[Method], Method]
             object.__setattr__(instance, name, before)
 
 
-def wrapped_function(metric: keras.metrics.Metric, wrap: Callable[[Method], Method]) -> contextlib.AbstractContextManager[None]:
+def wrap_averaged_function(
+    metric: keras.metrics.Metric, wrap: Callable[[Method], Method]
+) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the function that a MeanMetricWrapper averages is wrapped."""
-    return wrapped_method(metric, "_fn", wrap)
+    return wrap_method(metric, "_fn", wrap)

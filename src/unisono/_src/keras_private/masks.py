@@ -14,7 +14,7 @@ MASKS = "_keras_mask_dict"
 
 
 @contextlib.contextmanager
-def fresh_masks() -> Iterator[None]:
+def hide_masks() -> Iterator[None]:
     """Hide all masks for the block, which is a trace: only tensors that get a mask in it have one.
 
     Keras 3.15.1 knows the masks of traced tensors by `id()`, in a dict of the thread, and forgets a mask when its tensor is collected. If

@@ -19,7 +19,7 @@ _replacing = threading.RLock()
 
 
 @contextlib.contextmanager
-def replaced(methods: Mapping[str, Callable[[Method], Method]]) -> Iterator[None]:
+def replace_methods(methods: Mapping[str, Callable[[Method], Method]]) -> Iterator[None]:
     """Replace methods of Keras for the block, in this thread only.
 
     The keys of `methods` are our names in `CALLS`; each value returns, from Keras' method, the function that is called in its place.

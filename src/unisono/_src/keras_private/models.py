@@ -13,13 +13,13 @@ from keras.src.layers.layer import Layer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from unisono._src.keras_private.instances import Method, set_on
+from unisono._src.keras_private.instances import Method, set_untracked
 from unisono._src.typing import KerasObject
 
-Made: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
-"""An object whose creation `Watch` notices."""
+TrackedObject: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
+"""An object whose creation `CreationWatch` notices."""
 
-METHODS = {
+TRAINER_METHODS = {
     "compile": "compile",
     "make_train_function": "make_train_function",
     "make_test_function": "make_test_function",
@@ -44,7 +44,7 @@ INHERITED = object()
 """A mark for a method that a class inherits."""
 
 
-class Watch:
+class CreationWatch:
     """A watch over Keras' classes while a thread is inside of it; any number of threads may enter it.
 
     It calls `made(thing)` for each new layer, optimizer, metric and variable, `model_made(model)` for each new model, and
@@ -53,7 +53,7 @@ class Watch:
 
     def __init__(
         self,
-        made: Callable[[Made], None],
+        made: Callable[[TrackedObject], None],
         model_made: Callable[[keras.Model], None],
         model_used: Callable[[keras.Model], None],
     ) -> None:
@@ -124,33 +124,33 @@ class Watch:
         setattr(cls, name, method)
 
 
-def bond_of(model: object) -> Any | None:
+def get_bond(model: object) -> Any | None:
     """Return the bond between the model and the strategy in whose scope it was made; None for a model outside of scopes."""
     return getattr(model, BOND, None)
 
 
-def of_class(model: keras.Model, name: str) -> Method:
+def get_class_method(model: keras.Model, name: str) -> Method:
     """Return the method of the model's class, by our name, even if another one was set on the model."""
-    return getattr(type(model), METHODS[name]).__get__(model)
+    return getattr(type(model), TRAINER_METHODS[name]).__get__(model)
 
 
-def drop_state(model: keras.Model) -> None:
+def release_state(model: keras.Model) -> None:
     """Write the state into the variables and drop all other references to it, at the end of a loop, however it ended."""
     model.jax_state_sync()
-    set_on(model, "_jax_state", None)
+    set_untracked(model, "_jax_state", None)
 
 
-def layers_of(model: keras.Layer) -> list[keras.Layer]:
+def list_layers(model: keras.Layer) -> list[keras.Layer]:
     """Return a model or a layer with all its inner layers."""
     return list(model._flatten_layers())
 
 
 def supports_jit(model: keras.Model) -> bool:
     """Return whether all layers of the model declare that they can be compiled. If one does not, Keras compiles nothing."""
-    return all(layer.supports_jit for layer in layers_of(model))
+    return all(layer.supports_jit for layer in list_layers(model))
 
 
-def eager_option(model: keras.Model) -> str | None:
+def find_eager_option(model: keras.Model) -> str | None:
     """Return the option of compile() that forbids to compile steps; None if they are compiled.
 
     If a layer does not declare that it can be compiled, Keras' `jit_compile` is False by default; most such layers can be compiled on JAX.
@@ -161,9 +161,9 @@ def eager_option(model: keras.Model) -> str | None:
 
 
 def is_built(model: keras.Layer) -> bool:
-    return all(layer.built for layer in layers_of(model))
+    return all(layer.built for layer in list_layers(model))
 
 
-def overrides(model: keras.Model, method: str) -> bool:
+def overrides_method(model: keras.Model, method: str) -> bool:
     """Return whether the model's class overrides a method of Keras' trainer."""
     return getattr(type(model), method) is not getattr(keras.Model, method)

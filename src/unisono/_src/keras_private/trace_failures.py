@@ -22,14 +22,14 @@ class LayerFailure(NamedTuple):
     cause: BaseException
 
 
-def failure_behind(error: BaseException) -> LayerFailure | None:
+def find_failed_layer(error: BaseException) -> LayerFailure | None:
     """Return the innermost layer in whose call the error was raised; None if the error comes from elsewhere."""
-    cause = first_raised(error)
+    cause = find_first_error(error)
     layers = [layer for layer in walk_layers(cause) if not isinstance(layer, keras.Model)]
     return LayerFailure(layers[-1], cause) if layers else None
 
 
-def first_raised(error: BaseException) -> BaseException:
+def find_first_error(error: BaseException) -> BaseException:
     """Return the error that Keras added a layer's arguments to, or the error itself."""
     while error.__context__ is not None and is_made_by_keras(error):
         error = error.__context__

@@ -10,7 +10,7 @@ import keras
 from jax import Array
 from keras.src import backend
 
-from unisono._src.keras_private.instances import set_on
+from unisono._src.keras_private.instances import set_untracked
 from unisono._src.typing import AnyArray, Values
 
 State: TypeAlias = tuple[Values, ...]
@@ -22,8 +22,8 @@ WITHOUT_OPTIMIZER = tuple(name for name in STATE_NAMES if name != "optimizer_var
 
 def hold_state(model: keras.Model, names: tuple[str, ...], state: State) -> None:
     """Keep a state on the model: callbacks read it, and the model returns to it when the loop ends, however it ends."""
-    set_on(model, "_jax_state", dict(zip(names, state, strict=True)))
-    set_on(model, "_jax_state_synced", False)
+    set_untracked(model, "_jax_state", dict(zip(names, state, strict=True)))
+    set_untracked(model, "_jax_state_synced", False)
 
 
 def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
@@ -33,11 +33,11 @@ def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
     as weights that were overwritten by their averages, is copied, because the memory of the state is used again.
     """
     names = [name for name in STATE_NAMES if groups.get(name)]
-    times_held = collections.Counter(id(variable._value) for variable in all_variables(model))
+    times_held = collections.Counter(id(variable._value) for variable in list_model_variables(model))
     state = tuple(
         [
             variable.value.copy() if times_held[id(variable._value)] > 1 else variable.value
-            for variable in variables_of(model)[name]
+            for variable in group_variables(model)[name]
         ]
         for name in names
     )
@@ -48,7 +48,7 @@ def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
     return state
 
 
-def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
+def group_variables(model: keras.Model) -> dict[str, list[keras.Variable]]:
     """Return the model's variables, by the names of Keras' groups."""
     optimizer = getattr(model, "optimizer", None)
     return dict(
@@ -65,41 +65,41 @@ def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
     )
 
 
-def ids_of_variables(model: keras.Model) -> list[int]:
+def list_variable_ids(model: keras.Model) -> list[int]:
     """Return the ids of the trainable variables and of the others. Their numbers do not tell which variables are trained."""
     return [id(variable) for group in (model.trainable_variables, model.non_trainable_variables) for variable in group]
 
 
-def current_values(model: keras.Model, names: tuple[str, ...]) -> dict[str, Values]:
+def read_current_values(model: keras.Model, names: tuple[str, ...]) -> dict[str, Values]:
     """Return the newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
     held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
-    variables = variables_of(model)
+    variables = group_variables(model)
     return {name: list(held[name]) if held.get(name) else [variable.value for variable in variables[name]] for name in names}
 
 
-def newest_values(model: keras.Model) -> dict[int, Array]:
+def map_newest_values(model: keras.Model) -> dict[int, Array]:
     """Return the newest values of the model's variables, by the variables' ids."""
-    variables = variables_of(model)
-    values = current_values(model, STATE_NAMES)
+    variables = group_variables(model)
+    values = read_current_values(model, STATE_NAMES)
     return {id(variable): value for name in STATE_NAMES for variable, value in zip(variables[name], values[name], strict=True)}
 
 
-def holds_value(variable: keras.Variable) -> bool:
+def has_value(variable: keras.Variable) -> bool:
     """Return whether the variable holds its value: it does not while a loop of Keras holds the value."""
     return variable._value is not None
 
 
-def stateless_scope() -> keras.StatelessScope | None:
+def find_stateless_scope() -> keras.StatelessScope | None:
     """Return the innermost StatelessScope around this line; None if there is none."""
     return backend.get_stateless_scope() if backend.in_stateless_scope() else None
 
 
-def all_variables(model: keras.Model) -> list[keras.Variable]:
+def list_model_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables of the model, of its optimizer and of its metrics."""
-    return [variable for group in variables_of(model).values() for variable in group]
+    return [variable for group in group_variables(model).values() for variable in group]
 
 
-def raw_value(variable: keras.Variable) -> Array:
+def get_raw_value(variable: keras.Variable) -> Array:
     """Return the variable's array, in the variable's dtype."""
     return variable._value
 

@@ -12,7 +12,7 @@ from keras.src.saving.saving_lib import _walk_saveable as children_of
 from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.utils.naming import to_snake_case
 
-from unisono._src.keras_private.compiled_losses import loss_tracker, term_trackers
+from unisono._src.keras_private.compiled_losses import get_loss_tracker, list_term_trackers
 from unisono._src.typing import Config
 
 Named: TypeAlias = Iterator[tuple[str, keras.Variable]]
@@ -25,7 +25,7 @@ Container: TypeAlias = list[object] | tuple[object, ...] | dict[str, object]
 """An attribute of a layer that holds other objects."""
 
 
-def variables_by_structure(thing: Owner | keras.Variable, path: str) -> Named:
+def walk_variables(thing: Owner | keras.Variable, path: str) -> Named:
     """Yield (name, variable) of a model, with its optimizer and metrics, a layer, an optimizer, a metric or a variable."""
     if isinstance(thing, keras.Variable):
         yield path, thing
@@ -64,8 +64,8 @@ BUILT_LATER = ("metrics/loss", "metrics/compiled")
 
 def walk_metrics(model: keras.Model, path: str) -> Named:
     """Yield (name, variable) of a model's metrics. Each kind is numbered by itself, so that names do not change with the first batch."""
-    tracker = loss_tracker(model)
-    terms = term_trackers(model)
+    tracker = get_loss_tracker(model)
+    terms = list_term_trackers(model)
     kinds: dict[str, list[keras.Variable]] = {}
     for metric in model.metrics:
         is_compiled = isinstance(metric, CompileMetrics) or any(metric is term for term in terms)
@@ -116,6 +116,6 @@ def number_variables(variables: Iterable[keras.Variable], path: str) -> Named:
         yield f"{path}/{index}", variable
 
 
-def build_config(thing: keras.Layer) -> Config | None:
+def get_build_config(thing: keras.Layer) -> Config | None:
     """Return the configuration from which a fresh equal layer is built; None if Keras does not know it."""
     return thing.get_build_config() if hasattr(thing, "get_build_config") else None

@@ -9,7 +9,7 @@ from keras import ops
 
 from unisono._src import keras_private
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.trace_recorder import ReplicaCode, current
+from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject
 
 
@@ -43,7 +43,7 @@ def compute_average_loss(
         return code.note("share", code.divided(total, float(values.shape[0])))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
-    divisor = code.fixed(float(global_batch_size), values.size // values.shape[0])
+    divisor = code.make_fixed_divisor(float(global_batch_size), values.size // values.shape[0])
     return code.note("share", ops.divide_no_nan(total, divisor))  # pyright: ignore[reportReturnType]
 
 
@@ -62,7 +62,7 @@ def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]
     total: KerasObject = 0.0
     for loss in losses:
         total += ops.sum(ops.cast(loss, "float32"))
-    return code.note("share", code.share_of_rows * total)
+    return code.note("share", code.row_fraction * total)
 
 
 def check_sample_weight(values: Array, sample_weight: AnyArray) -> None:
@@ -77,7 +77,7 @@ def check_sample_weight(values: Array, sample_weight: AnyArray) -> None:
 
 def require_replica_code(name: str) -> ReplicaCode:
     """Return the replica code that runs here; refuse a call from elsewhere, under the public name of the function."""
-    code = current()
+    code = get_current_code()
     if code is None:
         raise RuntimeError(
             f"un.{name} is for replica code, where the loss of some rows becomes their share of the global one. Call it in the function "

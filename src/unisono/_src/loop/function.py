@@ -19,21 +19,21 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from unisono._src import execution_mode, keras_private
-from unisono._src.checks.jax_errors import explained_function
-from unisono._src.checks.user_code.captured_arrays import check_iterators, check_nothing_left
-from unisono._src.checks.user_code.captures import runs_replicas
-from unisono._src.checks.user_code.identity import Same
-from unisono._src.checks.user_code.staleness import Surroundings
+from unisono._src.checks.jax_errors import explain_compile_errors
+from unisono._src.checks.user_code.captured_arrays import check_captured_iterators, check_leaked_tracers
+from unisono._src.checks.user_code.captures import can_run_replicas
+from unisono._src.checks.user_code.identity import IdentityKey
+from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
-from unisono._src.distributed.per_replica import is_value
-from unisono._src.function_names import code_of, name_of
-from unisono._src.loop.run_arguments import check_arguments
+from unisono._src.distributed.per_replica import is_replica_value
+from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.loop.run_arguments import refuse_changed_structure
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.trace_recorder import current
+from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, Shape, UserFunction, UserObject, Values
 from unisono._src.xla import tracing
-from unisono._src.xla.determinism import compiler_options
-from unisono._src.xla.rewrite import rewritten
+from unisono._src.xla.determinism import get_compiler_options
+from unisono._src.xla.rewrite import rewrite_function
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,22 +98,24 @@ class Function:
         self._fn = fn
         self._eager = eager
         self._runs_replicas: bool | None = None
-        self._traced: dict[CallKey, tuple[TracedFunction, Surroundings]] = {}
+        self._traced: dict[CallKey, tuple[TracedFunction, CaptureSnapshot]] = {}
 
     def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
         if self._eager:
-            with execution_mode.eagerly():
+            with execution_mode.disable_compilation():
                 return self._fn(*args, **kwargs)
         if (
-            current() is not None
-            or keras_private.stateless_scope() is not None
+            get_current_code() is not None
+            or keras_private.find_stateless_scope() is not None
             or execution_mode.is_eager()
-            or tracing.is_disabled()
+            or tracing.is_jit_disabled()
         ):
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_host_only)
         if self._runs_replicas is None:
-            self._runs_replicas = runs_replicas(self._fn, execution_mode.Runner, (DistributedDataset, DistributedIterator))
+            self._runs_replicas = can_run_replicas(
+                self._fn, execution_mode.ReplicaRunner, (DistributedDataset, DistributedIterator)
+            )
         if self._runs_replicas or any(map(is_host_only, leaves)):
             return self._fn(*args, **kwargs)
         arrays = [leaf for leaf in leaves if is_array_leaf(leaf)]
@@ -121,9 +123,9 @@ class Function:
         key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
         try:
             traced, around = self._traced.get(key, (None, None))
-            if traced is not None and around is not None and around.unchanged:
+            if traced is not None and around is not None and around.is_unchanged:
                 return self._call_program(traced, arrays)
-            before = Surroundings(bind_self(self._fn, leaves))
+            before = CaptureSnapshot(bind_self(self._fn, leaves))
             traced = self._compile(leaves, structure, arrays)
             returned = self._call_program(traced, arrays)
         except execution_mode.RunsReplicasError:
@@ -131,7 +133,7 @@ class Function:
             return self._fn(*args, **kwargs)
         is_new = around is None
         # Read after the trace: the code may change its surroundings by itself.
-        self._traced[key] = traced, Surroundings(bind_self(self._fn, leaves), before)
+        self._traced[key] = traced, CaptureSnapshot(bind_self(self._fn, leaves), before)
         if is_new:
             self._warn_of_python_numbers(key)
             self._warn_of_remade_functions(traced)
@@ -142,12 +144,14 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
     def _compile(self, leaves: list[UserObject], structure: PyTreeDef, arrays: list[AnyArray]) -> TracedFunction:
-        @keras_private.fresh_masks()
+        @keras_private.hide_masks()
         def call(arrays: list[AnyArray]) -> Outputs:
             left = iter(arrays)
             args, kwargs = jax.tree.unflatten(structure, [next(left) if is_array_leaf(leaf) else leaf for leaf in leaves])
             returned = self._fn(*args, **kwargs)
-            check_arguments(name_of(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_host_only))
+            refuse_changed_structure(
+                get_function_name(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_host_only)
+            )
             return returned
 
         variables = self._find_variables(call, arrays)
@@ -158,10 +162,12 @@ class Function:
                 returned = jax.tree.map(unwrap_variable, call(arrays))
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        check_nothing_left(bind_self(self._fn, leaves))
-        check_iterators(bind_self(self._fn, leaves))
+        check_leaked_tracers(bind_self(self._fn, leaves))
+        check_captured_iterators(bind_self(self._fn, leaves))
         platform = jax.default_backend()
-        return TracedFunction(variables, jax.jit(rewritten(pure, platform), compiler_options=compiler_options(platform)))
+        return TracedFunction(
+            variables, jax.jit(rewrite_function(pure, platform), compiler_options=get_compiler_options(platform))
+        )
 
     def _warn_of_python_numbers(self, key: CallKey) -> None:
         """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""
@@ -169,22 +175,22 @@ class Function:
         alike = sum(other[0] == structure and other[2] == arrays for other in self._traced)
         if alike == REMADE:
             warnings.warn(
-                f"un.function has compiled {name_of(self._fn)!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
+                f"un.function has compiled {get_function_name(self._fn)!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
                 f"number that changes as an array: np.float32(value).",
                 stacklevel=4,
             )
 
     def _warn_of_remade_functions(self, traced: TracedFunction) -> None:
         """Warn once that a line makes the function again and again, and that each one is compiled."""
-        code = code_of(self._fn)
+        code = get_function_code(self._fn)
         if code is None or len(self._traced) > 1:
             return
         key = code, frozenset(map(id, traced.variables))
         _compilations[key] += 1
         if _compilations[key] == REMADE:
             warnings.warn(
-                f"un.function has compiled {name_of(self._fn)!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions that were "
-                f"made anew. Make the function once, outside of the loop.",
+                f"un.function has compiled {get_function_name(self._fn)!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions "
+                f"that were made anew. Make the function once, outside of the loop.",
                 stacklevel=4,
             )
 
@@ -193,9 +199,9 @@ class Function:
         known: dict[int, keras.Variable] = {}
         for _ in range(ROUNDS):
             with (
-                explained_function(name_of(self._fn)),
+                explain_compile_errors(get_function_name(self._fn)),
                 keras_private.ReadingScope(collect_losses=True) as scope,
-                execution_mode.tracing(),
+                execution_mode.mark_tracing(),
             ):
                 jax.eval_shape(lambda arrays: jax.tree.map(unwrap_variable, call(arrays)), arrays)
             used = {**scope.read, **scope.assigned}
@@ -204,13 +210,13 @@ class Function:
             made = [v.path for i, v in used.items() if i not in known]
             known = used
         raise ValueError(
-            f"Every call of {name_of(self._fn)!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. Make "
-            f"layers, optimizers, metrics and variables once, outside of the function."
+            f"Every call of {get_function_name(self._fn)!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. "
+            f"Make layers, optimizers, metrics and variables once, outside of the function."
         )
 
     def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
-        with execution_mode.tracing():  # the first call traces once more
-            returned, assigned = traced.program([keras_private.raw_value(v) for v in traced.variables], arrays)
+        with execution_mode.mark_tracing():  # the first call traces once more
+            returned, assigned = traced.program([keras_private.get_raw_value(v) for v in traced.variables], arrays)
         for index, value in assigned.items():
             keras_private.set_raw_value(traced.variables[index], value)
         return returned
@@ -223,7 +229,7 @@ def bind_self(fn: UserFunction, leaves: list[UserObject]) -> UserFunction:
 
 def is_host_only(thing: object) -> bool:
     """Return whether only lines that Python runs can use the argument."""
-    return is_value(thing) or isinstance(thing, DistributedDataset | Iterator)
+    return is_replica_value(thing) or isinstance(thing, DistributedDataset | Iterator)
 
 
 def is_array_leaf(leaf: object) -> bool:
@@ -234,7 +240,7 @@ def make_hashable(leaf: object) -> Hashable:
     try:
         hash(leaf)
     except TypeError:
-        return Same(leaf)
+        return IdentityKey(leaf)
     return type(leaf), leaf
 
 

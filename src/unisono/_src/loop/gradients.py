@@ -14,8 +14,8 @@ from keras import ops
 from unisono._src import keras_private
 from unisono._src.distributed.per_replica import PerReplica, Shards
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.losses import count_of
-from unisono._src.replica.trace_recorder import ReplicaCode, current
+from unisono._src.replica.losses import compute_mean_divisor
+from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
 
 
@@ -62,8 +62,8 @@ def value_and_grad(
         (value, gradients), or ((value, anything else), gradients) with `has_aux`.
     """
     variables = list_gradient_variables(variables)
-    code = current()
-    outer = keras_private.stateless_scope()
+    code = get_current_code()
+    outer = keras_private.find_stateless_scope()
     start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[keras.Variable] = []
@@ -71,7 +71,7 @@ def value_and_grad(
 
     def scaled_loss(values: Values) -> tuple[Array, PyTree]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
-        with scope, contextlib.nullcontext() if code is None else code.differentiating():
+        with scope, contextlib.nullcontext() if code is None else code.trace_gradients():
             loss, aux = split_returned(fn(), has_aux)
             if code is not None and is_scalar_loss(loss):
                 code.note("loss", loss)
@@ -89,7 +89,7 @@ def value_and_grad(
     if scaler is not None and code is not None and not code.scaled_by_user:
         gradients = unscale_gradients(gradients, scaler, code)
     if code is not None:
-        code.give_gradients(gradients)
+        code.note_gradients(gradients)
     snapshot.replace_new_arrays(noted)
     if code is not None and snapshot.has_new_divisor:
         code.note("share", loss, of="all that was added up")
@@ -146,7 +146,7 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
     without_scale = []
     for gradient in gradients:
         without_scale.append(gradient / scale)
-        code.keep_scaled(scaler, without_scale[-1], gradient)
+        code.keep_scaled_gradient(scaler, without_scale[-1], gradient)
     return without_scale
 
 
@@ -163,7 +163,7 @@ def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array
         return ops.cast(values, "float32")  # pyright: ignore[reportReturnType]
     mask = find_mask(values, masks)
     numerator: KerasObject = keras_private.reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
-    divisor = count_of(values, weights, mask)
+    divisor = compute_mean_divisor(values, weights, mask)
     mean = ops.divide_no_nan(numerator, divisor) if code is None else code.divided(numerator, divisor)
     return ops.cast(mean, "float32")  # pyright: ignore[reportReturnType]
 

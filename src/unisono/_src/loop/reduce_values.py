@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._src import reduction_tree
-from unisono._src.distributed.per_replica import PerReplica, Shards, is_value
+from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
 from unisono._src.placement import Placement
 from unisono._src.typing import Array, PyTree, UserObject
 
@@ -36,23 +36,23 @@ def find_replica_values(value: PerReplica | Shards) -> dict[int, Array]:
     return {replica: jnp.asarray(part) for replica, part in enumerate(value.values) if len(part)}
 
 
-def local_results(value: PyTree, replicas: int) -> tuple[PyTree, ...]:
+def split_by_replica(value: PyTree, replicas: int) -> tuple[PyTree, ...]:
     """Return the tree of each replica's values, in the order of the replicas."""
-    leaves, structure = jax.tree.flatten(value, is_leaf=is_value)
-    if not any(map(is_value, leaves)):
+    leaves, structure = jax.tree.flatten(value, is_leaf=is_replica_value)
+    if not any(map(is_replica_value, leaves)):
         return (value,)
-    columns = [leaf.values if is_value(leaf) else (leaf,) * replicas for leaf in leaves]
+    columns = [leaf.values if is_replica_value(leaf) else (leaf,) * replicas for leaf in leaves]
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True))
 
 
-def reduced(op: object, value: PyTree, axis: int | None, placement: Placement) -> PyTree:
+def reduce_over_replicas(op: object, value: PyTree, axis: int | None, placement: Placement) -> PyTree:
     """Return the tree with the sum or the mean of the replicas in place of each value."""
     operation = ReduceOp.of(op)
-    return jax.tree.map(lambda leaf: reduce_leaf(operation, leaf, axis, placement), value, is_leaf=is_value)
+    return jax.tree.map(lambda leaf: reduce_leaf(operation, leaf, axis, placement), value, is_leaf=is_replica_value)
 
 
 def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Placement) -> object:
-    if not is_value(value):
+    if not is_replica_value(value):
         return reduce_host_value(op, value, placement.replicas)
     if axis is None and isinstance(value, PerReplica) and value.total is not None:
         count = None
@@ -85,7 +85,7 @@ def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: i
             f"reduce received values of shapes {' and '.join(map(str, sorted(shapes)))} from the replicas, which cannot be added. Give "
             f"axis=0 to add over their rows as well, or use strategy.gather(value, axis=0)."
         )
-    total = reduction_tree.total(range(replicas), lambda span: len(span) == 1, lambda span: parts.get(span.start), add_widened)
+    total = reduction_tree.sum_tree(range(replicas), lambda span: len(span) == 1, lambda span: parts.get(span.start), add_widened)
     assert total is not None
     return count, widen_half(total)
 
@@ -109,11 +109,11 @@ def reduce_host_value(op: ReduceOp, value: UserObject, replicas: int) -> UserObj
     )
 
 
-def gathered(value: PyTree, axis: int, placement: Placement) -> PyTree:
+def gather_replicas(value: PyTree, axis: int, placement: Placement) -> PyTree:
     """Return the tree with one array in place of each value: the values of all replicas, concatenated along the axis."""
 
     def gather_leaf(leaf: UserObject) -> Array:
-        if not is_value(leaf):
+        if not is_replica_value(leaf):
             raise ValueError(
                 f"gather received {leaf!r}, one value and not one for each replica. Gather what strategy.run returned."
             )
@@ -125,4 +125,4 @@ def gathered(value: PyTree, axis: int, placement: Placement) -> PyTree:
             )
         return jnp.concatenate(parts, axis)
 
-    return jax.tree.map(gather_leaf, value, is_leaf=is_value)
+    return jax.tree.map(gather_leaf, value, is_leaf=is_replica_value)

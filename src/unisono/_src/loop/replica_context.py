@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from unisono._src.replica.trace_recorder import ReplicaCode, current
+from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import Array
 
 
@@ -41,7 +41,7 @@ def get_replica_context() -> ReplicaContext | None:
         >>> get_replica_context() is None
         True
     """
-    code = current()
+    code = get_current_code()
     return None if code is None else ReplicaContext(code)
 
 
@@ -52,4 +52,4 @@ def in_cross_replica_context() -> bool:
         >>> in_cross_replica_context()
         True
     """
-    return current() is None
+    return get_current_code() is None

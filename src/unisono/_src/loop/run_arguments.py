@@ -11,9 +11,9 @@ import keras
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from unisono._src.checks.user_code.identity import Same
-from unisono._src.distributed.per_replica import PerReplica, Shards, is_value
-from unisono._src.distributed.replicated import Replicated, check_not_tensorflows, is_array
+from unisono._src.checks.user_code.identity import IdentityKey
+from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
+from unisono._src.distributed.replicated import Replicated, is_array, refuse_tensorflow_data
 from unisono._src.replica.refused_calls import refuse_undistributed
 from unisono._src.typing import Keywords, PyTree, UserObject
 
@@ -35,13 +35,13 @@ class StaticLeaf(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Template:
+class ArgumentTemplate:
     """The arguments without their arrays."""
 
     structure: PyTreeDef
     leaves: tuple[ArrayLeaf | StaticLeaf, ...]
 
-    def filled(self, **arrays: Sequence[UserObject]) -> tuple[tuple[UserObject, ...], Keywords]:
+    def fill(self, **arrays: Sequence[UserObject]) -> tuple[tuple[UserObject, ...], Keywords]:
         """Return (args, kwargs) with these arrays in their places."""
         leaves = [
             arrays[leaf.kind][leaf.index] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
@@ -49,10 +49,10 @@ class Template:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-class Arguments(NamedTuple):
+class RunArguments(NamedTuple):
     """The arguments of one call of `run`, sorted by what replicas get of them."""
 
-    template: Template
+    template: ArgumentTemplate
     rows: list[Shards]
     carried: list[PerReplica]
     """Values that an earlier run returned."""
@@ -61,10 +61,10 @@ class Arguments(NamedTuple):
 
 
 def unwrap_same(value: Hashable) -> object:
-    return value.thing if isinstance(value, Same) else value
+    return value.thing if isinstance(value, IdentityKey) else value
 
 
-def sorted_out(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> Arguments:
+def sort_arguments(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> RunArguments:
     """Return the arguments sorted by what replicas get; refuse arrays that are not distributed."""
     lists: dict[str, list[UserObject]] = {"rows": [], "carried": [], "constants": []}
 
@@ -80,24 +80,24 @@ def sorted_out(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> A
         if isinstance(leaf, ReplicatedArray):
             return add_array("constants", leaf.value)
         if isinstance(leaf, keras.Variable):
-            return StaticLeaf(Same(leaf), Same)
+            return StaticLeaf(IdentityKey(leaf), IdentityKey)
         if is_array(leaf):
             if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
             return add_array("constants", leaf)
-        check_not_tensorflows(leaf, "strategy.run")
+        refuse_tensorflow_data(leaf, "strategy.run")
         try:
             hash(leaf)
         except TypeError:
-            return StaticLeaf(Same(leaf), Same)
+            return StaticLeaf(IdentityKey(leaf), IdentityKey)
         return StaticLeaf(leaf, type(leaf))
 
     opened = jax.tree.map(open_replicated, (tuple(args), dict(kwargs)), is_leaf=is_argument_leaf)
     leaves, structure = jax.tree.flatten(opened, is_leaf=is_argument_leaf)
-    return Arguments(Template(structure, tuple(map(sort_leaf, leaves))), **lists)
+    return RunArguments(ArgumentTemplate(structure, tuple(map(sort_leaf, leaves))), **lists)
 
 
-def check_arguments(name: str, before: PyTreeDef, after: PyTreeDef) -> None:
+def refuse_changed_structure(name: str, before: PyTreeDef, after: PyTreeDef) -> None:
     """Refuse a function that changes the structure of its arguments: what it puts into a list or a dict would be lost."""
     if before != after:
         raise ValueError(
@@ -123,4 +123,4 @@ def open_replicated(leaf: UserObject) -> PyTree:
 
 
 def is_argument_leaf(thing: object) -> bool:
-    return is_value(thing) or isinstance(thing, Replicated | ReplicatedArray | keras.Variable) or is_array(thing)
+    return is_replica_value(thing) or isinstance(thing, Replicated | ReplicatedArray | keras.Variable) or is_array(thing)

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Hashable, Iterable
 
 from unisono._src import execution_mode
-from unisono._src.checks.user_code.captures import contents
-from unisono._src.checks.user_code.identity import NUMBERS, Same, by_value
+from unisono._src.checks.user_code.captures import read_cell
+from unisono._src.checks.user_code.identity import VALUE_TYPES, IdentityKey, make_exact_key
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
-from unisono._src.function_names import code_of, name_of
-from unisono._src.loop.compiled_function import Segment
-from unisono._src.loop.run_arguments import sorted_out
+from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.loop.compiled_function import CompiledFunction
+from unisono._src.loop.run_arguments import sort_arguments
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
 from unisono._src.xla import tracing
 
@@ -27,25 +27,25 @@ CHANGED = 8
 """Compilations of one function, each because something has changed, after which a warning says so."""
 
 
-class Runs:
+class FunctionCache:
     """The compiled functions of one strategy."""
 
     def __init__(self, strategy: ReplicaStrategy) -> None:
         self._strategy = strategy
-        self._functions: collections.OrderedDict[Hashable, list[Segment]] = collections.OrderedDict()
+        self._functions: collections.OrderedDict[Hashable, list[CompiledFunction]] = collections.OrderedDict()
         self._compilations: collections.Counter[tuple[types.CodeType, frozenset[int], bool]] = collections.Counter()
 
     def __call__(self, function: UserFunction, args: Iterable[UserObject], kwargs: Keywords) -> Outputs:
         """Run the function on every replica; compile it first, if no compiled form is current."""
-        arguments = sorted_out(args, kwargs, self._strategy.num_replicas_in_sync)
+        arguments = sort_arguments(args, kwargs, self._strategy.num_replicas_in_sync)
         eager = self._is_eager()
-        key = identity(function), eager, arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
+        key = make_function_key(function), eager, arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
         variants = self._functions.get(key, [])
         compiled = next((variant for variant in variants if variant.is_current), None)
         if compiled is not None:
             self._functions.move_to_end(key)
             return compiled(arguments)
-        compiled = Segment(name_of(function), function, arguments.template, self._strategy, eager)
+        compiled = CompiledFunction(get_function_name(function), function, arguments.template, self._strategy, eager)
         returned = compiled(arguments)
         self._functions[key] = [compiled, *variants][:MOST_VARIANTS]
         while len(self._functions) > MOST_FUNCTIONS:
@@ -58,13 +58,15 @@ class Runs:
         """Return whether nothing is compiled: in `un.function(..., eager=True)`, under `jax.disable_jit`, and where a model of the strategy
         has `run_eagerly=True`."""
         return (
-            execution_mode.is_eager() or tracing.is_disabled() or any(model.run_eagerly for model in self._strategy.owned.models)
+            execution_mode.is_eager()
+            or tracing.is_jit_disabled()
+            or any(model.run_eagerly for model in self._strategy.owned.models)
         )
 
     def _warn_of_recompilation(self, function: UserFunction, variables: frozenset[int], is_new: bool) -> None:
         """Warn once of too many compilations, counted by code and variables: the step of another model is another function. Compilations
         because something around the function has changed, as where layers are unfrozen in turn, may be more."""
-        code = code_of(function)
+        code = get_function_code(function)
         most = REMADE if is_new else CHANGED
         if code is None:
             return
@@ -78,31 +80,33 @@ class Runs:
                 "that changes from step to step as an argument, as an array."
             )
             where = f"{code.co_filename}:{code.co_firstlineno}"
-            warnings.warn(f"strategy.run has compiled {name_of(function)!r} ({where}) {most} times. {why}", stacklevel=4)
+            warnings.warn(
+                f"strategy.run has compiled {get_function_name(function)!r} ({where}) {most} times. {why}", stacklevel=4
+            )
 
 
-def identity(function: UserFunction) -> Hashable:
+def make_function_key(function: UserFunction) -> Hashable:
     """Return a key that is equal for functions of the same code with the same objects around them: a lambda that is made anew for every
     step is compiled once."""
     if isinstance(function, types.MethodType):
-        return identity(function.__func__), Same(function.__self__)
+        return make_function_key(function.__func__), IdentityKey(function.__self__)
     if isinstance(function, functools.partial):
         named = tuple((name, make_value_key(value)) for name, value in sorted(function.keywords.items()))
-        return identity(function.func), tuple(map(make_value_key, function.args)), named
+        return make_function_key(function.func), tuple(map(make_value_key, function.args)), named
     if not isinstance(function, types.FunctionType) or function.__dict__:
-        return Same(function)
-    captured = [contents(cell) for cell in function.__closure__ or ()]
+        return IdentityKey(function)
+    captured = [read_cell(cell) for cell in function.__closure__ or ()]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return function.__code__, Same(function.__globals__), tuple(map(make_value_key, [*captured, *defaults]))
+    return function.__code__, IdentityKey(function.__globals__), tuple(map(make_value_key, [*captured, *defaults]))
 
 
 def make_value_key(thing: object) -> Hashable:
     """Return a key: numbers and texts by value, functions as above, and everything else by identity."""
-    if thing is None or isinstance(thing, NUMBERS):
-        return by_value(thing)
-    return identity(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else Same(thing)
+    if thing is None or isinstance(thing, VALUE_TYPES):
+        return make_exact_key(thing)
+    return make_function_key(thing) if isinstance(thing, types.FunctionType) and not is_recursive(thing) else IdentityKey(thing)
 
 
 def is_recursive(function: types.FunctionType) -> bool:
     """Return whether the function captures itself, or may do so."""
-    return any(isinstance(contents(cell), types.FunctionType) for cell in function.__closure__ or ())
+    return any(isinstance(read_cell(cell), types.FunctionType) for cell in function.__closure__ or ())

@@ -14,7 +14,7 @@ REDUCTION = types.SimpleNamespace(NONE="none", SUM="sum", AUTO="sum_over_batch_s
 """The names that `keras.losses.Reduction` had."""
 
 
-def name_metric(metric: keras.metrics.Metric) -> None:
+def add_reset_states(metric: keras.metrics.Metric) -> None:
     """Give the metric `reset_states()`, which calls the `reset_state()` that the metric has at that time."""
     object.__setattr__(metric, "reset_states", functools.partial(reset_metric, metric))
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import jax
 
 from unisono._src.jax_private import distributed
-from unisono._src.processes.progress import current as progress
+from unisono._src.processes.progress import get_activity as progress
 from unisono._src.typing import Json
 
 T = TypeVar("T")
@@ -36,9 +36,9 @@ class Agreement:
     def __init__(self, number: int = 0, processes: int = 1) -> None:
         self.number = number
         self.is_alone = processes == 1
-        self.wishes = False
+        self.wishes_to_stop = False
         """True where this process wishes to stop. The others learn it with the next sum."""
-        self.heard = False
+        self.has_heard_stop_wish = False
         """True where the last sum brought a wish to stop: at the same step in all processes."""
         self._processes = processes
         self._calls = itertools.count()
@@ -48,7 +48,7 @@ class Agreement:
         """Return whether this process writes and shows for all."""
         return self.number == 0
 
-    def told(self, about: str, value: T) -> list[T]:
+    def gather_values(self, about: str, value: T) -> list[T]:
         """Send a value to the other processes, and return the values of all."""
         call = next(self._calls)
         if self.is_alone:
@@ -56,9 +56,9 @@ class Agreement:
         self._send(call, about, value)
         return [self._receive(call, about, number) for number in range(self._processes)]
 
-    def meet(self, about: str) -> None:
+    def wait_for_processes(self, about: str) -> None:
         """Wait until all processes have called this."""
-        self.told(about, None)
+        self.gather_values(about, None)
 
     def of_first(self, about: str, compute: Callable[[], T]) -> T:
         """Return what `compute` returns in process 0, or raise its error. The other processes do not call it."""
@@ -66,7 +66,7 @@ class Agreement:
         if not self.is_first:
             return self._receive(call, about, 0)
         try:
-            with progress().busy(about):
+            with progress().report_busy(about):
                 value = compute()
         except Exception as error:
             if not self.is_alone:
@@ -76,13 +76,13 @@ class Agreement:
             self._send(call, about, value)
         return value
 
-    def any_(self, about: str, mine: bool) -> bool:
+    def is_true_in_any_process(self, about: str, mine: bool) -> bool:
         """Return whether any process passes True."""
-        return any(self.told(about, mine))
+        return any(self.gather_values(about, mine))
 
     def check(self, mine: Mapping[str, Json]) -> None:
         """Refuse values that are not the same in all processes."""
-        values = self.told("what must be the same", mine)
+        values = self.gather_values("what must be the same", mine)
         for number, theirs in enumerate(values):
             for name, value in theirs.items():
                 if value != values[0][name]:
@@ -91,20 +91,20 @@ class Agreement:
                         f"same program, with the same arguments, in every process."
                     )
 
-    def stops(self, wish: bool) -> bool:
+    def agree_to_stop(self, wish: bool) -> bool:
         """Return whether all stop after this step: this process is alone and wishes to, or the last sum brought a wish to stop."""
         if self.is_alone:
             return wish
-        self.wishes = wish
-        return self.heard
+        self.wishes_to_stop = wish
+        return self.has_heard_stop_wish
 
     def begin_anew(self) -> None:
         """Forget all wishes to stop."""
-        self.wishes = self.heard = False
+        self.wishes_to_stop = self.has_heard_stop_wish = False
 
     def _send(self, call: int, about: str, value: Json, error: Exception | None = None) -> None:
         error_words = None if error is None else [isinstance(error, OSError), str(error)]
-        cast(distributed.KeyValueStore, distributed.client()).key_value_set(
+        cast(distributed.KeyValueStore, distributed.get_client()).key_value_set(
             f"unisono/{call}/{self.number}", json.dumps([about, value, error_words])
         )
 
@@ -123,10 +123,10 @@ class Agreement:
     def _wait_for_text(self, key: str, about: str) -> str:
         """Return the value of a key when it comes, without a limit: the watch ends this process where a process is lost. The wait is in
         slices, because signals are handled only between them."""
-        with progress().waiting(f"to hear of {about}"):
+        with progress().report_waiting(f"to hear of {about}"):
             while True:
                 try:
-                    return cast(distributed.KeyValueStore, distributed.client()).blocking_key_value_get(key, SLICE)
+                    return cast(distributed.KeyValueStore, distributed.get_client()).blocking_key_value_get(key, SLICE)
                 except jax.errors.JaxRuntimeError as error:
                     if not str(error).startswith("DEADLINE_EXCEEDED"):
                         raise
@@ -135,13 +135,13 @@ class Agreement:
 _current = [Agreement()]
 
 
-def current() -> Agreement:
+def get_agreement() -> Agreement:
     """Return the agreement of the processes that train together. It is of one process until a strategy begins another."""
     return _current[0]
 
 
-def begin(number: int, processes: int) -> Agreement:
+def begin_agreement(number: int, processes: int) -> Agreement:
     """Begin the agreement of several processes, and return it. A process has one, as it has one `jax.distributed`."""
-    if current().is_alone:
+    if get_agreement().is_alone:
         _current[0] = Agreement(number, processes)
-    return current()
+    return get_agreement()

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from unisono._src.processes.record import BUSY, WAITING, WORKING
 
 
-class Progress:
+class Activity:
     """The last finished step, and what the main thread does now.
 
     Every call is a few assignments: every step may be reported. In a single process nobody reads it.
 
     Example:
-        >>> progress = Progress()
-        >>> with progress.busy("compiling"):
+        >>> progress = Activity()
+        >>> with progress.report_busy("compiling"):
         ...     progress.phase
         'busy'
-        >>> progress.step_finished(1)
+        >>> progress.report_step(1)
         >>> progress.step, progress.phase
         (1, 'working')
     """
@@ -28,25 +28,25 @@ class Progress:
         self.step: int | None = None
         self.phase = WORKING
         self.doing = ""
-        self.moved = time.monotonic()
+        self.moved_at = time.monotonic()
 
-    def another_step_finished(self) -> None:
+    def report_next_step(self) -> None:
         """Report the step after the last finished one."""
-        self.step_finished(1 if self.step is None else self.step + 1)
+        self.report_step(1 if self.step is None else self.step + 1)
 
-    def step_finished(self, step: int) -> None:
+    def report_step(self, step: int) -> None:
         """Report a step whose results are there, or will surely come. A step that was only begun may never end."""
         self.step = step
-        self.moved = time.monotonic()
+        self.moved_at = time.monotonic()
 
     @contextlib.contextmanager
-    def waiting(self, words: str) -> Iterator[None]:
+    def report_waiting(self, words: str) -> Iterator[None]:
         """Report a block that cannot end before the other processes come to the same block. All processes pass the same words."""
         with self._in_phase(WAITING, words):
             yield
 
     @contextlib.contextmanager
-    def busy(self, words: str) -> Iterator[None]:
+    def report_busy(self, words: str) -> Iterator[None]:
         """Report a block of known work that may take long, such as compiling: no process is stuck in it."""
         with self._in_phase(BUSY, words):
             yield
@@ -56,23 +56,23 @@ class Progress:
         before = self.phase, self.doing
         self.phase = phase
         self.doing = doing
-        self.moved = time.monotonic()
+        self.moved_at = time.monotonic()
         try:
             yield
         finally:
             self.phase, self.doing = before
-            self.moved = time.monotonic()
+            self.moved_at = time.monotonic()
 
 
-_current = [Progress()]
+_current = [Activity()]
 """What the watch of this process reads, once it has begun: one for each process, as `jax.distributed`."""
 
 
-def current() -> Progress:
+def get_activity() -> Activity:
     """Return the object that the main thread reports to. In a single process nobody reads it."""
     return _current[0]
 
 
-def report_to(progress: Progress) -> None:
+def set_activity(progress: Activity) -> None:
     """Set the object that the main thread reports to from now on."""
     _current[0] = progress

@@ -28,7 +28,7 @@ BUSY = "busy"
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class Heartbeat:
     """One heartbeat.
 
     Args:
@@ -59,7 +59,7 @@ class Record:
     words: str = ""
     stack: str = ""
 
-    def encoded(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @property
@@ -70,5 +70,5 @@ class Record:
         return f"process {self.process} (pid {self.pid} on {self.host})"
 
 
-def decoded(text: str) -> Record:
-    return Record(**json.loads(text))
+def parse_heartbeat(text: str) -> Heartbeat:
+    return Heartbeat(**json.loads(text))

@@ -21,14 +21,14 @@ SAME_NUMBERS = (
 Operand: TypeAlias = core.Var | core.Literal
 
 
-def compared_values(program: core.ClosedJaxpr, inputs: Sequence[int]) -> dict[int, set[float]]:
+def find_compared_values(program: core.ClosedJaxpr, inputs: Sequence[int]) -> dict[int, set[float]]:
     """Return, for the inputs at these positions, the numbers that the program compares their elements with.
 
     For `<` and the like, numbers on both sides of the bound are included. NaN is included where the program asks whether elements are NaN.
 
     >>> import jax, jax.numpy as jnp
     >>> masked = jax.make_jaxpr(lambda y, w: jnp.sum(jnp.where(y[:, 0] != -1, w, 0)))
-    >>> compared_values(masked(jnp.ones((3, 2)), jnp.ones(3)), [0, 1])
+    >>> find_compared_values(masked(jnp.ones((3, 2)), jnp.ones(3)), [0, 1])
     {0: {-1.0}}
     """
     positions = {program.jaxpr.invars[position]: position for position in inputs}
@@ -123,11 +123,11 @@ def has_real_numbers(array: np.ndarray) -> bool:
     return array.dtype.kind in "iu" or bool(jnp.issubdtype(array.dtype, jnp.floating))
 
 
-def factors(program: core.ClosedJaxpr) -> set[float]:
+def find_factors(program: core.ClosedJaxpr) -> set[float]:
     """Return the numbers by which a program multiplies or divides arrays.
 
     >>> import jax
-    >>> factors(jax.make_jaxpr(lambda x: x / 8.0 + 1.0)(1.0))
+    >>> find_factors(jax.make_jaxpr(lambda x: x / 8.0 + 1.0)(1.0))
     {8.0}
     """
     constants = find_scalar_constants(program)
@@ -136,5 +136,5 @@ def factors(program: core.ClosedJaxpr) -> set[float]:
         if eqn.primitive.name in ("mul", "div"):
             numbers |= {number for operand in eqn.invars if (number := find_number(operand, constants)) is not None}
         for inner, _ in find_inner_programs(eqn):
-            numbers |= factors(inner)
+            numbers |= find_factors(inner)
     return numbers

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 T = TypeVar("T")
 
 
-class Assigned(NamedTuple):
+class AssignedState(NamedTuple):
     """The state that a replica's forward pass assigned."""
 
-    moving: list[jax.Array]
+    float_changes: list[jax.Array]
     """The change of floating-point state, times the rows. One replica alone has the new state here."""
-    counters: list[tuple[jax.Array, jax.Array, jax.Array]]
+    counter_changes: list[tuple[jax.Array, jax.Array, jax.Array]]
     """The growth of each integer or bool: in the first replica only, in this replica, and the square of the latter."""
-    grown: list[jax.Array]
+    advances: list[jax.Array]
     """The advance of each random state, in the first replica only. And the advance of each state whose `aggregation` asks for it, in the
     first replica or in this one."""
 
@@ -27,7 +27,7 @@ class Contribution(NamedTuple):
 
     gradients: list[jax.Array]
     """The gradients of the trainable variables; empty in evaluation."""
-    assigned: Assigned
+    assigned: AssignedState
     metrics: list[jax.Array]
     """The changes of the metrics' variables by the rows. One replica alone has the new state here."""
     loss: jax.Array
@@ -37,6 +37,6 @@ class Contribution(NamedTuple):
     """Values that an overridden `compute_metrics` returns beside the metrics, times the row fraction."""
 
 
-def add(left: T, right: T) -> T:
+def add_contributions(left: T, right: T) -> T:
     """Return the sum of two trees of arrays. This is the only arithmetic between replicas."""
     return jax.tree.map(jnp.add, left, right)

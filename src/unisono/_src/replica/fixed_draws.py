@@ -15,19 +15,19 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from unisono._src.typing import Array, Shape
-from unisono._src.xla.rewrite.equations import MadeBy, Replacement
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 from unisono._src.xla.rewrite.replace import Rewriter
 
 LOOPS = ("while",)
 """Loops in which draws stay random. A loop that draws until a condition holds would never end with fixed draws."""
 
 
-def with_steady_draws(program: ClosedJaxpr) -> ClosedJaxpr:
+def fix_draws(program: ClosedJaxpr) -> ClosedJaxpr:
     """Return a traced program in which every random draw gives each row, along the first axis, the same bits."""
     return Rewriter(replace_draw, LOOPS)(program)
 
 
-def replace_draw(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def replace_draw(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Return fixed bits in place of random ones."""
     if eqn.primitive.name != "random_bits":
         return None

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from unisono._src.replica.growth import APART, EXACT, MEAN, TELLING, Arrays, Measured, kinds_of
+from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, MEAN, SMALLEST_TELLING, Arrays, Measurement, choose_kinds
 
 Parts = tuple[Arrays, Arrays, Arrays]
 """The gradients that are applied on some rows, on as many others, and on both together."""
@@ -36,19 +36,19 @@ class GradientFault(enum.Enum):
     )
 
 
-def fault_of(
-    measured: Iterable[Parts], replicas: int, factors: Collection[float], tolerance: float = APART * EXACT
+def find_gradient_fault(
+    measured: Iterable[Parts], replicas: int, factors: Collection[float], tolerance: float = GRADIENT_SLACK * EXACT
 ) -> GradientFault | None:
     """Return why gradients do not add up; None where no reason shows.
 
     `factors` are the numbers by which the code multiplies or divides. If the number of replicas is among them, the code is taken to divide by it.
     """
-    seen = [(parts, figures) for parts in measured if (figures := Measured.of(*parts)).is_telling and figures.has_parts]
-    kinds = kinds_of([seen[0][1]]) if seen else None
+    seen = [(parts, figures) for parts in measured if (figures := Measurement.of(*parts)).is_telling and figures.has_parts]
+    kinds = choose_kinds([seen[0][1]]) if seen else None
     if kinds is None:
         return None
     sizes = [max(column) for column in zip(*(figures.sizes for _, figures in seen), strict=True)]
-    least = [tolerance * kind * max(size, TELLING * max(sizes)) for kind, size in zip(kinds, sizes, strict=True)]
+    least = [tolerance * kind * max(size, SMALLEST_TELLING * max(sizes)) for kind, size in zip(kinds, sizes, strict=True)]
     remainders = [subtract_parts(parts, kinds) for parts, _ in seen]
     for other in remainders[1:]:
         if any(np.linalg.norm(array - first) > most for array, first, most in zip(other, remainders[0], least, strict=True)):

@@ -28,15 +28,15 @@ HALF = 0.02
 ROUGH = 0.4
 """How far where random numbers cannot be held still."""
 
-APART = 10
+GRADIENT_SLACK = 10
 """How many times further gradients may be away than numbers: they round more."""
 
-ENOUGH = 32
+ENOUGH_ROWS = 32
 """The fewest rows to measure where random numbers cannot be held still, so that the numbers of two runs are alike."""
-ENOUGH_FOR_GRADIENTS = 256
+ENOUGH_ROWS_FOR_GRADIENTS = 256
 """The same for gradients, which cancel one another more than losses do."""
 
-TELLING = 1e-3
+SMALLEST_TELLING = 1e-3
 """An array that is smaller than this, relative to the arrays that grow with it, is rounding."""
 
 MEAN = 1
@@ -50,11 +50,11 @@ Arrays = list[np.ndarray]
 ODD = 0.01
 """A ratio that is nearer to 1 or 2 tells a reader nothing."""
 
-APPLIED = "what train_step applies as gradients"
+APPLIED_GRADIENTS = "what train_step applies as gradients"
 """The name of the applied gradients among a step's numbers."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """Arrays on some rows, on as many others, and on both together, reduced to a few figures for each array."""
 
     sizes: list[float]
@@ -71,7 +71,7 @@ class Measured(NamedTuple):
     """Whether all values on both parts are finite."""
 
     @classmethod
-    def of(cls, one: Arrays, other: Arrays, both: Arrays) -> Measured:
+    def of(cls, one: Arrays, other: Arrays, both: Arrays) -> Measurement:
         """Return the figures of these arrays."""
         sizes = []
         halves = []
@@ -86,13 +86,13 @@ class Measured(NamedTuple):
             wholes.append(float(flat @ flat))
         return cls(sizes, halves, cross, wholes, are_all_finite(both), are_all_finite([*one, *other]))
 
-    def distance(self, index: int, kind: int) -> float:
+    def measure_distance(self, index: int, kind: int) -> float:
         """Return how far an array on all rows is from `kind` times the mean of both parts."""
         squared = self.wholes[index] - 2 * kind * self.cross[index] + kind**2 * self.halves[index]
         return max(0.0, squared) ** 0.5
 
 
-Evidence = Mapping[str, Sequence[Measured]]
+Evidence = Mapping[str, Sequence[Measurement]]
 """The measurements of each number, by its name."""
 
 
@@ -100,8 +100,8 @@ class Growth:
     """The numbers of a step by their names, and how each of them grows."""
 
     def __init__(self) -> None:
-        self.asked_for: set[str] = set()
-        self.decisions = 0
+        self.number_names: set[str] = set()
+        self.decision_count = 0
         """How many decisions changed what a trace does with numbers. An older trace still does what was known then."""
         self._of_others: set[str] = set()
         """The numbers that may be made of other numbers."""
@@ -114,7 +114,7 @@ class Growth:
         self._warned: set[str] = set()
 
     @contextlib.contextmanager
-    def caught(self) -> Iterator[dict[str, Array]]:
+    def collect_losses(self) -> Iterator[dict[str, Array]]:
         """Collect the losses that are asked for in this block of a trace."""
         self._caught = {}
         try:
@@ -123,7 +123,7 @@ class Growth:
             self._caught = None
 
     @contextlib.contextmanager
-    def measuring(self, numbers: dict[str, Arrays]) -> Iterator[None]:
+    def measure_numbers(self, numbers: dict[str, Arrays]) -> Iterator[None]:
         """Let the code that is traced in this block put its numbers into this dict when it runs."""
         self._measured = numbers
         try:
@@ -137,12 +137,12 @@ class Growth:
 
     def weighted(self, what: str, value: Array, row_fraction: Array, of_others: bool = False) -> Array:
         """Return the replica's contribution to this number of the whole batch, in a trace. `of_others`: it may be made of other numbers."""
-        (part,) = self.weighted_all(what, [value], row_fraction, of_others)
+        (part,) = self.weigh_arrays(what, [value], row_fraction, of_others)
         return part
 
-    def weighted_all(self, what: str, values: list[Array], row_fraction: Array, of_others: bool = False) -> list[Array]:
+    def weigh_arrays(self, what: str, values: list[Array], row_fraction: Array, of_others: bool = False) -> list[Array]:
         """Return the replica's contribution to arrays that are made together, as the gradients of one loss are."""
-        self.asked_for.add(what)
+        self.number_names.add(what)
         self._of_others |= {what} if of_others else set()
         measured = self._measured
         if measured is not None:
@@ -157,35 +157,35 @@ class Growth:
         return [value if kind == SUM else value * row_fraction for kind, value in zip(kinds, values, strict=True)]
 
     @property
-    def undecided(self) -> set[str]:
+    def undecided_numbers(self) -> set[str]:
         """Return the numbers whose kind is still open. Zero, for instance, is a sum and a mean."""
-        return self.asked_for - self._kinds.keys()
+        return self.number_names - self._kinds.keys()
 
     @property
-    def known_in_trace(self) -> int:
+    def trace_version(self) -> int:
         """Return a number that stays the same as long as a trace measures the same. Where numbers are made of others, a decision on the others
         changes it."""
-        return self.decisions if self._of_others else 0
+        return self.decision_count if self._of_others else 0
 
-    def decide(self, evidence: Evidence, tolerance: float) -> bool:
+    def decide_kinds(self, evidence: Evidence, tolerance: float) -> bool:
         """Decide how numbers grow from now on. Return whether numbers that are made of others must be measured again, since the others turn
         out to be sums.
 
         `tolerance` is how far a ratio may be from 1 or 2.
         """
         telling = {what: [measured for measured in seen if measured.is_telling] for what, seen in evidence.items()}
-        new_kinds = {what: kinds for what, seen in telling.items() if what not in self._kinds and (kinds := kinds_of(seen))}
+        new_kinds = {what: kinds for what, seen in telling.items() if what not in self._kinds and (kinds := choose_kinds(seen))}
         sums = {what for what, kinds in new_kinds.items() if SUM in kinds}
         again = bool(sums - self._of_others) and bool(self._of_others)
         decided = {what: kinds for what, kinds in new_kinds.items() if not (again and what in self._of_others)}
         self._kinds |= decided
-        self.decisions += any(SUM in kinds for kinds in decided.values())
+        self.decision_count += any(SUM in kinds for kinds in decided.values())
         for what, seen in telling.items():
             if what in self._kinds and not (again and what in self._of_others):
-                self._warn_of_mismatch(what, seen, APART * tolerance if what == APPLIED else tolerance)
+                self._warn_of_mismatch(what, seen, GRADIENT_SLACK * tolerance if what == APPLIED_GRADIENTS else tolerance)
         return again
 
-    def _warn_of_mismatch(self, what: str, seen: Sequence[Measured], tolerance: float) -> None:
+    def _warn_of_mismatch(self, what: str, seen: Sequence[Measurement], tolerance: float) -> None:
         """Warn of a number that is neither a mean nor a sum on some of the rows that were measured."""
         kinds = self._kinds[what]
         sizes = find_largest_sizes([measured.sizes for measured in seen if measured.has_parts], self._sizes.get(what))
@@ -199,25 +199,25 @@ class Growth:
             self._warned.add(what)
             warnings.warn(describe_mismatch(what, factor), stacklevel=2)
 
-    def compare(self, slopes: Evidence, tolerance: float) -> None:
+    def compare_gradients(self, slopes: Evidence, tolerance: float) -> None:
         """Warn of numbers whose gradient on all rows does not follow from the gradients on parts of them, as the number itself does."""
         for what in sorted(slopes.keys() & self._kinds.keys() - self._warned):
             seen = [measured for measured in slopes[what] if measured.is_telling and measured.has_parts]
             sizes = find_largest_sizes([measured.sizes for measured in seen], None)
             kinds = [self._kinds[what][0]] * len(sizes)
-            if any(find_odd_growth(measured, kinds, sizes, APART * tolerance) is not None for measured in seen):
+            if any(find_odd_growth(measured, kinds, sizes, GRADIENT_SLACK * tolerance) is not None for measured in seen):
                 self._warned.add(what)
                 warn_of_coupling(what[:1].upper() + what[1:])
 
 
-def kinds_of(seen: Sequence[Measured]) -> list[int] | None:
+def choose_kinds(seen: Sequence[Measurement]) -> list[int] | None:
     """Return MEAN or SUM for each array, whichever is nearer; None where all are zero. An array that tells nothing gets the kind of most of
     them."""
     halves = sum_columns(measured.halves for measured in seen if measured.has_parts)
     cross = sum_columns(measured.cross for measured in seen if measured.has_parts)
     if not sum(halves):
         return None
-    least = TELLING**2 * sum(halves)
+    least = SMALLEST_TELLING**2 * sum(halves)
     overall = sum(cross) / sum(halves)
     return [choose_kind(product / half if half > least else overall) for product, half in zip(cross, halves, strict=True)]
 
@@ -239,25 +239,25 @@ def find_largest_sizes(sizes: Sequence[Sequence[float]], known: Sequence[float] 
     return [max(column) for column in zip(*sizes, *([known] if known else []), strict=True)]
 
 
-def find_odd_growth(measured: Measured, kinds: Sequence[int], sizes: Sequence[float], tolerance: float) -> float | None:
+def find_odd_growth(measured: Measurement, kinds: Sequence[int], sizes: Sequence[float], tolerance: float) -> float | None:
     """Return how many times as large an array is on all rows, for the first array that fits neither a mean nor a sum; None if all fit.
 
     `sizes` are the largest of each array. A difference that is small compared with them is the rounding of terms that cancel.
     """
     if not measured.has_parts:
         return float("nan")
-    least = TELLING * max(sizes, default=0)
+    least = SMALLEST_TELLING * max(sizes, default=0)
     for index, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
-        if measured.distance(index, kind) > tolerance * kind * max(size, least):
+        if measured.measure_distance(index, kind) > tolerance * kind * max(size, least):
             half = measured.halves[index]
             return measured.cross[index] / half if half else float("inf")
     return None
 
 
-def ratio(once: ArrayLike, twice: ArrayLike) -> float | None:
+def compute_growth_ratio(once: ArrayLike, twice: ArrayLike) -> float | None:
     """Return how many times as large numbers are; None where that cannot be said.
 
-    >>> ratio([1.0, 0.0, 3.0], [2.0, 0.0, 6.0]), ratio(0.0, 0.0)
+    >>> compute_growth_ratio([1.0, 0.0, 3.0], [2.0, 0.0, 6.0]), compute_growth_ratio(0.0, 0.0)
     (2.0, None)
     """
     once = np.asarray(once, "float64").ravel()

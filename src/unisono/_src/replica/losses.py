@@ -17,7 +17,7 @@ from keras import ops
 
 from unisono._src import keras_private
 from unisono._src.replica.growth import Growth
-from unisono._src.replica.output_rows import ByRows
+from unisono._src.replica.output_rows import OutputRows
 from unisono._src.replica.protocol import Divisor
 from unisono._src.typing import Array, Outputs, PyTree, UserFunction
 
@@ -31,7 +31,7 @@ def compute_numerator_and_divisor(
     y_pred: PyTree,
     sample_weight: Array | None,
     weigh: Callable[[Array], Array],
-    by_rows: ByRows,
+    by_rows: OutputRows,
 ) -> tuple[Array, Divisor]:
     """Return (numerator, divisor) of a loss on a replica's rows.
 
@@ -66,10 +66,10 @@ def compute_numerator_and_divisor(
     masks = [mask for mask in (input_mask, keras_private.get_keras_mask(values)) if mask is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
     numerator = keras_private.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
-    return cast(Array, numerator), divisor(loss, values, sample_weight, mask)
+    return cast(Array, numerator), compute_divisor(loss, values, sample_weight, mask)
 
 
-def divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None, mask: Array | None) -> Divisor:
+def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None, mask: Array | None) -> Divisor:
     """Return the divisor of a loss: a Python number where shapes decide it, a traced number where masks or weights do, None for a sum."""
     if loss.reduction == "sum":
         return None
@@ -82,7 +82,7 @@ def divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None,
     return cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
 
 
-def count_of(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
+def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
     """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
     if sample_weight is not None:
         weight = keras_private.apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
@@ -90,7 +90,7 @@ def count_of(values: Array, sample_weight: Array | None, mask: Array | None) -> 
     return float(values.size) if mask is None else cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
 
 
-class Terms:
+class LossTerms:
     """Functions that replace the losses of compile() while a replica is traced, and record divisors and values.
 
     A model may call its compiled loss several times in a step. Each call has its own divisor.
@@ -101,7 +101,7 @@ class Terms:
         losses: Sequence[LossFunction],
         row_fraction: Array,
         growth: Growth,
-        by_rows: ByRows,
+        by_rows: OutputRows,
         totals: Array | None = None,
         as_mean: bool = False,
     ) -> None:
@@ -117,7 +117,7 @@ class Terms:
         self._totals = totals
         self._as_mean = as_mean
         self._values: list[list[Array]] = [[] for _ in losses]
-        self.stand_ins = [functools.partial(self._call, *pair) for pair in zip(losses, self._values, strict=True)]
+        self.loss_functions = [functools.partial(self._call, *pair) for pair in zip(losses, self._values, strict=True)]
 
     @property
     def values(self) -> Array:
@@ -129,7 +129,7 @@ class Terms:
     ) -> Array:
         def weigh(value: Array) -> Array:
             what = f"the loss {find_loss_name(loss)!r} (call {len(self.divisors) + 1})"
-            if self._by_rows.is_coupled(loss):
+            if self._by_rows.was_warned(loss):
                 self._growth.is_said(what)
             return self._growth.weighted(what, value, self._row_fraction)
 
@@ -141,28 +141,28 @@ class Terms:
         return value / self._row_fraction if self._as_mean else value
 
 
-def share_of_loss(
+def compute_loss_contribution(
     model: keras.Model,
     x: PyTree,
     y: PyTree,
     y_pred: Outputs,
     sample_weight: PyTree,
     training: bool,
-    terms: Terms,
+    terms: LossTerms,
     row_fraction: Array,
     growth: Growth,
 ) -> Array:
     """Return the replica's contribution to the model's loss, regularizers and `add_loss` included. Needs a scope that collects losses."""
-    with keras_private.other_losses(model, terms.stand_ins):
-        if keras_private.overrides(model, "compute_loss"):
-            value = keras_private.computed_loss(model, x, y, y_pred, sample_weight, training)
+    with keras_private.replace_losses(model, terms.loss_functions):
+        if keras_private.overrides_method(model, "compute_loss"):
+            value = keras_private.call_compute_loss(model, x, y, y_pred, sample_weight, training)
             return growth.weighted(
                 "what compute_loss returns", cast(Array, ops.cast(value, "float32")), row_fraction, of_others=True
             )
-        value = keras_private.compiled_loss(model, y, y_pred, sample_weight)
+        value = keras_private.call_compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
     losses = [cast(Array, ops.sum(ops.cast(loss, "float32"))) for loss in model.losses]
-    count = len(losses) - keras_private.weight_regularizers(model)
+    count = len(losses) - keras_private.count_weight_regularizers(model)
     for index, loss in enumerate(losses[:count]):
         value += growth.weighted(f"loss {index + 1} of those that layers add", loss, row_fraction)
     for loss in losses[count:]:  # of weights: the same on all replicas

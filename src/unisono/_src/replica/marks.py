@@ -14,14 +14,16 @@ MARKED_FRACTIONS = 0.7, 0.3
 """The fraction of the elements that is marked in the first half of the rows, and in the second."""
 
 
-def marked(
+def mark_rows(
     rng: np.random.Generator, arrays: Sequence[np.ndarray], compared: Mapping[int, set[float]]
 ) -> Iterator[list[np.ndarray]]:
     """Yield the arrays with marks in some places, most of them in the first half of the rows: once for each mark that they can hold.
 
     `compared` holds the numbers that code compares the arrays with, by the arrays' positions.
     """
-    marks = [[mark for mark in sorted(compared.get(place, ())) if fits(mark, array.dtype)] for place, array in enumerate(arrays)]
+    marks = [
+        [mark for mark in sorted(compared.get(place, ())) if can_hold(mark, array.dtype)] for place, array in enumerate(arrays)
+    ]
     for number in range(min(MOST_MARKS, max(map(len, marks), default=0))):
         yield [
             place_mark(rng, values, own_marks[number % len(own_marks)]) if own_marks else values
@@ -38,7 +40,7 @@ def place_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.n
     return np.where(rng.random(array.shape) < fractions, np.asarray(mark, array.dtype), array)
 
 
-def fits(mark: float, dtype: np.dtype) -> bool:
+def can_hold(mark: float, dtype: np.dtype) -> bool:
     """Return whether an array of this dtype can hold the number."""
     if jnp.issubdtype(dtype, jnp.floating):
         return not np.isfinite(mark) or abs(mark) <= float(jnp.finfo(dtype).max)

@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike
 
 from unisono._src import keras_private
 from unisono._src.placement import split_evenly
-from unisono._src.replica.growth import ratio
-from unisono._src.replica.metrics import FED_BY_HAND, unpromised
+from unisono._src.replica.growth import compute_growth_ratio
+from unisono._src.replica.metrics import FED_BY_HAND, find_unproven_metrics
 from unisono._src.typing import AnyArray, Arguments, Array, Keywords, PyTree, UserFunction, Values
 
 CLOSE = 1e-3
@@ -44,7 +44,7 @@ ArgumentFiller: TypeAlias = Callable[[FedArrays], tuple[Arguments, Keywords]]
 """Returns the (args, kwargs) of a call with other arrays in the places of the call's own arrays."""
 
 
-class Update(NamedTuple):
+class MetricUpdate(NamedTuple):
     """One call of a metric's `update_state`."""
 
     metric: keras.metrics.Metric
@@ -61,19 +61,19 @@ class Update(NamedTuple):
         self.metric.update_state(*args, **kwargs)
 
 
-class Other(NamedTuple):
+class UpdatesOnOtherRows(NamedTuple):
     """The updates of metrics by a step on as many other rows."""
 
-    updates: Sequence[Update]
-    on_both: Sequence[Update]
+    updates: Sequence[MetricUpdate]
+    on_both: Sequence[MetricUpdate]
     """The updates on the rows and the other rows together."""
 
 
-class Fed:
+class UpdateRecorder:
     """A recorder of the updates of metrics by a run of a step."""
 
     def __init__(self) -> None:
-        self._updates: dict[int, Update] = {}
+        self._updates: dict[int, MetricUpdate] = {}
         self._calls = 0
 
     def begin(self) -> None:
@@ -81,7 +81,7 @@ class Fed:
         self._updates = {}
 
     @property
-    def updates(self) -> list[Update]:
+    def updates(self) -> list[MetricUpdate]:
         return [self._updates[number] for number in sorted(self._updates)]
 
     def note(self, _: str, arrays: FedArrays, call: tuple[keras.metrics.Metric, ArgumentFiller]) -> None:
@@ -92,13 +92,13 @@ class Fed:
 
         def receive(*values: AnyArray) -> None:
             by_place = dict(zip(places, map(np.asarray, values), strict=True))
-            self._updates[number] = Update(call[0], [by_place.get(place) for place in range(len(arrays))], call[1])
+            self._updates[number] = MetricUpdate(call[0], [by_place.get(place) for place in range(len(arrays))], call[1])
 
         jax.debug.callback(receive, *(arrays[place] for place in places))
 
 
 @contextlib.contextmanager
-def noted(
+def note_updates(
     metrics: Iterable[keras.metrics.Metric],
     note: Callable[[str, list[AnyArray | None], tuple[keras.metrics.Metric, ArgumentFiller]], object],
 ) -> Iterator[None]:
@@ -124,17 +124,17 @@ def noted(
 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            stack.enter_context(keras_private.wrapped_method(metric, "update_state", make_wrapper(metric)))
+            stack.enter_context(keras_private.wrap_method(metric, "update_state", make_wrapper(metric)))
         yield
 
 
-def weighted_by_share(
+def find_batch_means(
     metrics: Sequence[keras.metrics.Metric],
     variables: Sequence[keras.Variable],
     reset: Sequence[Array],
-    updates: Sequence[Update],
+    updates: Sequence[MetricUpdate],
     rows: int,
-    other: Other | None,
+    other: UpdatesOnOtherRows | None,
     warned: set[int],
     known: Container[int] = (),
     tolerance: float = CLOSE,
@@ -162,7 +162,7 @@ def weighted_by_share(
     telling = [update for update in updates if id(update.metric) not in by_number and not are_all_known(update.metric, known)]
     trials = run_trials(telling, rows, variables, reset)
     position = {id(variable): index for index, variable in enumerate(variables)}
-    for metric in unpromised(metrics):
+    for metric in find_unproven_metrics(metrics):
         for variable in metric.variables:
             if id(variable) in known:
                 continue
@@ -185,14 +185,14 @@ def decide_fed_numbers(
     metrics: Sequence[keras.metrics.Metric],
     variables: Sequence[keras.Variable],
     reset: Sequence[Array],
-    updates: Sequence[Update],
-    other: Other,
+    updates: Sequence[MetricUpdate],
+    other: UpdatesOnOtherRows,
     warned: set[int],
     tolerance: float,
 ) -> dict[int, bool]:
-    """Return the same as `weighted_by_share`, for metrics that are fed with one number for all rows. `by_number` holds their ids."""
+    """Return the same as `find_batch_means`, for metrics that are fed with one number for all rows. `by_number` holds their ids."""
 
-    def state_after(state: Sequence[Array], updates: Sequence[Update]) -> list[Array]:
+    def state_after(state: Sequence[Array], updates: Sequence[MetricUpdate]) -> list[Array]:
         number_updates = [update for update in updates if id(update.metric) in by_number]
         return feed_metrics(number_updates, [update.arrays for update in number_updates], variables, state)
 
@@ -207,7 +207,7 @@ def decide_fed_numbers(
             index = next(position for position, candidate in enumerate(variables) if candidate is variable)
             parts = one[index] + more[index]
             whole = both[index]
-            growth = ratio(parts / 2, whole)
+            growth = compute_growth_ratio(parts / 2, whole)
             if growth is None:
                 continue
             size = float(np.sum(np.abs(one[index])) + np.sum(np.abs(more[index])))  # of terms that may cancel
@@ -225,10 +225,10 @@ def are_all_known(metric: keras.metrics.Metric, known: Container[int]) -> bool:
     return all(id(variable) in known for variable in metric.variables)
 
 
-def assigned_by(updates: Sequence[Update], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
+def find_assigned(updates: Sequence[MetricUpdate], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
     """Return the ids of the variables that these updates assign. Other variables, as a threshold, never change."""
     mapping = list(zip(variables, state, strict=True))
-    with keras_private.fresh_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
+    with keras_private.hide_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
         for update in updates:
             update.repeat(update.arrays)
         return set(scope.assigned)
@@ -282,7 +282,7 @@ class Trial(NamedTuple):
 
 
 def run_trial(
-    updates: Sequence[Update],
+    updates: Sequence[MetricUpdate],
     values: Sequence[FedArrays],
     rows: int,
     variables: Sequence[keras.Variable],
@@ -307,11 +307,11 @@ def run_trial(
 
 
 def feed_metrics(
-    updates: Sequence[Update], values: Sequence[FedArrays], variables: Sequence[keras.Variable], state: Sequence[Array]
+    updates: Sequence[MetricUpdate], values: Sequence[FedArrays], variables: Sequence[keras.Variable], state: Sequence[Array]
 ) -> Values:
     """Return the values of the metrics' variables after these updates with these values."""
     mapping = list(zip(variables, state, strict=True))
-    with keras_private.fresh_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
+    with keras_private.hide_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
         for update, arrays in zip(updates, values, strict=True):
             update.repeat(arrays)
         return [scope.get_current_value(variable) for variable in variables]
@@ -322,7 +322,9 @@ def compute_changes(after: Sequence[AnyArray], before: Sequence[AnyArray]) -> li
     return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, before, strict=True)]
 
 
-def run_trials(updates: Sequence[Update], rows: int, variables: Sequence[keras.Variable], reset: Sequence[Array]) -> list[Trial]:
+def run_trials(
+    updates: Sequence[MetricUpdate], rows: int, variables: Sequence[keras.Variable], reset: Sequence[Array]
+) -> list[Trial]:
     """Return trials of the metrics on the values that were recorded, and on random values where the metrics accept them."""
     if not updates:
         return []

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import keras
 
 from unisono._src import keras_private
-from unisono._src.replica.output_rows import ByRows
+from unisono._src.replica.output_rows import OutputRows
 from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values
 
 
 class BatchLevelMeans:
     """The means that are fed with one number for all rows of a replica. A trace of the replica shows them."""
 
-    def __init__(self, metrics: Iterable[keras.metrics.Metric], by_rows: ByRows) -> None:
+    def __init__(self, metrics: Iterable[keras.metrics.Metric], by_rows: OutputRows) -> None:
         self._by_rows = by_rows
         self._metrics = [metric for metric in metrics if isinstance(metric, keras.metrics.Mean)]
         self._batch_level: list[keras.metrics.Metric] = []
@@ -30,9 +30,9 @@ class BatchLevelMeans:
         with contextlib.ExitStack() as stack:
             for metric in self._metrics:
                 if isinstance(metric, keras.metrics.MeanMetricWrapper):
-                    stack.enter_context(keras_private.wrapped_function(metric, self._note_values(metric)))
+                    stack.enter_context(keras_private.wrap_averaged_function(metric, self._note_values(metric)))
                 elif type(metric) is keras.metrics.Mean:
-                    stack.enter_context(keras_private.wrapped_method(metric, "update_state", self._note_update(metric)))
+                    stack.enter_context(keras_private.wrap_method(metric, "update_state", self._note_update(metric)))
             yield
 
     def variables(self) -> set[int]:
@@ -62,7 +62,7 @@ class BatchLevelMeans:
         return wrap
 
 
-def reset_values(metrics: Iterable[keras.metrics.Metric], variables: Sequence[keras.Variable]) -> Values:
+def compute_reset_values(metrics: Iterable[keras.metrics.Metric], variables: Sequence[keras.Variable]) -> Values:
     """Return the values of the metrics' variables after a reset."""
     zeros = [(variable, keras.ops.zeros(variable.shape, variable.dtype)) for variable in variables]
     with keras.StatelessScope(state_mapping=zeros) as scope:
@@ -71,7 +71,7 @@ def reset_values(metrics: Iterable[keras.metrics.Metric], variables: Sequence[ke
         return [scope.get_current_value(variable) for variable in variables]
 
 
-def added(
+def compute_metric_changes(
     variables: Sequence[keras.Variable],
     batch_means: Mapping[int, bool],
     reset: Sequence[Array],
@@ -85,21 +85,21 @@ def added(
     ]
 
 
-def flattened(logs: Logs) -> Logs:
+def flatten_logs(logs: Logs) -> Logs:
     """Return the logs as Keras' loops show them: without nesting, which `compile_metrics` makes.
 
-    >>> flattened({"loss": 1, "compile_metrics": {"mae": 2}})
+    >>> flatten_logs({"loss": 1, "compile_metrics": {"mae": 2}})
     {'loss': 1, 'mae': 2}
     """
     flat: Logs = {}
     for name, value in logs.items():
-        flat |= flattened(value) if isinstance(value, dict) else {name: value}
+        flat |= flatten_logs(value) if isinstance(value, dict) else {name: value}
     return flat
 
 
-def unpromised(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
+def find_unproven_metrics(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
     """Return the metrics that may be no sums: the user's classes and functions, and the metrics of Keras that are fed by hand."""
-    return [metric for metric in metrics if not keras_private.is_of_keras(metric) or type(metric) in FED_BY_HAND]
+    return [metric for metric in metrics if not keras_private.is_metric_of_keras(metric) or type(metric) in FED_BY_HAND]
 
 
 FED_BY_HAND = (keras.metrics.Mean, keras.metrics.Sum)

@@ -14,7 +14,7 @@ from unisono._src.replica.contribution import Contribution
 from unisono._src.typing import Array, Logs, Values
 
 
-def applied(
+def apply_gradients(
     optimizer: keras.optimizers.Optimizer, slots: list[Array], gradients: Sequence[Array | None], weights: list[Array]
 ) -> tuple[list[Array], list[Array]]:
     """Return (weights, the optimizer's state) after one update. Gradients may be missing."""
@@ -24,22 +24,22 @@ def applied(
     return cast("tuple[list[Array], list[Array]]", optimizer.stateless_apply(slots, cast_gradients, weights))
 
 
-def added(before: list[Array], change: list[Array], alone: bool) -> list[Array]:
+def add_to_metrics(before: list[Array], change: list[Array], alone: bool) -> list[Array]:
     """Return the metrics' state with the contributions of the replicas."""
     return [new if alone else old + new for old, new in zip(before, change, strict=True)]
 
 
-def tracked(model: keras.Model, values: list[Array], total: Contribution, rows: Array) -> list[Array]:
+def track_losses(model: keras.Model, values: list[Array], total: Contribution, rows: Array) -> list[Array]:
     """Return the metrics' state with the global loss, and with its terms."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, values, strict=True))) as scope:
-        keras_private.loss_tracker(model).update_state(total.loss, sample_weight=rows)
-        for index, tracker in enumerate(keras_private.term_trackers(model)):
+        keras_private.get_loss_tracker(model).update_state(total.loss, sample_weight=rows)
+        for index, tracker in enumerate(keras_private.list_term_trackers(model)):
             tracker.update_state(total.terms[index], sample_weight=rows)
         new_values: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
         return new_values
 
 
-def results(model: keras.Model, weights: list[Array], metrics: list[Array]) -> Logs:
+def compute_logs(model: keras.Model, weights: list[Array], metrics: list[Array]) -> Logs:
     """Return the logs of a model's metrics, from the values of their variables."""
     mapping = [*zip(model.metrics_variables, metrics, strict=True), *zip(model.trainable_variables, weights, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):

@@ -11,7 +11,7 @@ from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
 from unisono._src.typing import PyTree, UserFunction
 
 
-class ByRows:
+class OutputRows:
     """Answers whether the first axis of a function's output counts rows, with one trial for each function and batch of some shapes.
 
     A function that returns three numbers for any batch must not be mistaken for one that returns a number for each of three rows. Twice the
@@ -41,8 +41,8 @@ class ByRows:
                 name = getattr(owner, "name", None) or getattr(owner, "__name__", type(owner).__name__)
                 warn_of_coupling(f"The loss {name!r}")
 
-    def is_coupled(self, owner: object) -> bool:
-        """Return whether `warn_if_coupled` has warned of this loss."""
+    def was_warned(self, owner: object) -> bool:
+        """Return whether `warn_of_coupled_rows` has warned of this loss."""
         return self._answers.get((id(owner), "coupled"), False)
 
     def _grows(self, function: UserFunction, batch: tuple[PyTree, ...]) -> bool:

@@ -14,7 +14,9 @@ import keras
 from unisono._src.typing import Array
 
 
-def spread(weights: Sequence[keras.Variable], gradients: Sequence[Array], replica: Array, replicas: int) -> list[Array]:
+def spread_over_replicas(
+    weights: Sequence[keras.Variable], gradients: Sequence[Array], replica: Array, replicas: int
+) -> list[Array]:
     """Return the gradients in a form that can be added over replicas: an overwriting gradient gets a row for each replica.
 
     Each row begins with a 1, so that the sum tells which replicas took part.
@@ -26,15 +28,15 @@ def spread(weights: Sequence[keras.Variable], gradients: Sequence[Array], replic
         return jnp.where(is_row_of_replica, row, jnp.zeros_like(row))
 
     return [
-        put_into_row(weight, gradient) if overwrites(weight) and replicas > 1 else gradient
+        put_into_row(weight, gradient) if is_overwritten_by_gradient(weight) and replicas > 1 else gradient
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
 
 
-def largest(
+def take_largest_gradients(
     weights: Sequence[keras.Variable], before: Sequence[Array], totals: Sequence[Array | None], replicas: int
 ) -> list[Array | None]:
-    """Return the totals of `spread`, with the largest values over the replicas that have rows. `before` are the weights' values."""
+    """Return the totals of `spread_over_replicas`, with the largest values over the replicas that have rows. `before` are the weights' values."""
 
     def take_largest(weight: keras.Variable, old: Array, total: Array) -> Array:
         has_rows = total[:, :1] > 0
@@ -45,19 +47,19 @@ def largest(
         return largest_values.reshape(old.shape)
 
     return [
-        take_largest(weight, old, total) if overwrites(weight) and replicas > 1 and total is not None else total
+        take_largest(weight, old, total) if is_overwritten_by_gradient(weight) and replicas > 1 and total is not None else total
         for weight, old, total in zip(weights, before, totals, strict=True)
     ]
 
 
-def overwrites(variable: keras.Variable) -> bool:
+def is_overwritten_by_gradient(variable: keras.Variable) -> bool:
     return variable.overwrite_with_gradient
 
 
 def is_history(variable: keras.Variable) -> bool:
     """Return whether the weight is a history of the largest values of earlier steps, as layers of float8 keep one. Each step moves the
     history by one place and puts its own value first. Replicas send that value alone, in place of a thousand."""
-    return overwrites(variable) and variable.name.endswith("_amax_history") and len(variable.shape) == 1
+    return is_overwritten_by_gradient(variable) and variable.name.endswith("_amax_history") and len(variable.shape) == 1
 
 
 def row_size(variable: keras.Variable) -> int | None:

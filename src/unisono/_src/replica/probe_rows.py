@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.replica import random_keys
-from unisono._src.replica.marks import marked
+from unisono._src.replica.marks import mark_rows
 from unisono._src.replica.protocol import State
 from unisono._src.typing import AnyArray, Array, PyTree, UserBatch
 
@@ -22,7 +22,7 @@ MOST = 2**62
 """The largest whole number that is drawn."""
 
 
-def other_rows(batch: UserBatch, compared: Mapping[int, set[float]]) -> list[UserBatch]:
+def make_up_rows(batch: UserBatch, compared: Mapping[int, set[float]]) -> list[UserBatch]:
     """Return made-up batches with as many rows as `batch`, to measure on as well.
 
     `compared` holds the numbers that code compares the arrays of the batch with, by the arrays' positions among its leaves.
@@ -30,12 +30,12 @@ def other_rows(batch: UserBatch, compared: Mapping[int, set[float]]) -> list[Use
     rng = np.random.default_rng(0)
     arrays, structure = jax.tree.flatten(batch)
     leaves = [np.asarray(array) for array in arrays]
-    drawn = [drawn_like(rng, leaf) for leaf in leaves]
-    made = [drawn, *marked(rng, leaves, compared), *marked(rng, drawn, compared)]
+    drawn = [draw_values_like(rng, leaf) for leaf in leaves]
+    made = [drawn, *mark_rows(rng, leaves, compared), *mark_rows(rng, drawn, compared)]
     return [jax.tree.unflatten(structure, made_leaves) for made_leaves in made]
 
 
-def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
+def draw_values_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     """Return random values in place of these: whole numbers of the same range for whole numbers, probabilities for probabilities, else any."""
     values = np.asarray(array)
     is_float = bool(jnp.issubdtype(values.dtype, jnp.floating))
@@ -60,10 +60,10 @@ def drawn_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
         return drawn.astype(values.dtype)
 
 
-def with_drawn_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]:
+def draw_sample_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]:
     """Return a batch of `fit` with random sample weights, some of them zero; an empty list where the batch has no weights."""
     rng = np.random.default_rng(0)
-    x, y, weights = keras_private.unpack(batch)
+    x, y, weights = keras_private.unpack_batch(batch)
     if weights is None:
         return []
 
@@ -74,7 +74,7 @@ def with_drawn_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]:
     return [(x, y, jax.tree.map(drawn, weights))]
 
 
-def with_other_weights(state: State) -> State:
+def perturb_weights(state: State) -> State:
     """Return the state with weights and other numbers that a model does not begin with: none of them is zero."""
     rng = np.random.default_rng(0)
 
@@ -90,10 +90,11 @@ def with_other_weights(state: State) -> State:
     return [shaken(value) for value in weights], [moved(value) for value in non_trainable], *rest
 
 
-def with_other_seeds(state: State, variables: Sequence[keras.Variable]) -> State:
+def change_seeds(state: State, variables: Sequence[keras.Variable]) -> State:
     """Return the state with other seeds. `variables` are the non-trainable variables."""
     weights, non_trainable, *rest = state
     moved = [
-        value + 1 if random_keys.is_seed(variable) else value for variable, value in zip(variables, non_trainable, strict=True)
+        value + 1 if random_keys.is_seed_state(variable) else value
+        for variable, value in zip(variables, non_trainable, strict=True)
     ]
     return weights, moved, *rest

@@ -15,10 +15,10 @@ Divisor: TypeAlias = float | Array | None
 """A replica's part of the divisor of a loss term: a Python number, a traced number, or None where the term has no divisor."""
 
 
-class Functions(Protocol):
+class ReplicaComputation(Protocol):
     """The functions that a step of R replicas runs. All but `look` and `check` are traced."""
 
-    alone: bool
+    has_one_replica: bool
     """Whether there is one replica. It then has the whole state, as in plain Keras, and nothing is merged."""
 
     def contribution(
@@ -42,7 +42,7 @@ class Functions(Protocol):
         """Return the divisor of each loss term on these rows."""
         ...
 
-    def finished(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+    def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
         """Return (new state, for each counter whether replicas disagree on it), from the total of the replicas.
 
         Args:
@@ -57,7 +57,7 @@ class Functions(Protocol):
         """Return the logs of the state's metrics."""
         ...
 
-    def alone_by_itself(self, state: State, batch: PyTree) -> tuple[State, Logs] | None:
+    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Logs] | None:
         """Return (new state, logs) of one replica alone whose step is no sum of contributions; None for all other steps."""
         ...
 
@@ -69,7 +69,7 @@ class Functions(Protocol):
         """Return the arrays that replicas read beside those groups, as (group, position in it)."""
         ...
 
-    def look(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         """Probe a global batch on the host before it is trained on, and return whether replicas now compute another program.
 
         Args:

@@ -13,12 +13,12 @@ import keras
 from unisono._src.typing import Array
 
 
-def is_seed(variable: keras.Variable) -> bool:
+def is_seed_state(variable: keras.Variable) -> bool:
     """Return whether a Keras variable is the state of a SeedGenerator."""
     return variable.name == "seed_generator_state"
 
 
-def for_replica(state: Array, replica: Array) -> Array:
+def derive_replica_key(state: Array, replica: Array) -> Array:
     """Return the state from which this replica draws."""
     key = jax.random.wrap_key_data(state.astype(jnp.uint32), impl="threefry2x32")
     other = jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)

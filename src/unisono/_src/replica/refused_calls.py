@@ -20,7 +20,7 @@ T = TypeVar("T")
 Method: TypeAlias = Callable[..., Any]
 """A method of a Keras class, with the object as its first argument."""
 
-MARK = "within_keras"
+KERAS_MARK = "within_keras"
 """In the names of the operations of layers, losses and metrics, where code is traced to be inspected."""
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -34,7 +34,7 @@ class ShapedArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-class Code(Protocol):
+class CodeRecord(Protocol):
     """The record of what the replica's code has done so far."""
 
     rows: int | None
@@ -43,7 +43,7 @@ class Code(Protocol):
     inside: int
     """How many calls of layers and losses are around this line."""
     is_looked_at: bool
-    suspicion: Callable[[AnyArray], bool]
+    may_be_rows: Callable[[AnyArray], bool]
 
     @property
     def scope(self) -> keras_private.ReadingScope: ...
@@ -51,7 +51,7 @@ class Code(Protocol):
     def note(self, kind: str, arrays: T, of: object = None) -> T: ...
 
 
-def calls(code: Code) -> dict[str, Callable[[Method], Method]]:
+def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
     """Return the wrappers of Keras' methods for replica code, by the names of their calls."""
     return {
         "layer": lambda stock: lambda layer, *args, **kwargs: call_layer_or_loss(code, stock, layer, args, kwargs),
@@ -62,7 +62,7 @@ def calls(code: Code) -> dict[str, Callable[[Method], Method]]:
 
 
 def call_layer_or_loss(
-    code: Code, stock: Method, called: keras.Layer | keras.losses.Loss, args: Arguments, kwargs: Keywords
+    code: CodeRecord, stock: Method, called: keras.Layer | keras.losses.Loss, args: Arguments, kwargs: Keywords
 ) -> PyTree:
     """Call a layer or a loss that replica code uses. Refuse arrays that are the same for all replicas in place of the replica's rows."""
     if not code.inside:
@@ -76,25 +76,25 @@ def call_layer_or_loss(
 
 
 def check_call_arguments(
-    code: Code, called: keras.Layer | keras.losses.Loss, leaves: list[object], meant: list[AnyArray]
+    code: CodeRecord, called: keras.Layer | keras.losses.Loss, leaves: list[object], meant: list[AnyArray]
 ) -> None:
     """Refuse a layer of which no argument comes from the replica, and a loss of which one argument does not."""
-    known = [*meant, *(keras_private.raw_value(variable) for variable in code.scope.read.values())]
+    known = [*meant, *(keras_private.get_raw_value(variable) for variable in code.scope.read.values())]
     traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
     is_loss = isinstance(called, keras.losses.Loss)
     for leaf in leaves if is_loss or not traced else ():
-        if is_undistributed(leaf) and not any(leaf is array for array in known) and code.suspicion(leaf):
+        if is_undistributed(leaf) and not any(leaf is array for array in known) and code.may_be_rows(leaf):
             refuse_undistributed(leaf, f"as an argument of {called.name!r}", code.replicas)
     for group in [[leaf] for leaf in traced] if is_loss else [traced]:
         code.note("given", group, of=called)
 
 
 @contextlib.contextmanager
-def enter_keras_code(code: Code) -> Iterator[None]:
+def enter_keras_code(code: CodeRecord) -> Iterator[None]:
     """Mark the block as the code of a layer, a loss or a metric, which may use arrays of its own."""
     code.inside += 1
     try:
-        with jax.named_scope(MARK) if code.is_looked_at else contextlib.nullcontext():
+        with jax.named_scope(KERAS_MARK) if code.is_looked_at else contextlib.nullcontext():
             yield
     finally:
         code.inside -= 1
@@ -117,10 +117,12 @@ def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments,
 
 def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
     """Return whether a leaf is an array of rows that differ, and was not computed from the replica's rows."""
-    return isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, Tracer) and bool(leaf.ndim) and rows_differ(leaf)
+    return (
+        isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, Tracer) and bool(leaf.ndim) and has_different_rows(leaf)
+    )
 
 
-def rows_differ(array: ShapedArray) -> bool:
+def has_different_rows(array: ShapedArray) -> bool:
     """Return whether an array has rows that differ. Equal rows, as labels that are all 1, are no data."""
     rows = np.asarray(array)
     return not np.array_equal(rows[1:], rows[:-1])
@@ -168,7 +170,7 @@ def refuse_summed_gradients(optimizer: keras.optimizers.Optimizer, variable: ker
 
 
 def call_loss(
-    code: Code,
+    code: CodeRecord,
     stock: Method,
     loss: keras.losses.Loss,
     y_true: PyTree,
@@ -208,7 +210,9 @@ def loss_class_name(loss: KerasObject) -> str:
     return next((candidate for candidate in class_names if candidate.lower() == function_name.replace("_", "").lower()), name)
 
 
-def feed_mean(code: Code, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object) -> PyTree:
+def feed_mean(
+    code: CodeRecord, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object
+) -> PyTree:
     """Update a mean in replica code, and note the arrays that it gets."""
     for leaf in jax.tree.leaves(values):
         if isinstance(leaf, Tracer):
@@ -216,7 +220,7 @@ def feed_mean(code: Code, stock: Method, metric: keras.metrics.Mean, values: PyT
     return stock(metric, values, *args, **kwargs)
 
 
-def refuse_share(metric: keras.metrics.Metric, replicas: int) -> NoReturn:
+def refuse_mean_of_loss_part(metric: keras.metrics.Metric, replicas: int) -> NoReturn:
     """Refuse a mean that is fed with a replica's part of the loss."""
     raise ValueError(
         f"The metric {metric.name!r} is a mean, and is fed with a replica's share of the loss, which is divided by the rows of the "
@@ -227,7 +231,7 @@ def refuse_share(metric: keras.metrics.Metric, replicas: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def unreadable(code: Code, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
     """Refuse, in the block, to read or reset metrics: a replica knows its own rows alone."""
 
     def wrap_update(update: Callable[..., None]) -> Callable[..., None]:
@@ -240,10 +244,10 @@ def unreadable(code: Code, metrics: Sequence[keras.metrics.Metric]) -> Iterator[
     with contextlib.ExitStack() as stack:
         for metric in metrics:
             if code.is_looked_at:
-                stack.enter_context(keras_private.wrapped_method(metric, "update_state", wrap_update))
+                stack.enter_context(keras_private.wrap_method(metric, "update_state", wrap_update))
             for name in ("result", "reset_state"):
                 refuse = make_refusal(metric, name)
-                stack.enter_context(keras_private.wrapped_method(metric, name, lambda _, refuse=refuse: refuse))
+                stack.enter_context(keras_private.wrap_method(metric, name, lambda _, refuse=refuse: refuse))
         yield
 
 

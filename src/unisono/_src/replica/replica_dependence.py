@@ -44,7 +44,7 @@ def trace_used(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree,
     return text, list(constants.values()), any(used[len(jax.tree.leaves(shared)) :])
 
 
-def in_shapes(arrays: PyTree, times: int = 1) -> PyTree:
+def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:
     """Return the shapes of arrays, with `times` as many rows."""
 
     def shape_of(array: AnyArray) -> jax.ShapeDtypeStruct:

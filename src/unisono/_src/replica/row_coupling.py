@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.replica.compared_values import compared_values
-from unisono._src.replica.marks import marked
+from unisono._src.replica.compared_values import find_compared_values
+from unisono._src.replica.marks import mark_rows
 from unisono._src.typing import PyTree, Shape, UserFunction
 
 ROWS = 8
@@ -54,7 +54,7 @@ def find_compared(function: UserFunction, batch: tuple[PyTree, ...]) -> dict[int
     """Return the numbers that the function compares its arrays with, by the arrays' positions; an empty dict if it cannot be traced."""
     like = jax.tree.map(lambda array: jax.ShapeDtypeStruct((ROWS, *array.shape[1:]) if array.shape else (), array.dtype), batch)
     try:
-        return compared_values(jax.make_jaxpr(function)(*like), range(len(jax.tree.leaves(batch))))
+        return find_compared_values(jax.make_jaxpr(function)(*like), range(len(jax.tree.leaves(batch))))
     except Exception:  # the user's code need not be traceable
         return {}
 
@@ -65,12 +65,12 @@ def draw_batches(batch: tuple[PyTree, ...], compared: Mapping[int, set[float]]) 
         rng = np.random.default_rng(0)
         kinds = [targets, *["numbers"] * (len(batch) - 1)]
         rows = [
-            jax.tree.map(lambda array, kind=kind, rng=rng: drawn(rng, array, kind), argument)
+            jax.tree.map(lambda array, kind=kind, rng=rng: draw_rows_like(rng, array, kind), argument)
             for kind, argument in zip(kinds, batch, strict=True)
         ]
         yield rows
         leaves, structure = jax.tree.flatten(rows)
-        for arrays in marked(rng, leaves, compared):
+        for arrays in mark_rows(rng, leaves, compared):
             yield jax.tree.unflatten(structure, arrays)
 
 
@@ -87,28 +87,28 @@ def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
             value, again, first, second = (np.asarray(function(*rows)) for rows in (all_rows, all_rows, *parts))
     except Exception:  # the user's code, on values that it was not written for
         return False
-    tolerance = close_of(jax.tree.leaves(whole))
-    if not is_close(value, again, tolerance) or not np.all(np.isfinite(value)):
+    tolerance = choose_tolerance(jax.tree.leaves(whole))
+    if not are_values_close(value, again, tolerance) or not np.all(np.isfinite(value)):
         return False
     if not (np.all(np.isfinite(first)) and np.all(np.isfinite(second))):
         return True  # for example, a mean over nothing
     together = [first + second, (first + second) / 2] if value.shape == first.shape else [np.concatenate([first, second])]
-    return not any(is_close(value, merged, tolerance) for merged in together)
+    return not any(are_values_close(value, merged, tolerance) for merged in together)
 
 
-def close_of(arrays: Iterable[ShapedValue]) -> float:
+def choose_tolerance(arrays: Iterable[ShapedValue]) -> float:
     """Return the tolerance for values that are computed from these arrays."""
     halves = (jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4 for array in arrays)
     return CLOSE_IN_HALF if any(halves) else CLOSE
 
 
-def is_close(value: np.ndarray, expected: np.ndarray, tolerance: float = CLOSE) -> bool:
+def are_values_close(value: np.ndarray, expected: np.ndarray, tolerance: float = CLOSE) -> bool:
     if value.shape != expected.shape or not np.all(np.isfinite(expected)):
         return False
     return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance * float(np.max(np.abs(expected), initial=0))))
 
 
-def drawn(rng: np.random.Generator, like: ShapedValue, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
+def draw_rows_like(rng: np.random.Generator, like: ShapedValue, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
     """Return rows of this dtype. The second half has another distribution. Whole numbers are 0 or 1, others may be probabilities."""
     if not like.shape:
         return np.asarray(rng.uniform(0.1, 0.9)).astype(like.dtype)

@@ -10,19 +10,19 @@ import keras
 import numpy as np
 
 from unisono._src.replica import random_keys
-from unisono._src.replica.contribution import Assigned
+from unisono._src.replica.contribution import AssignedState
 from unisono._src.typing import Array
 
 
-def for_replica(variables: list[keras.Variable], values: list[Array], replica: Array) -> list[Array]:
+def make_start_values(variables: list[keras.Variable], values: list[Array], replica: Array) -> list[Array]:
     """Return the state from which a replica starts: with random state of its own."""
     return [
-        random_keys.for_replica(value, replica) if random_keys.is_seed(variable) else value
+        random_keys.derive_replica_key(value, replica) if random_keys.is_seed_state(variable) else value
         for variable, value in zip(variables, values, strict=True)
     ]
 
 
-def handed_on(
+def collect_assigned(
     variables: list[keras.Variable],
     assigned: list[int],
     alone: bool,
@@ -30,7 +30,7 @@ def handed_on(
     after: list[Array],
     rows: int,
     replica: Array,
-) -> Assigned:
+) -> AssignedState:
     """Return the replica's contribution to the state that replicas assign.
 
     Args:
@@ -43,14 +43,14 @@ def handed_on(
         replica: Its number.
     """
     is_first = replica == 0
-    contribution = Assigned([], [], [])
+    contribution = AssignedState([], [], [])
     for index in assigned:
         variable = variables[index]
         old = before[index]
         new = after[index]
-        if random_keys.is_seed(variable):
-            growth = new - random_keys.for_replica(old, replica)
-            contribution.grown.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
+        if random_keys.is_seed_state(variable):
+            growth = new - random_keys.derive_replica_key(old, replica)
+            contribution.advances.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
         elif is_added(variable, alone):
             growth = widen_counter(new) - widen_counter(old)
             is_sum = variable.aggregation == "sum"
@@ -59,12 +59,12 @@ def handed_on(
                     f"The forward pass assigns {variable.path!r} of dtype bool with aggregation='sum', but bools have no sum. Make it an "
                     f"integer, or write aggregation='only_first_replica'."
                 )
-            contribution.grown.append(growth if is_sum else jnp.where(is_first, growth, jnp.zeros_like(growth)))
+            contribution.advances.append(growth if is_sum else jnp.where(is_first, growth, jnp.zeros_like(growth)))
         elif jnp.issubdtype(new.dtype, jnp.floating) or (alone and not is_counter_dtype(new.dtype)):
-            contribution.moving.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
+            contribution.float_changes.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif is_counter_dtype(new.dtype):
             growth = widen_counter(new) - widen_counter(old)
-            contribution.counters.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth, growth * growth))
+            contribution.counter_changes.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth, growth * growth))
         else:
             raise ValueError(
                 f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
@@ -89,12 +89,12 @@ def widen_counter(value: Array) -> Array:
     return value.astype(jnp.int32) if is_counter_dtype(value.dtype) and value.dtype.itemsize < 4 else value
 
 
-def merged(
+def merge_assigned(
     variables: list[keras.Variable],
     assigned: list[int],
     alone: bool,
     before: list[Array],
-    total: Assigned,
+    total: AssignedState,
     rows: Array,
     present: Array,
 ) -> tuple[list[Array], list[Array]]:
@@ -104,12 +104,12 @@ def merged(
     """
     after = list(before)
     disagree: list[Array] = []
-    moving = iter(total.moving)
-    counters = iter(total.counters)
-    grown = iter(total.grown)
+    moving = iter(total.float_changes)
+    counters = iter(total.counter_changes)
+    grown = iter(total.advances)
     for index in assigned:
         old = before[index]
-        if random_keys.is_seed(variables[index]) or is_added(variables[index], alone):
+        if random_keys.is_seed_state(variables[index]) or is_added(variables[index], alone):
             after[index] = (widen_counter(old) + next(grown)).astype(old.dtype)
         elif not is_counter_dtype(old.dtype):
             change = next(moving)
@@ -130,7 +130,9 @@ def check_counters(variables: list[keras.Variable], assigned: list[int], disagre
     counters = [
         variable
         for variable in assigned_variables
-        if is_counter_dtype(jnp.dtype(variable.dtype)) and not random_keys.is_seed(variable) and not is_added(variable, False)
+        if is_counter_dtype(jnp.dtype(variable.dtype))
+        and not random_keys.is_seed_state(variable)
+        and not is_added(variable, False)
     ]
     paths = [repr(variable.path) for variable, is_different in zip(counters, disagree, strict=True) if is_different]
     raise ValueError(

@@ -22,7 +22,7 @@ ScaleLoss = Callable[[keras.optimizers.Optimizer, Array], Array]
 """The method `scale_loss` of an optimizer."""
 
 
-class Noted(NamedTuple):
+class NotedArrays(NamedTuple):
     """An event in the code, with arrays of the trace."""
 
     kind: str
@@ -34,7 +34,7 @@ class Noted(NamedTuple):
     of: UserObject = None
 
 
-class Update(NamedTuple):
+class PendingUpdate(NamedTuple):
     """An optimizer to be applied, when all replicas have given their gradients."""
 
     optimizer: keras.optimizers.Optimizer
@@ -56,10 +56,10 @@ class ReplicaScope(keras_private.ReadingScope):
 
     def __init__(self, state_mapping: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
         super().__init__(state_mapping, collect_losses=True)
-        self.updated: set[int] = set()
+        self.updated_ids: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Array | None:
-        if id(variable) in self.updated:
+        if id(variable) in self.updated_ids:
             raise ValueError(
                 f"The replica's code reads {variable.path!r} after it was updated, but the update comes when all replicas have "
                 f"given their gradients, at the end of strategy.run. Read it in a second run:\n\n"
@@ -83,18 +83,18 @@ class ReplicaCode:
         self.scope = scope
         self.replica = replica
         self.replicas = replicas
-        self.share_of_rows = row_fraction
+        self.row_fraction = row_fraction
         self.divisors: list[float | Array] = []
-        self.updates: list[Update] = []
+        self.updates: list[PendingUpdate] = []
         self.fixed_divisors: list[tuple[float, int]] = []
-        self.noted: list[Noted] = []
+        self.noted: list[NotedArrays] = []
         self.masks: list[Array] = []
         """Masks of the losses that were called. The engine divides by what a mask leaves."""
         self.inside = 0
         """How many calls of layers and losses are around the line that runs."""
         self.is_looked_at = False
         """Whether mistakes are looked for in this trace: the operations of layers and metrics are then marked."""
-        self.suspicion: Callable[[AnyArray], bool] = lambda array: False
+        self.may_be_rows: Callable[[AnyArray], bool] = lambda array: False
         """Whether an array that is the same for all replicas may be rows from outside; asked in an inspected trace."""
         self.scales = False
         """Whether the engine is scaling a loss just now."""
@@ -113,12 +113,12 @@ class ReplicaCode:
 
     def begin(self) -> None:
         """Note that the trace begins in which the code is run."""
-        self._traces = [tracing.state()]
+        self._traces = [tracing.get_trace_state()]
 
     @contextlib.contextmanager
-    def differentiating(self) -> Iterator[None]:
+    def trace_gradients(self) -> Iterator[None]:
         """Note, for the block, that JAX traces what `value_and_grad` differentiates."""
-        self._traces.append(tracing.state())
+        self._traces.append(tracing.get_trace_state())
         try:
             yield
         finally:
@@ -143,21 +143,21 @@ class ReplicaCode:
 
     def note(self, kind: str, arrays: T, of: object = None) -> T:
         """Note arrays, and return them. `value_and_grad` hands out what was noted inside of it."""
-        if (self.is_looked_at or kind == "update") and tracing.state() in self._traces[-1:]:
-            self.noted.append(Noted(kind, arrays, of))
+        if (self.is_looked_at or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
+            self.noted.append(NotedArrays(kind, arrays, of))
         return arrays
 
-    def fixed(self, divisor: float, values_per_row: int) -> Array:
+    def make_fixed_divisor(self, divisor: float, values_per_row: int) -> Array:
         """Return a divisor that the code gives for this many values of each row. The compiler takes this constant for a variable, so that
         it divides by it as by a divisor that was counted."""
         self.fixed_divisors.append((divisor, values_per_row))
-        return cast("Array", ops.where(self.share_of_rows > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32")))
+        return cast("Array", ops.where(self.row_fraction > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32")))
 
-    def give_gradients(self, gradients: Sequence[Array]) -> None:
+    def note_gradients(self, gradients: Sequence[Array]) -> None:
         """Note what `value_and_grad` hands out."""
         self._given_gradients |= {id(gradient): gradient for gradient in gradients}
 
-    def keep_scaled(self, optimizer: keras.optimizers.Optimizer, gradient: Array, scaled: Array) -> None:
+    def keep_scaled_gradient(self, optimizer: keras.optimizers.Optimizer, gradient: Array, scaled: Array) -> None:
         """Keep the scaled gradient that the optimizer gets, where the code hands this gradient to the optimizer that scaled the loss."""
         self._scaled[id(gradient)] = gradient, optimizer, scaled
 
@@ -168,7 +168,7 @@ class ReplicaCode:
         variables: Sequence[keras.Variable] | None,
     ) -> None:
         """Note the gradients of an `optimizer.apply`: they are summed over replicas, and applied once."""
-        if tracing.state() not in self._traces[:1]:
+        if tracing.get_trace_state() not in self._traces[:1]:
             raise ValueError(
                 f"The replica's code applies the optimizer {optimizer.name!r} inside of a function that JAX traces by itself (of ops.cond, "
                 f"ops.scan, jax.jit and the like), where the update would be made whatever the condition. Apply it outside, for example "
@@ -182,8 +182,8 @@ class ReplicaCode:
                     "optimizer.apply(gradients, model.trainable_variables)."
                 )
             raise NotBuiltError(optimizer, list(variables))
-        variables = keras_private.weights_of(optimizer) if variables is None else list(variables)
-        keras_private.check_known(optimizer, variables)
+        variables = keras_private.list_optimizer_weights(optimizer) if variables is None else list(variables)
+        keras_private.check_known_variables(optimizer, variables)
         if len(gradients) != len(variables):
             raise ValueError(f"optimizer.apply received {len(gradients)} gradients for {len(variables)} variables.")
         if any(update.optimizer is optimizer for update in self.updates):
@@ -202,8 +202,8 @@ class ReplicaCode:
         if not applied and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
         self.note("gradients", [gradient for gradient in applied.values() if isinstance(gradient, Tracer)], of=optimizer)
-        self.updates.append(Update(optimizer, applied))
-        self.scope.updated |= {id(variable) for variable in variables} | keras_private.updated_by(optimizer)
+        self.updates.append(PendingUpdate(optimizer, applied))
+        self.scope.updated_ids |= {id(variable) for variable in variables} | keras_private.list_updated_ids(optimizer)
 
     def _gradient_for(self, optimizer: keras.optimizers.Optimizer, gradient: Array) -> Array:
         """Return the gradient that the optimizer gets: the scaled one, where it scales the loss."""
@@ -226,13 +226,13 @@ class CurrentCode(threading.local):
 _current = CurrentCode()
 
 
-def current() -> ReplicaCode | None:
+def get_current_code() -> ReplicaCode | None:
     """Return the replica code that runs here; None outside of replica code."""
     return _current.code
 
 
 @contextlib.contextmanager
-def running(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> Iterator[ReplicaCode]:
+def run_as_replica(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> Iterator[ReplicaCode]:
     """Run the block as the code of a replica that feeds these metrics."""
     before = _current.code
     _current.code = code
@@ -241,10 +241,10 @@ def running(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> 
         "stateless_apply": lambda _: refuse_stateless_apply,
         "scale_loss": code.scaling,
         "crop": keras_private.crop_by_slices,
-        **refused_calls.calls(code),
+        **refused_calls.wrap_keras_calls(code),
     }
     try:
-        with code.scope, keras_private.replaced(calls), refused_calls.unreadable(code, metrics):
+        with code.scope, keras_private.replace_methods(calls), refused_calls.refuse_metric_reads(code, metrics):
             yield code
     finally:
         _current.code = before

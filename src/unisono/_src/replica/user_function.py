@@ -14,18 +14,18 @@ from jax.core import Tracer
 
 from unisono._src import keras_private
 from unisono._src.replica import metric_probe, metrics, optimizer_update, overwritten, state_merging
-from unisono._src.replica.compiled_model import scaling_variables
+from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.gradient_changes import fault_of, warn_of_gradients
-from unisono._src.replica.growth import APART, EXACT, HALF
-from unisono._src.replica.output_rows import ByRows
-from unisono._src.replica.probe import Pair, TracedAnew, real_pairs
-from unisono._src.replica.probe_rows import other_rows
+from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_gradients
+from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
+from unisono._src.replica.output_rows import OutputRows
+from unisono._src.replica.probe import RowPair, SteadyFunction, pair_shards
+from unisono._src.replica.probe_rows import make_up_rows
 from unisono._src.replica.protocol import Divisor, State
-from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, running
+from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.typing import Array, Outputs, PyTree, Shape, UserObject
 
-Call: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
+CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
 
 
@@ -36,19 +36,19 @@ MOST_OF_GRADIENTS = 4
 """Pairs of any rows on which gradients are measured. Each measurement is as large as the weights."""
 
 
-class Variables(NamedTuple):
+class UsedVariables(NamedTuple):
     """The variables that the code reads and assigns."""
 
     weights: list[keras.Variable]
     """Trainable variables."""
-    others: list[keras.Variable]
+    non_trainable: list[keras.Variable]
     optimizers: list[keras.optimizers.Optimizer]
     metrics: list[keras.metrics.Metric]
-    applied: list[tuple[keras.optimizers.Optimizer, list[int]]]
+    applied_optimizers: list[tuple[keras.optimizers.Optimizer, list[int]]]
     """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
     assigned: list[int]
     """Positions, among the others, of the variables that the code assigns."""
-    slots_read: bool
+    reads_slots: bool
     """Whether replicas read the state of an optimizer, beside a loss scale."""
 
     @property
@@ -56,24 +56,24 @@ class Variables(NamedTuple):
         return [variable for optimizer in self.optimizers for variable in optimizer.variables]
 
     @property
-    def tracked(self) -> list[keras.Variable]:
+    def metric_variables(self) -> list[keras.Variable]:
         """Return the variables of the metrics."""
         return [variable for metric in self.metrics for variable in metric.variables]
 
     @property
     def all(self) -> list[list[keras.Variable]]:
         """Return all variables, in the groups of the state."""
-        return [self.weights, self.others, self.slots, self.tracked]
+        return [self.weights, self.non_trainable, self.slots, self.metric_variables]
 
 
-class OwnCode:
+class UserComputation:
     """The functions of replicas that run user code."""
 
     def __init__(
         self,
         name: str,
-        call: Call,
-        variables: Variables,
+        call: CallUserFunction,
+        variables: UsedVariables,
         replicas: int,
         layers: Callable[[], Sequence[keras.Layer]] = tuple,
         can_be_cut: bool = True,
@@ -96,14 +96,14 @@ class OwnCode:
         self._replicas = replicas
         self._can_be_cut = can_be_cut
         self.variables = variables
-        self.alone = replicas == 1
+        self.has_one_replica = replicas == 1
         self.returned: PyTree = None
-        """The tree that the code returns, with a `Leaf` in the place of each array."""
+        """The tree that the code returns, with an `OutputLeaf` in the place of each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
         """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
         self._batch_means: dict[int, bool] = {}
-        self._by_rows = ByRows(eager)
-        self._effects = TracedAnew(self._compute_effects, eager)
+        self._by_rows = OutputRows(eager)
+        self._effects = SteadyFunction(self._compute_effects, eager)
         self._metric_calls: dict[tuple[Shape, ...], list[UserObject]] = {}
         """For rows of each shape, the calls that feed metrics, in turn: (metric, `metric_probe.Update.filled`)."""
         self._changes_gradients = False
@@ -113,42 +113,46 @@ class OwnCode:
         self._undecided: set[int] = set()
         self._warned_metrics: set[int] = set()
 
-    @keras_private.fresh_masks()
+    @keras_private.hide_masks()
     def contribution(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
     ) -> tuple[Contribution, list[Array]]:
         weights, others, slots, metric_values = state
         variables = self.variables
         rows = count_batch_rows(batch)
-        reset = metrics.reset_values(variables.metrics, variables.tracked)
-        replica_others = state_merging.for_replica(variables.others, others, replica)
-        start = weights, replica_others, slots, metric_values if self.alone else reset
+        reset = metrics.compute_reset_values(variables.metrics, variables.metric_variables)
+        replica_others = state_merging.make_start_values(variables.non_trainable, others, replica)
+        start = weights, replica_others, slots, metric_values if self.has_one_replica else reset
         means = metrics.BatchLevelMeans(variables.metrics, self._by_rows)
         with self._run(start, batch, replica, row_fraction, divisors) as code, means.watch():
             returned = self._call(batch, constants)
-            outputs, self.returned = split(returned, code)
+            outputs, self.returned = split_outputs(returned, code)
         self.fixed_divisors = code.fixed_divisors
         after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
         _, others_after, _, metrics_after = after
         batch_means = dict.fromkeys(means.variables(), True) | self._batch_means
         contribution = Contribution(
             self._collect_gradients(code),
-            state_merging.handed_on(variables.others, variables.assigned, self.alone, others, others_after, rows, replica),
-            metrics_after if self.alone else metrics.added(variables.tracked, batch_means, reset, metrics_after, row_fraction),
+            state_merging.collect_assigned(
+                variables.non_trainable, variables.assigned, self.has_one_replica, others, others_after, rows, replica
+            ),
+            metrics_after
+            if self.has_one_replica
+            else metrics.compute_metric_changes(variables.metric_variables, batch_means, reset, metrics_after, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(code.divisors)),
             {str(index): widen_half_precision(output) for index, output in enumerate(outputs) if is_summed(output)},
         )
         return contribution, outputs
 
-    @keras_private.fresh_masks()
+    @keras_private.hide_masks()
     def divisors(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
     ) -> Sequence[Divisor]:
         variables = self.variables
         weights, others, slots, _ = state
-        reset = metrics.reset_values(variables.metrics, variables.tracked)
-        start = weights, state_merging.for_replica(variables.others, others, replica), slots, reset
+        reset = metrics.compute_reset_values(variables.metrics, variables.metric_variables)
+        start = weights, state_merging.make_start_values(variables.non_trainable, others, replica), slots, reset
         with self._run(start, batch, replica, row_fraction, None) as code:
             self._call(batch, constants)
         self._changes_gradients |= code.changes_gradients
@@ -166,17 +170,17 @@ class OwnCode:
         ]
         code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, divisors)
         code.rows = count_batch_rows(batch)
-        code.scalers = find_loss_scalers(self.variables.applied)
+        code.scalers = find_loss_scalers(self.variables.applied_optimizers)
         code.begin()
-        with running(code, self.variables.metrics):
+        with run_as_replica(code, self.variables.metrics):
             yield code
 
     @property
     def _updated_weights(self) -> list[keras.Variable]:
         """Return the weights that optimizers update, optimizer by optimizer."""
         return [
-            keras_private.weights_of(optimizer)[position]
-            for optimizer, positions in self.variables.applied
+            keras_private.list_optimizer_weights(optimizer)[position]
+            for optimizer, positions in self.variables.applied_optimizers
             for position in positions
         ]
 
@@ -184,16 +188,16 @@ class OwnCode:
         """Return the gradients that the code applies, optimizer by optimizer."""
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
         applied: list[Array] = []
-        for optimizer, positions in self.variables.applied:
-            weights = keras_private.weights_of(optimizer)
+        for optimizer, positions in self.variables.applied_optimizers:
+            weights = keras_private.list_optimizer_weights(optimizer)
             gradients = by_optimizer[id(optimizer)]
             applied += [gradients[id(weights[position])] for position in positions]
         applied = [
             gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient for gradient in applied
         ]
-        return overwritten.spread(self._updated_weights, applied, code.replica, self._replicas)
+        return overwritten.spread_over_replicas(self._updated_weights, applied, code.replica, self._replicas)
 
-    def finished(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+    def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
         weights, others, slots, metric_values = state
         variables = self.variables
         values = {
@@ -203,12 +207,12 @@ class OwnCode:
         }
         updated_weights = self._updated_weights
         before = [values[id(weight)] for weight in updated_weights]
-        gradients = iter(overwritten.largest(updated_weights, before, total.gradients, self._replicas))
-        for optimizer, positions in variables.applied:
-            optimizer_weights = keras_private.weights_of(optimizer)
+        gradients = iter(overwritten.take_largest_gradients(updated_weights, before, total.gradients, self._replicas))
+        for optimizer, positions in variables.applied_optimizers:
+            optimizer_weights = keras_private.list_optimizer_weights(optimizer)
             optimizer_slots = optimizer.variables
             by_position = {position: next(gradients) for position in positions}
-            new_values = optimizer_update.applied(
+            new_values = optimizer_update.apply_gradients(
                 optimizer,
                 [values[id(slot)] for slot in optimizer_slots],
                 [by_position.get(position) for position in range(len(optimizer_weights))],
@@ -219,37 +223,37 @@ class OwnCode:
                 for group, group_values in zip((optimizer_weights, optimizer_slots), new_values, strict=True)
                 for variable, value in zip(group, group_values, strict=True)
             }
-        merged, disagree = state_merging.merged(
-            variables.others, variables.assigned, self.alone, others, total.assigned, rows, present
+        merged, disagree = state_merging.merge_assigned(
+            variables.non_trainable, variables.assigned, self.has_one_replica, others, total.assigned, rows, present
         )
         after = [values[id(weight)] for weight in variables.weights], merged, [values[id(slot)] for slot in variables.slots]
-        return (*after, optimizer_update.added(metric_values, total.metrics, self.alone)), disagree
+        return (*after, optimizer_update.add_to_metrics(metric_values, total.metrics, self.has_one_replica)), disagree
 
     def results(self, state: State) -> dict[str, Array]:
         return {}
 
-    def alone_by_itself(self, state: State, batch: PyTree) -> None:
+    def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 
     def read(self) -> list[bool]:
-        return [True, True, self.variables.slots_read, False]
+        return [True, True, self.variables.reads_slots, False]
 
     def scales(self) -> list[tuple[int, int]]:
-        scales = {id(variable) for optimizer, _ in self.variables.applied for variable in scaling_variables(optimizer)}
+        scales = {id(variable) for optimizer, _ in self.variables.applied_optimizers for variable in list_loss_scales(optimizer)}
         return [(2, index) for index, variable in enumerate(self.variables.slots) if id(variable) in scales]
 
-    def look(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         """Find out how the user's metrics are merged, and whether gradients that the code makes add up."""
-        user_metrics = metrics.unpromised(self.variables.metrics)
+        user_metrics = metrics.find_unproven_metrics(self.variables.metrics)
         measures_gradients = self._measures_gradients
-        if self.alone or not self._can_be_cut or not (user_metrics or measures_gradients):
+        if self.has_one_replica or not self._can_be_cut or not (user_metrics or measures_gradients):
             return False
         before = self._batch_means
-        with keras_private.in_evaluation(*self._find_layers()):
-            pairs = real_pairs(state, batch, shards, most=MOST_PAIRS)
+        with keras_private.call_as_in_evaluation(*self._find_layers()):
+            pairs = pair_shards(state, batch, shards, most=MOST_PAIRS)
             if not (self._probe_count or self._eager):
                 self._observe(state, pairs[0].one, 1, constants)  # from here on it is known what its program compares
-                pairs += [Pair.of(state, rows) for rows in other_rows(pairs[0].both, self._effects.compared)]
+                pairs += [RowPair.of(state, rows) for rows in make_up_rows(pairs[0].both, self._effects.compared_values)]
             if user_metrics:
                 self._probe_metrics(user_metrics, pairs, constants)
             if measures_gradients:
@@ -263,37 +267,37 @@ class OwnCode:
         return self._changes_gradients and not (self.is_said or self._probe_count or self._eager)
 
     def _probe_metrics(
-        self, user_metrics: Sequence[keras.metrics.Metric], pairs: Sequence[Pair], constants: Sequence[Array]
+        self, user_metrics: Sequence[keras.metrics.Metric], pairs: Sequence[RowPair], constants: Sequence[Array]
     ) -> None:
         """Measure until it is decided how each metric that is fed is merged."""
-        variables = self.variables.tracked
-        reset = metrics.reset_values(self.variables.metrics, variables)
+        variables = self.variables.metric_variables
+        reset = metrics.compute_reset_values(self.variables.metrics, variables)
         for pair in pairs:
             updates = self._observe(pair.state, pair.one, 1, constants).updates
             other = self._observe_other_rows(pair, constants)
             rows = len(jax.tree.leaves(pair.one)[0])
             known = self._batch_means
             tolerance = max(metric_probe.CLOSE, self._tolerance)
-            decided = metric_probe.weighted_by_share(
+            decided = metric_probe.find_batch_means(
                 user_metrics, variables, reset, updates, rows, other, self._warned_metrics, known, tolerance
             )
             self._batch_means = decided | known | find_means_of_numbers(updates, rows)
-            changed = metric_probe.assigned_by(updates, variables, reset)
+            changed = metric_probe.find_assigned(updates, variables, reset)
             self._undecided = set() if other is None else changed - self._batch_means.keys()
             if not self._undecided:
                 return
 
-    def _probe_gradients(self, pairs: Sequence[Pair], constants: Sequence[Array]) -> None:
+    def _probe_gradients(self, pairs: Sequence[RowPair], constants: Sequence[Array]) -> None:
         """Warn once of gradients that the code has made or changed, and that do not add up."""
         observed = list(self._observe_gradients(pairs, constants))
-        fault = fault_of(observed, self._replicas, self._effects.factors, APART * self._tolerance)
+        fault = find_gradient_fault(observed, self._replicas, self._effects.factors, GRADIENT_SLACK * self._tolerance)
         if fault is not None:
             self.is_said = True
             warn_of_gradients(self._name, fault, self._replicas)
 
     @property
     def _tolerance(self) -> float:
-        return HALF if keras_private.are_coarse(self._find_layers()) else EXACT
+        return HALF if keras_private.have_coarse_layers(self._find_layers()) else EXACT
 
     @property
     def is_looked_at(self) -> bool:
@@ -303,18 +307,18 @@ class OwnCode:
     def is_undecided(self) -> bool:
         return bool(self._undecided)
 
-    def _observe_other_rows(self, pair: Pair, constants: Sequence[Array]) -> metric_probe.Other | None:
+    def _observe_other_rows(self, pair: RowPair, constants: Sequence[Array]) -> metric_probe.UpdatesOnOtherRows | None:
         """Return the metric updates of the code on other rows; None where the code cannot run on more rows than a replica has."""
         if self._eager:  # eager code may draw random numbers that cannot be fixed
             return None
         other_updates = self._observe(pair.state, pair.other, 1, constants).updates
         try:
-            return metric_probe.Other(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
+            return metric_probe.UpdatesOnOtherRows(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
         except Exception:
             return None
 
     def _observe_gradients(
-        self, pairs: Sequence[Pair], constants: Sequence[Array]
+        self, pairs: Sequence[RowPair], constants: Sequence[Array]
     ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
         """Return the gradients that the code applies on each pair; none where the code cannot run on more rows than a replica has."""
         with contextlib.suppress(Exception):
@@ -329,7 +333,9 @@ class OwnCode:
         rows = jax.tree.map(jnp.asarray, rows)
         arrays_of_updates, gradients = self._effects(state, rows, jnp.float32(times), constants)
         calls = self._metric_calls[list_shapes(rows)]
-        updates = [metric_probe.Update(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)]
+        updates = [
+            metric_probe.MetricUpdate(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)
+        ]
         return Effects(updates, gradients)
 
     def _compute_effects(
@@ -337,18 +343,18 @@ class OwnCode:
     ) -> tuple[list[list[Array | None]], list[Array]]:
         """Return (the arrays of each metric update, the gradients that the code applies), and note the metric calls of these rows."""
         variables = self.variables
-        user_metrics = metrics.unpromised(self.variables.metrics)
+        user_metrics = metrics.find_unproven_metrics(self.variables.metrics)
         weights, others, slots, _ = state
         start = (
             weights,
-            state_merging.for_replica(variables.others, others, jnp.int32(0)),
+            state_merging.make_start_values(variables.non_trainable, others, jnp.int32(0)),
             slots,
-            metrics.reset_values(variables.metrics, variables.tracked),
+            metrics.compute_reset_values(variables.metrics, variables.metric_variables),
         )
         with (
             self._run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS)) as code,
-            metric_probe.noted(user_metrics, code.note),
-            keras_private.fresh_masks(),
+            metric_probe.note_updates(user_metrics, code.note),
+            keras_private.hide_masks(),
         ):
             self._call(rows, constants)
         updates = [noted for noted in code.noted if noted.kind == "update"]
@@ -356,24 +362,24 @@ class OwnCode:
         gradients = [
             gradient.astype(jnp.float32)
             for update in code.updates
-            for variable in keras_private.weights_of(update.optimizer)
-            if self._measures_gradients and not overwritten.overwrites(variable)
+            for variable in keras_private.list_optimizer_weights(update.optimizer)
+            if self._measures_gradients and not overwritten.is_overwritten_by_gradient(variable)
             if (gradient := update.gradients.get(id(variable))) is not None and jnp.issubdtype(gradient.dtype, jnp.floating)
         ]
         return [noted.arrays for noted in updates], gradients
 
     def check(self, disagree: list[Array]) -> None:
-        state_merging.check_counters(self.variables.others, self.variables.assigned, disagree)
+        state_merging.check_counters(self.variables.non_trainable, self.variables.assigned, disagree)
 
 
 class Effects(NamedTuple):
     """The effects of code on some rows: the metric updates, and the gradients that it applies."""
 
-    updates: list[metric_probe.Update]
+    updates: list[metric_probe.MetricUpdate]
     gradients: list[Array]
 
 
-def find_means_of_numbers(updates: Sequence[metric_probe.Update], rows: int) -> dict[int, bool]:
+def find_means_of_numbers(updates: Sequence[metric_probe.MetricUpdate], rows: int) -> dict[int, bool]:
     """Return the variables of means that are fed with one number. Code computes the mean of a replica's rows in many ways, so the number
     is taken for that mean."""
     means = [
@@ -384,14 +390,14 @@ def find_means_of_numbers(updates: Sequence[metric_probe.Update], rows: int) -> 
     return {id(variable): True for metric in means for variable in metric.variables}
 
 
-class Leaf(NamedTuple):
+class OutputLeaf(NamedTuple):
     """The place of an array in a tree that the code returns."""
 
     index: int
 
 
-def split(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
-    """Return (the arrays of a tree, the tree with a `Leaf` in the place of each array).
+def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
+    """Return (the arrays of a tree, the tree with an `OutputLeaf` in the place of each array).
 
     A variable that is updated when all replicas have run stays in the tree, as in what `optimizer.apply_gradients` returns.
     """
@@ -399,12 +405,12 @@ def split(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
     arrays: list[Array] = []
     tree_leaves: list[UserObject] = []
     for leaf in leaves:
-        if isinstance(leaf, keras.Variable) and id(leaf) in code.scope.updated:
+        if isinstance(leaf, keras.Variable) and id(leaf) in code.scope.updated_ids:
             tree_leaves.append(leaf)
             continue
         value = getattr(leaf, "value", leaf) if type(leaf).__module__.startswith("keras.") else leaf
         if isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
-            tree_leaves.append(Leaf(len(arrays)))
+            tree_leaves.append(OutputLeaf(len(arrays)))
             arrays.append(jnp.asarray(value))
         else:
             refuse_hidden_arrays(leaf)
@@ -445,8 +451,8 @@ def find_loss_scalers(
 ) -> dict[int, keras.optimizers.Optimizer]:
     """Return, for the ids of weights, the optimizer that scales their loss."""
     return {
-        id(keras_private.weights_of(optimizer)[position]): optimizer
+        id(keras_private.list_optimizer_weights(optimizer)[position]): optimizer
         for optimizer, positions in applied
-        if scaling_variables(optimizer)
+        if list_loss_scales(optimizer)
         for position in positions
     }

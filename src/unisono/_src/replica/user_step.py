@@ -34,32 +34,32 @@ class StepResult(NamedTuple):
     logs: Logs
 
 
-def is_own(model: keras.Model, mode: str) -> bool:
+def is_user_step(model: keras.Model, mode: str) -> bool:
     """Return whether the model's class overrides the step of this mode."""
-    return mode in METHODS and keras_private.overrides(model, METHODS[mode])
+    return mode in METHODS and keras_private.overrides_method(model, METHODS[mode])
 
 
-def call_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:
+def call_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:
     """Return the result of the user step. Losses of earlier traces are forgotten before it runs."""
-    keras_private.forget_losses(model)
-    with keras_private.compilable_crops(model):
+    keras_private.forget_added_losses(model)
+    with keras_private.make_crops_compilable(model):
         return getattr(model, METHODS[mode])(state, batch)
 
 
-def run(model: keras.Model, mode: str, state: State, batch: PyTree) -> StepResult:
+def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> StepResult:
     """Run a user step of training or evaluation on a replica's rows."""
     if mode == "evaluate":
-        logs, (_, non_trainable, metrics) = check_result(call_step(model, mode, state, batch), mode, 3)
+        logs, (_, non_trainable, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 3)
         return StepResult([], list(non_trainable), list(metrics), dict(logs or {}))
     recorder = GradientRecorder(state[0], state[2])
-    with keras_private.wrapped_method(model.optimizer, "stateless_apply", lambda _: recorder):
-        logs, (weights, non_trainable, slots, metrics) = check_result(call_step(model, mode, state, batch), mode, 4)
+    with keras_private.wrap_method(model.optimizer, "stateless_apply", lambda _: recorder):
+        logs, (weights, non_trainable, slots, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 4)
     return StepResult(recorder.check_returned(weights, slots), list(non_trainable), list(metrics), dict(logs or {}))
 
 
-def predicted(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
+def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
     """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
-    returned = call_step(model, "predict", state, batch)
+    returned = call_user_step(model, "predict", state, batch)
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
         raise ValueError(
             f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {type(returned).__name__}. End it "

@@ -13,9 +13,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from unisono._src import keras_private
-from unisono._src.replica.compiled_model import scaling_variables
-from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, running
-from unisono._src.replica.user_function import Call, Variables, split
+from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
+from unisono._src.replica.user_function import CallUserFunction, UsedVariables, split_outputs
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
 
 Atom: TypeAlias = Var | Literal
@@ -25,8 +25,8 @@ ROUNDS = 8
 """Each round builds some layers or an optimizer. More rounds mean that the code makes something again every time."""
 
 
-def discover(
-    call: Call,
+def discover_variables(
+    call: CallUserFunction,
     batch: PyTree,
     constants: PyTree,
     replicas: int,
@@ -35,7 +35,7 @@ def discover(
     check: Callable[[Trace], None],
     suspicion: Callable[[AnyArray], bool] = lambda array: True,
     eager: bool = False,
-) -> Variables:
+) -> UsedVariables:
     """Return the variables of the code by their use; layers and optimizers that are not built are built.
 
     Args:
@@ -54,12 +54,12 @@ def discover(
     alive = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
-        code.suspicion = suspicion
+        code.may_be_rows = suspicion
         alive.append(code)
         try:
             program = (call_code if eager else trace_code)(code, call, batch, constants, metrics())
         except NotBuiltError as error:
-            with keras_private.name_scope_of(error.optimizer):
+            with keras_private.open_name_scope(error.optimizer):
                 error.optimizer.build(error.variables)
             continue
         except Exception:
@@ -111,11 +111,11 @@ class Trace(NamedTuple):
         return by_kind
 
     @property
-    def number_of_replica(self) -> int:
+    def replica_position(self) -> int:
         """Return the position, among the program's arguments, of the replica's number."""
         return len(self.program.jaxpr.invars) - 2
 
-    def results_of(self, *kinds: str) -> Iterator[tuple[UserObject, range]]:
+    def find_results(self, *kinds: str) -> Iterator[tuple[UserObject, range]]:
         """Return everything of these kinds that was noted, each as (its `Noted.of`, its positions among the program's results)."""
         start = len(self.returned)
         for noted in self.code.noted:
@@ -131,15 +131,17 @@ class Trace(NamedTuple):
         return outputs[: len(outputs) - sum(len(jax.tree.leaves(noted.arrays)) for noted in self.code.noted)]
 
 
-def trace(call: Call, batch: PyTree, constants: PyTree, replicas: int, metrics: Sequence[keras.metrics.Metric]) -> Trace:
+def trace_user_function(
+    call: CallUserFunction, batch: PyTree, constants: PyTree, replicas: int, metrics: Sequence[keras.metrics.Metric]
+) -> Trace:
     """Return a trace of code whose variables are known and built."""
     code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
     return Trace(code, trace_code(code, call, batch, constants, metrics), len(jax.tree.leaves(batch)))
 
 
-@keras_private.fresh_masks()
+@keras_private.hide_masks()
 def trace_code(
-    code: ReplicaCode, call: Call, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
+    code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
 ) -> ClosedJaxpr:
     """Return the program of the code, and of the arrays that it notes."""
     code.rows = jax.tree.leaves(batch)[0].shape[0]
@@ -149,28 +151,30 @@ def trace_code(
         batch: PyTree, constants: Sequence[Array], replica: Array, row_fraction: Array
     ) -> tuple[list[Array], list[PyTree]]:
         code.replica = replica
-        code.share_of_rows = row_fraction
+        code.row_fraction = row_fraction
         code.begin()
-        return split(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
+        return split_outputs(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
 
-    with running(code, metrics):  # around the trace: variables made in the trace get their values after it
+    with run_as_replica(code, metrics):  # around the trace: variables made in the trace get their values after it
         return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 
-@keras_private.fresh_masks()
-def call_code(code: ReplicaCode, call: Call, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]) -> None:
+@keras_private.hide_masks()
+def call_code(
+    code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
+) -> None:
     """Call the code, which cannot be traced."""
     code.rows = jax.tree.leaves(batch)[0].shape[0]
     code.replica = jnp.int32(0)
-    code.share_of_rows = jnp.float32(1)
+    code.row_fraction = jnp.float32(1)
     code.begin()
-    with running(code, metrics):
-        split(call(batch, constants), code)
+    with run_as_replica(code, metrics):
+        split_outputs(call(batch, constants), code)
 
 
 def sort_variables(
     code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
-) -> Variables:
+) -> UsedVariables:
     """Return the variables of the code by their use."""
     variables = {**code.scope.read, **code.scope.assigned}
     applied = [
@@ -178,7 +182,7 @@ def sort_variables(
             update.optimizer,
             [
                 position
-                for position, weight in enumerate(keras_private.weights_of(update.optimizer))
+                for position, weight in enumerate(keras_private.list_optimizer_weights(update.optimizer))
                 if id(weight) in update.gradients
             ],
         )
@@ -193,13 +197,13 @@ def sort_variables(
     used_optimizers = [*(update.optimizer for update in code.updates), *read]
     used_metrics = [metric for metric in metrics if any(id(variable) in variables for variable in metric.variables)]
     owned = {id(variable) for holder in [*used_optimizers, *used_metrics] for variable in holder.variables}
-    weights = {id(weight): weight for optimizer, _ in applied for weight in keras_private.weights_of(optimizer)}
+    weights = {id(weight): weight for optimizer, _ in applied for weight in keras_private.list_optimizer_weights(optimizer)}
     weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
     others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
     refuse_assigned_weights(code, weights)
-    scales = {id(variable) for optimizer, _ in applied for variable in scaling_variables(optimizer)}
+    scales = {id(variable) for optimizer, _ in applied for variable in list_loss_scales(optimizer)}
     slots = {id(variable) for optimizer in used_optimizers for variable in optimizer.variables}
-    return Variables(
+    return UsedVariables(
         list(weights.values()),
         others,
         used_optimizers,

@@ -10,7 +10,7 @@ from unisono._src.typing import Array
 MOST_NUMBERS = 4096
 
 
-class Copies:
+class DeviceCopies:
     """Copies of a list of arrays on the devices of a placement.
 
     Keras' loops keep the lead's arrays and pass them back, or pass other arrays where a callback has assigned a variable.
@@ -35,14 +35,14 @@ class Copies:
         self._source = []
         self._copies = {}
 
-    def computed(self, copies: dict[int, list[Array]]) -> list[Array]:
+    def take_computed(self, copies: dict[int, list[Array]]) -> list[Array]:
         """Take over new arrays that some devices have computed, the lead (0) among them; return the lead's arrays."""
         self._source = list(copies[0])
         self._copies = dict(copies)
         return copies[0]
 
 
-class Numbers:
+class DeviceNumbers:
     """Small constants of steps, cached on the devices: one transfer for each value, not one a step."""
 
     def __init__(self) -> None:

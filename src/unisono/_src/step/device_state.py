@@ -10,36 +10,36 @@ import jax
 import numpy as np
 
 from unisono._src.placement import Placement
-from unisono._src.replica.protocol import Functions, State
-from unisono._src.step.program import Work
+from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.step.program import StepBuffers
 from unisono._src.typing import AnyArray, Array
 
 EmptySums: TypeAlias = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 """(contributions, divisors), on the host: for each dtype, zeros of shape (place, element)."""
 
 
-class Held:
+class DeviceState:
     """The device state of a placement. The lead has the newest state; other devices get it from there when they next need it."""
 
-    def __init__(self, functions: Functions, placement: Placement, homes: Collection[int]) -> None:
+    def __init__(self, functions: ReplicaComputation, placement: Placement, homes: Collection[int]) -> None:
         """`homes` are the devices that finish steps."""
         self._functions = functions
         self._placement = placement
         self._homes = homes
-        self._work: dict[int, Work] = {}
+        self._work: dict[int, StepBuffers] = {}
         self.current: set[int] = set()
         """The devices whose state is the newest one."""
         self._returned: list[Array] = []
         self._references: dict[int, int] = {}
         self._constants: dict[int, list[AnyArray]] = {}
 
-    def __getitem__(self, index: int) -> Work:
+    def __getitem__(self, index: int) -> StepBuffers:
         return self._work[index]
 
-    def __setitem__(self, index: int, work: Work) -> None:
+    def __setitem__(self, index: int, work: StepBuffers) -> None:
         self._work[index] = work
 
-    def receive(self, state: State, sums: Callable[[], EmptySums]) -> None:
+    def receive_state(self, state: State, sums: Callable[[], EmptySums]) -> None:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
 
         `sums` makes empty sums for the first state.
@@ -53,10 +53,10 @@ class Held:
             return
         state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
         device_sums = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
-        self._work[0] = Work(state, *device_sums)
+        self._work[0] = StepBuffers(state, *device_sums)
         self.current = {0}
 
-    def on(self, index: int) -> Work:
+    def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
         if index not in self.current:
             state = self._work[0].state
@@ -67,7 +67,7 @@ class Held:
             if index not in self._work:
                 idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
                 sums = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
-                self._work[index] = Work(tuple(jax.device_put(idle, device)), *jax.device_put(sums, device))
+                self._work[index] = StepBuffers(tuple(jax.device_put(idle, device)), *jax.device_put(sums, device))
             groups = [new if new is not None else old for new, old in zip(sent_groups, self._work[index].state, strict=True)]
             for (group, position), value in scales.items():
                 groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]
@@ -75,7 +75,7 @@ class Held:
             self.current.add(index)
         return self._work[index]
 
-    def finished_on(self, homes: Collection[int]) -> None:
+    def note_finished(self, homes: Collection[int]) -> None:
         """Note that these devices have finished a step; the state of all other devices is now old."""
         self.current = set(homes)
 
@@ -93,14 +93,14 @@ class Held:
             self._constants[index] = jax.device_put(self._constants[0], self._placement.devices[index])
         return self._constants[index]
 
-    def handed_out(self) -> State:
+    def give_state(self) -> State:
         """Return the newest state to a loop, and remember its arrays."""
         state = self._work[0].state
         self._returned = list(itertools.chain.from_iterable(state))
         self._references = {id(array): 2 for array in self._returned}  # `_returned`, and the work of the lead
         return state
 
-    def references(self, array: object) -> int:
+    def count_references(self, array: object) -> int:
         """Return how many references to an array of the state are held here."""
         return self._references.get(id(array), 0)
 

@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch, global_batch, sent
+from unisono._src.data.global_batch import GlobalBatch, as_global_batch, send_rows
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import current
+from unisono._src.processes.progress import get_activity
 from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.protocol import Divisor, Functions, State
-from unisono._src.step.constants import Numbers
-from unisono._src.step.plan import Plan, Run, Shard, plan
-from unisono._src.step.probe_schedule import Looks
-from unisono._src.step.program import ReplicaOutputs, as_before
-from unisono._src.step.replica_sums import Sum
-from unisono._src.step.step import Carried, Output
+from unisono._src.replica.protocol import Divisor, ReplicaComputation, State
+from unisono._src.step.constants import DeviceNumbers
+from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
+from unisono._src.step.probe_schedule import ProbeSchedule
+from unisono._src.step.program import ReplicaOutputs, keep_dtypes
+from unisono._src.step.replica_sums import ReplicaSum
+from unisono._src.step.step import CarriedValue, RunOutput
 from unisono._src.typing import AnyArray, Array, Logs, PyTree, UserBatch
 
 NO_COPIES = 1 << 30
@@ -47,8 +47,8 @@ class StepInput(NamedTuple):
     """The input of a step beside the state."""
 
     batch: GlobalBatch
-    batch_plan: Plan
-    carried: Sequence[Carried]
+    batch_plan: BatchPlan
+    carried: Sequence[CarriedValue]
     constants: list[Array]
 
     def row_fraction(self, rows: int) -> float:
@@ -57,7 +57,7 @@ class StepInput(NamedTuple):
 
     def rows_of_replicas(self, lead: jax.Device) -> dict[int, PyTree]:
         """Return the batch of each replica: its rows, or (rows, values) where values of an earlier step are carried over."""
-        rows = {shard.replica: sent([self.batch], shard.rows, (len(shard.rows),), lead) for shard in self.batch_plan.shards}
+        rows = {shard.replica: send_rows([self.batch], shard.rows, (len(shard.rows),), lead) for shard in self.batch_plan.shards}
         if not self.carried:
             return rows
         for part in self.batch_plan.parts:
@@ -77,30 +77,30 @@ class StepInput(NamedTuple):
 class EagerStep:
     """A step with the interface of `Step`, whose functions are called with arrays."""
 
-    says_more = True
+    has_more_logs = True
 
-    def __init__(self, functions: Functions, placement: Placement, exchange: Exchange) -> None:
+    def __init__(self, functions: ReplicaComputation, placement: Placement, exchange: Exchange) -> None:
         """`placement` and `exchange` have one device in each process."""
         self._functions = functions
         self._placement = placement
-        self._plans = functools.cache(functools.partial(plan, placement=placement))
-        self._numbers = Numbers()
-        self._sum = Sum(placement, exchange)
-        self._sum_of_divisors = Sum(placement, exchange)
+        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
+        self._numbers = DeviceNumbers()
+        self._sum = ReplicaSum(placement, exchange)
+        self._sum_of_divisors = ReplicaSum(placement, exchange)
         self._divisors: dict[Hashable, list[float | None]] = {}
         """The divisors of a replica, by its rows; None where masks or weights decide."""
         self._shapes_in_trace: Callable[[int], list[jax.ShapeDtypeStruct]] = lambda rows: []
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
-        self._probe_schedule = Looks(are_repeated=False)  # each probe calls user code, which may stop there or print
+        self._probe_schedule = ProbeSchedule(are_repeated=False)  # each probe calls user code, which may stop there or print
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[UserBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
-        return self.outputs(state, [global_batch(batch) for batch in batches], constants)[0], self._state
+        return self.outputs(state, [as_global_batch(batch) for batch in batches], constants)[0], self._state
 
     def outputs(
-        self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[Carried] = ()
-    ) -> tuple[Logs, list[Output]]:
+        self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()
+    ) -> tuple[Logs, list[RunOutput]]:
         """Return the logs and the replicas' outputs of the last of the batches; the new state is then `self.state`."""
         lead = self._placement.lead
         logs = {}
@@ -118,7 +118,7 @@ class EagerStep:
         """Return the newest state; empty before the first step."""
         return self._state
 
-    def holds(self, array: object) -> int:
+    def count_references(self, array: object) -> int:
         """Return how many references to an array of the state do no harm."""
         return NO_COPIES
 
@@ -133,16 +133,16 @@ class EagerStep:
         """Drop the state."""
         self._state = ()
 
-    def _step(self, step_input: StepInput) -> tuple[Logs, list[Output]]:
+    def _step(self, step_input: StepInput) -> tuple[Logs, list[RunOutput]]:
         rows = step_input.rows_of_replicas(self._placement.lead)
         divisors = self._add_divisors(step_input, rows)
         if self._probe_schedule.is_due(self._functions.is_undecided):
             shards = step_input.batch_plan.rows_of_replicas
-            self._functions.look(self._state, step_input.batch.tree(), shards, step_input.constants)
+            self._functions.probe(self._state, step_input.batch.tree(), shards, step_input.constants)
         self._probe_schedule.note_trained(1)
-        by_itself = self._functions.alone_by_itself(self._state, rows[0]) if self._functions.alone else None
+        by_itself = self._functions.run_alone(self._state, rows[0]) if self._functions.has_one_replica else None
         if by_itself is not None:
-            self._state = as_before(by_itself[0], self._state)
+            self._state = keep_dtypes(by_itself[0], self._state)
             return self._functions.results(self._state) | by_itself[1], []
         contributions = {}
         outputs = {}
@@ -164,10 +164,10 @@ class EagerStep:
         total = self._sum(contributions, batch_plan, like, step_input.batch)[0]
         rows = self._numbers.on(lead, np.float32, step_input.batch.rows)
         present = self._numbers.on(lead, np.int32, batch_plan.present)
-        new, disagree = self._functions.finished(self._state, total, rows, present)
+        new, disagree = self._functions.finish_step(self._state, total, rows, present)
         self._functions.check(disagree)
-        self._state = as_before(new, self._state)
-        current().another_step_finished()
+        self._state = keep_dtypes(new, self._state)
+        get_activity().report_next_step()
         return self._functions.results(self._state) | total.logs
 
     def _add_divisors(self, step_input: StepInput, rows: dict[int, PyTree]) -> Array:
@@ -210,16 +210,16 @@ class EagerStep:
         return jax.eval_shape(function, self._state, step_input.shapes(size), np.int32(0), np.float32(1), *more)
 
 
-def stack_outputs(batch_plan: Plan, outputs: dict[int, ReplicaOutputs], replicas: int) -> list[Output]:
+def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], replicas: int) -> list[RunOutput]:
     """Return the outputs of neighbouring replicas, stacked in arrays with room for all replicas, as compiled steps leave them."""
 
-    def stack_run(run: Run) -> ReplicaOutputs:
+    def stack_run(run: ReplicaRun) -> ReplicaOutputs:
         run_outputs = [outputs[replica] for replica in range(run.first, run.first + run.count)]
         return jax.tree.map(
             lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (replicas - run.count)]), *run_outputs
         )
 
-    return [Output(part.device, run, stack_run(run)) for part in batch_plan.parts for run in part.runs]
+    return [RunOutput(part.device, run, stack_run(run)) for part in batch_plan.parts for run in part.runs]
 
 
 def as_vector(divisors: Sequence[Divisor]) -> Array:

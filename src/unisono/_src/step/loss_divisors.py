@@ -11,7 +11,7 @@ from unisono._src.replica.protocol import Divisor, State
 from unisono._src.typing import AnyArray, PyTree
 
 
-class Divisors:
+class DivisorCache:
     """The cached divisors of each loss term of a replica: a number, or None where masks or weights decide on the devices."""
 
     def __init__(self, divisors: Callable[..., Sequence[Divisor]]) -> None:
@@ -31,6 +31,6 @@ class Divisors:
         return self._cache[kind]
 
 
-def summed(replicas: Sequence[list[float | None]]) -> tuple[float, ...]:
+def sum_divisors(replicas: Sequence[list[float | None]]) -> tuple[float, ...]:
     """Add the divisors of the replicas; a divisor that must be counted on the devices is 0."""
     return tuple(0.0 if None in column else float(sum(d or 0.0 for d in column)) for column in zip(*replicas, strict=True))

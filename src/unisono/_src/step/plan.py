@@ -14,7 +14,7 @@ from unisono._src.placement import Placement, split_evenly
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ReplicaRun:
     """Neighbouring replicas with the same number of rows, which one call of a program runs."""
 
     size: int
@@ -30,14 +30,14 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Subtree:
     """A subtree of the reduction tree whose sum a device finishes by itself."""
 
     device: int
     """The index of the device."""
     span: range
     """The leaves under the subtree."""
-    runs: tuple[Run, ...]
+    runs: tuple[ReplicaRun, ...]
     """Empty where no replica under the subtree has rows."""
 
 
@@ -52,7 +52,7 @@ class Shard(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """The work on one global batch, for a number of rows and a placement."""
 
     rows: int
@@ -60,7 +60,7 @@ class Plan:
     """The number of replicas that have rows."""
     leaves: int
     """The number of leaves of the reduction tree."""
-    parts: tuple[Part, ...]
+    parts: tuple[Subtree, ...]
     """The subtrees of this process."""
     first: range
     """The rows of the first replica that has rows."""
@@ -93,13 +93,13 @@ class Plan:
         return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
 
     @property
-    def whole(self) -> Run | None:
+    def whole(self) -> ReplicaRun | None:
         """Return the one run that is the whole step, or None where the step needs several devices or programs."""
         alone = len(self.of_processes) == 1 and len(self.parts) == 1 and len(self.parts[0].runs) == 1
         return self.parts[0].runs[0] if alone else None
 
 
-def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan:
+def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> BatchPlan:
     """Return the plan of a global batch. `sizes` are the rows of each replica; None splits the rows evenly."""
     if sizes is None:
         shards = split_evenly(rows, placement.replicas)
@@ -113,10 +113,10 @@ def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan
     def cover_block(block: range) -> list[range]:
         """Return the subtrees over a block of replicas."""
         block_leaves = range(bisect.bisect_left(leaves, block.start), bisect.bisect_left(leaves, block.stop))
-        return reduction_tree.cover(block_leaves, range(len(leaves))) if block_leaves else []
+        return reduction_tree.list_subtrees(block_leaves, range(len(leaves))) if block_leaves else []
 
     parts = tuple(
-        Part(device, span, group_runs(span, leaves, shards))
+        Subtree(device, span, group_runs(span, leaves, shards))
         for device, block in enumerate(placement.blocks)
         for span in cover_block(block)
     )
@@ -125,12 +125,12 @@ def plan(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> Plan
         for block in placement.of_processes
     )
     present_sizes = tuple(len(shards[replica]) for replica in present)
-    return Plan(rows, len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
+    return BatchPlan(rows, len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
 
 
-def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[Run, ...]:
+def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[ReplicaRun, ...]:
     """Return the runs of a subtree: neighbours of one size; at most two runs where rows are split evenly."""
-    runs: list[Run] = []
+    runs: list[ReplicaRun] = []
     for before, leaf in enumerate(span):
         replica = leaves[leaf]
         shard = shards[replica]
@@ -140,5 +140,5 @@ def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple
         if last is not None and last.size == len(shard) and last.first + last.count == replica:
             runs[-1] = dataclasses.replace(last, count=last.count + 1, rows=range(last.rows.start, shard.stop))
         else:
-            runs.append(Run(len(shard), replica, before, 1, shard))
+            runs.append(ReplicaRun(len(shard), replica, before, 1, shard))
     return tuple(runs)

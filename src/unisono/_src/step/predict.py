@@ -9,49 +9,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch, global_batch, sent
-from unisono._src.exchange.gather_rows import rows_of_all
+from unisono._src.data.global_batch import GlobalBatch, as_global_batch, send_rows
+from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement, split_evenly
-from unisono._src.replica.compiled_model import ReplicaFunctions
-from unisono._src.replica.contribution import Assigned
+from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.replica.contribution import AssignedState
 from unisono._src.replica.protocol import State
-from unisono._src.replica.state_merging import merged
-from unisono._src.step.constants import Copies, Numbers
+from unisono._src.replica.state_merging import merge_assigned
+from unisono._src.step.constants import DeviceCopies, DeviceNumbers
 from unisono._src.step.eager import EagerProgram
-from unisono._src.step.plan import Plan, Shard, plan
-from unisono._src.step.replica_sums import Sum
+from unisono._src.step.plan import BatchPlan, Shard, plan_batch
+from unisono._src.step.replica_sums import ReplicaSum
 from unisono._src.typing import Array, Outputs, UserBatch
-from unisono._src.xla.programs import Program
-from unisono._src.xla.rewrite import rewritten
+from unisono._src.xla.programs import DeviceProgram
+from unisono._src.xla.rewrite import rewrite_function
 
 
 class PredictStep:
     """The step of predict: takes (weights, other state) and global batches; returns outputs, on the lead device, and the new state."""
 
-    says_more = True
+    has_more_logs = True
 
-    def __init__(self, functions: ReplicaFunctions, placement: Placement, exchange: Exchange) -> None:
+    def __init__(self, functions: ModelComputation, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
-        self._numbers = Numbers()
+        self._numbers = DeviceNumbers()
         self._functions = functions
         predict = functions.predict
-        self._program = EagerProgram(predict) if functions.eager else Program(rewritten(predict, placement.lead.platform))
-        self._weights = Copies(placement.devices)
-        self._others = Copies(placement.devices)
-        self._join = Program(join_outputs)
-        self._sum = Sum(placement, exchange)
-        self._merge = Program(self._merge_assigned)
-        self._rows_of_all = rows_of_all(placement) if placement.processes else None
-        self._plans = functools.cache(functools.partial(plan, placement=placement))
-        self._like: dict[Hashable, tuple[Outputs, Assigned]] = {}
+        self._program = (
+            EagerProgram(predict) if functions.eager else DeviceProgram(rewrite_function(predict, placement.lead.platform))
+        )
+        self._weights = DeviceCopies(placement.devices)
+        self._others = DeviceCopies(placement.devices)
+        self._join = DeviceProgram(join_outputs)
+        self._sum = ReplicaSum(placement, exchange)
+        self._merge = DeviceProgram(self._merge_assigned)
+        self._rows_of_all = get_row_gatherer(placement) if placement.processes else None
+        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
+        self._like: dict[Hashable, tuple[Outputs, AssignedState]] = {}
         self._state: State = ()
 
     def __call__(self, state: State, batches: Sequence[UserBatch]) -> tuple[Outputs, State]:
         """Return the outputs of all the batches' rows, and the new state."""
         outputs = []
         for batch in batches:
-            batch_outputs, state = self._predict_batch(state, global_batch(batch))
+            batch_outputs, state = self._predict_batch(state, as_global_batch(batch))
             outputs.append(batch_outputs)
         return join_outputs(outputs), state
 
@@ -72,7 +74,7 @@ class PredictStep:
         self._state = state[0], others
         return self._gather_outputs(own, batch.rows, like[0]), self._state
 
-    def _make_shapes(self, state: State, batch: GlobalBatch) -> tuple[Outputs, Assigned]:
+    def _make_shapes(self, state: State, batch: GlobalBatch) -> tuple[Outputs, AssignedState]:
         """Return (outputs, what is assigned) of one row, in shapes."""
         if batch.signature not in self._like:
             self._like[batch.signature] = jax.eval_shape(self._functions.predict, *state, batch.shapes(1), np.int32(0))
@@ -88,12 +90,12 @@ class PredictStep:
         counts = [[row_output.shape[0] * count for count in process_rows] for row_output in jax.tree.leaves(like)]
         return jax.tree.unflatten(structure, self._rows_of_all(leaves, counts))
 
-    def _run_shard(self, state: State, batch: GlobalBatch, shard: Shard) -> tuple[Outputs, Assigned]:
+    def _run_shard(self, state: State, batch: GlobalBatch, shard: Shard) -> tuple[Outputs, AssignedState]:
         index = shard.device
         rows = shard.rows
         device = self._placement.devices[index]
         number = self._numbers.on(device, np.int32, shard.replica)
-        shard_batch = sent([batch], rows, (len(rows),), device)
+        shard_batch = send_rows([batch], rows, (len(rows),), device)
         inputs = self._weights.on(index, state[0]), self._others.on(index, state[1]), shard_batch
         outputs, assigned = self._program(device, (len(rows), batch.signature), *inputs, number)
         if self._placement.replicas > 1:
@@ -101,7 +103,12 @@ class PredictStep:
         return outputs, assigned
 
     def _update_state(
-        self, others: list[Array], batch: GlobalBatch, assigned: dict[int, Assigned], batch_plan: Plan, like: Assigned | None
+        self,
+        others: list[Array],
+        batch: GlobalBatch,
+        assigned: dict[int, AssignedState],
+        batch_plan: BatchPlan,
+        like: AssignedState | None,
     ) -> list[Array]:
         """Return the state with what the replicas assigned. Most models assign nothing when they predict."""
         if not self._functions.assigned:
@@ -114,13 +121,15 @@ class PredictStep:
             present = self._numbers.on(device, np.int32, batch_plan.present)
             results[home] = self._merge(device, None, self._others.on(home, others), total, rows, present)
         self._functions.check(results[0][1])
-        return self._others.computed({home: after for home, (after, _) in results.items()})
+        return self._others.take_computed({home: after for home, (after, _) in results.items()})
 
     def _merge_assigned(
-        self, before: list[Array], total: Assigned, rows: Array, present: Array
+        self, before: list[Array], total: AssignedState, rows: Array, present: Array
     ) -> tuple[list[Array], list[Array]]:
         functions = self._functions
-        return merged(functions.model.non_trainable_variables, functions.assigned, functions.alone, before, total, rows, present)
+        return merge_assigned(
+            functions.model.non_trainable_variables, functions.assigned, functions.has_one_replica, before, total, rows, present
+        )
 
     def forget(self) -> None:
         """Drop the copies on the devices; the next step sends them again."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 
-class Looks:
+class ProbeSchedule:
     """The batches that are probed: the first, the second, the fourth, the eighth, ...; and all batches as long as a question is open.
 
     After the first, a probe costs two forward passes over two replicas' rows, so that N batches cost about log2 N such probes.
 
-    >>> schedule = Looks()
+    >>> schedule = ProbeSchedule()
     >>> due = []
     >>> for _ in range(9):
     ...     due.append(schedule.is_due(is_undecided=False))

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.packing import flat, unflat
+from unisono._src.packing import pack_tree, unpack_tree
 from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.protocol import Functions, State
+from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
 from unisono._src.typing import Array, Logs, PyTree
 
@@ -31,7 +31,7 @@ ContributionFunction: TypeAlias = Callable[..., tuple[Contribution, ReplicaOutpu
 """`Functions.contribution`, jitted."""
 
 
-class Orders(NamedTuple):
+class CallOrders(NamedTuple):
     """The orders for one call; whole numbers. The order within a step is that of the fields from `counting` on."""
 
     steps: Whole = 1
@@ -53,7 +53,7 @@ class Orders(NamedTuple):
     """1 where the sum is that of all replicas, and ends the step."""
 
 
-class Work(NamedTuple):
+class StepBuffers(NamedTuple):
     """The device state that a call starts from and leaves behind; its memory is donated."""
 
     state: State
@@ -62,8 +62,8 @@ class Work(NamedTuple):
     """Empty where shapes alone decide the divisors."""
 
 
-class Done(NamedTuple):
-    """The results of a call beside `Work`."""
+class CallResult(NamedTuple):
+    """The results of a call beside `StepBuffers`."""
 
     logs: Logs
     """Valid only where the step was finished."""
@@ -77,54 +77,56 @@ ShardOf: TypeAlias = Callable[[Array], PyTree]
 """A replica's number to its rows."""
 
 
-class Block:
+class StepProgram:
     """The step program as a function of Python."""
 
-    def __init__(self, name: str, functions: Functions, contribution: ContributionFunction, counted: bool, replicas: int) -> None:
+    def __init__(
+        self, name: str, functions: ReplicaComputation, contribution: ContributionFunction, counted: bool, replicas: int
+    ) -> None:
         self._functions = functions
         self._contribution = contribution
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
         self._replicas = replicas
         self.__name__ = name
-        self.says_more = False
+        self.has_more_logs = False
         """Whether logs hold more than the metrics' state; known when the program was traced."""
 
     def __call__(
-        self, work: Work, order_values: Array, numbers: Array, divisors: Array, constants: Sequence[Array], batches: PyTree
-    ) -> tuple[Work, Done]:
+        self, work: StepBuffers, order_values: Array, numbers: Array, divisors: Array, constants: Sequence[Array], batches: PyTree
+    ) -> tuple[StepBuffers, CallResult]:
         """Run steps, or the part of a step that the orders say.
 
         Args:
             work: The device state before, and running sums.
-            order_values: `Orders`, as one array.
+            order_values: `CallOrders`, as one array.
             numbers: (a replica's row fraction, the rows of the global batch).
             divisors: The loss divisors, unless they are counted in the same call.
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders = Orders(*order_values)
+        orders = CallOrders(*order_values)
         row_fraction, rows = numbers
         replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
-        extras = zeros(replica.logs)
-        self.says_more = bool(extras)
-        disagree = [jnp.zeros((), bool) for _ in replica.assigned.counters]
+        extras = make_zeros(replica.logs)
+        self.has_more_logs = bool(extras)
+        disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
         outputs = jax.tree.map(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
 
         def step(
-            number: Array, carry: tuple[Work, Logs, list[Array], ReplicaOutputs]
-        ) -> tuple[Work, Logs, list[Array], ReplicaOutputs]:
+            number: Array, carry: tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]
+        ) -> tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]:
             work, extras, disagree, outputs = carry
-            if self._functions.alone:
-                return self._run_alone(work, row_fraction, rows, divisors, constants, slot(batches, number))
+            if self._functions.has_one_replica:
+                return self._run_alone(work, row_fraction, rows, divisors, constants, take_slot(batches, number))
             offset = number * orders.count - orders.first
-            shard_of = lambda replica: slot(batches, offset + replica)  # noqa: E731
+            shard_of = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
             work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
             work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
             return *self._finish(work, orders, rows, replica, extras, disagree), outputs
 
         work, extras, disagree, outputs = lax.fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
-        return work, Done(self._make_logs(work.state, orders, extras), disagree, outputs)
+        return work, CallResult(self._make_logs(work.state, orders, extras), disagree, outputs)
 
     def _make_shapes(
         self, state: State, batches: PyTree, row_fraction: Array, divisors: Array, constants: Sequence[Array]
@@ -134,8 +136,14 @@ class Block:
         return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), row_fraction, divisors, constants)
 
     def _count_divisors(
-        self, work: Work, orders: Orders, row_fraction: Array, divisors: Array, constants: Sequence[Array], shard_of: ShardOf
-    ) -> tuple[Work, Array]:
+        self,
+        work: StepBuffers,
+        orders: CallOrders,
+        row_fraction: Array,
+        divisors: Array,
+        constants: Sequence[Array],
+        shard_of: ShardOf,
+    ) -> tuple[StepBuffers, Array]:
         """Count the divisors if the orders say so; return the work and the divisors for the replicas of this call."""
         if not self._counted:
             return work, divisors
@@ -144,86 +152,86 @@ class Block:
             replica = orders.first + number
             terms = self._functions.divisors(work.state, shard_of(replica), replica, row_fraction, constants)
             vector = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
-            return running_sums.pushed(sums, orders.before + number, {"float32": vector})
+            return running_sums.push_value(sums, orders.before + number, {"float32": vector})
 
         sums = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
         added = orders.before + orders.count
-        sums = running_sums.folded(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
+        sums = running_sums.fold_sums(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
         at_once = (orders.counting & orders.running) == 1
-        (total,) = running_sums.get(sums).values()
+        (total,) = running_sums.get_place(sums).values()
         return work._replace(divisors=sums), jnp.where(at_once, total, divisors)
 
     def _run_replicas(
         self,
-        work: Work,
+        work: StepBuffers,
         outputs: ReplicaOutputs,
-        orders: Orders,
+        orders: CallOrders,
         row_fraction: Array,
         divisors: Array,
         constants: Sequence[Array],
         shard_of: ShardOf,
-    ) -> tuple[Work, ReplicaOutputs]:
+    ) -> tuple[StepBuffers, ReplicaOutputs]:
         def run(number: Array, carry: tuple[running_sums.Sums, ReplicaOutputs]) -> tuple[running_sums.Sums, ReplicaOutputs]:
             contributions, outputs = carry
             replica = orders.first + number
             result = self._contribution(work.state, shard_of(replica), replica, row_fraction, divisors, constants)
             contribution, output = lax.optimization_barrier(result)  # how it is packed must not change how it is computed
             put = lambda stacked, one: lax.dynamic_update_index_in_dim(stacked, one, number, 0)  # noqa: E731
-            return running_sums.pushed(contributions, orders.before + number, flat(contribution)), jax.tree.map(
+            return running_sums.push_value(contributions, orders.before + number, pack_tree(contribution)), jax.tree.map(
                 put, outputs, output
             )
 
         contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
         added = orders.before + orders.count
         complete = (orders.running & orders.summing) == 1
-        return work._replace(contributions=running_sums.folded(contributions, jnp.where(complete, added, 0))), outputs
+        return work._replace(contributions=running_sums.fold_sums(contributions, jnp.where(complete, added, 0))), outputs
 
     def _finish(
-        self, work: Work, orders: Orders, rows: Array, like: Contribution, extras: Logs, disagree: list[Array]
-    ) -> tuple[Work, Logs, list[Array]]:
+        self, work: StepBuffers, orders: CallOrders, rows: Array, like: Contribution, extras: Logs, disagree: list[Array]
+    ) -> tuple[StepBuffers, Logs, list[Array]]:
         def end(_: Array, carry: tuple[State, Logs, list[Array]]) -> tuple[State, Logs, list[Array]]:
             state, _extras, disagree = carry
-            total = unflat(running_sums.get(work.contributions), like)
-            new, differ = self._functions.finished(state, total, rows, cast(Array, orders.present))
-            return as_before(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
+            total = unpack_tree(running_sums.get_place(work.contributions), like)
+            new, differ = self._functions.finish_step(state, total, rows, cast(Array, orders.present))
+            return keep_dtypes(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
 
         state, extras, disagree = lax.fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
         return work._replace(state=state), extras, disagree
 
     def _run_alone(
-        self, work: Work, row_fraction: Array, rows: Array, divisors: Array, constants: Sequence[Array], batch: PyTree
-    ) -> tuple[Work, Logs, list[Array], ReplicaOutputs]:
+        self, work: StepBuffers, row_fraction: Array, rows: Array, divisors: Array, constants: Sequence[Array], batch: PyTree
+    ) -> tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]:
         """Run the step of one replica: nothing is added."""
         replica = jnp.int32(0)
-        by_itself = self._functions.alone_by_itself(work.state, batch)
+        by_itself = self._functions.run_alone(work.state, batch)
         if by_itself is not None:
             new, extras = by_itself
-            return work._replace(state=as_before(new, work.state)), extras, [], ()
+            return work._replace(state=keep_dtypes(new, work.state)), extras, [], ()
         if self._counted:
             terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
             divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
         result = self._contribution(work.state, batch, replica, row_fraction, divisors, constants)
         total, outputs = lax.optimization_barrier(result)
-        new, differ = self._functions.finished(work.state, total, rows, jnp.int32(1))
+        new, differ = self._functions.finish_step(work.state, total, rows, jnp.int32(1))
         outputs = jax.tree.map(lambda a: a[None], outputs)
-        return work._replace(state=as_before(new, work.state)), total.logs, differ, outputs
+        return work._replace(state=keep_dtypes(new, work.state)), total.logs, differ, outputs
 
-    def _make_logs(self, state: State, orders: Orders, extras: Logs) -> Logs:
+    def _make_logs(self, state: State, orders: CallOrders, extras: Logs) -> Logs:
         def results(*_: Array | Logs) -> Logs:
             return self._functions.results(state) | extras
 
-        return lax.fori_loop(0, orders.finishing, results, zeros(jax.eval_shape(results)))
+        return lax.fori_loop(0, orders.finishing, results, make_zeros(jax.eval_shape(results)))
 
 
-def slot(batches: PyTree, index: Array) -> PyTree:
+def take_slot(batches: PyTree, index: Array) -> PyTree:
     """Return the rows at an index of the first axis; an axis of one needs no index."""
     return jax.tree.map(lambda a: a[0] if len(a) == 1 else lax.dynamic_index_in_dim(a, index, keepdims=False), batches)
 
 
-def zeros(like: PyTree) -> PyTree:
+def make_zeros(like: PyTree) -> PyTree:
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
 
 
-def as_before(new: PyTree, old: PyTree) -> PyTree:
+def keep_dtypes(new: PyTree, old: PyTree) -> PyTree:
     """Return the new arrays in the dtypes of the old ones: what a loop carries keeps its type."""
     return jax.tree.map(lambda n, o: lax.convert_element_type(n, o.dtype), new, old)

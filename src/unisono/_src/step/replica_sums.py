@@ -9,27 +9,27 @@ import jax
 
 from unisono._src import reduction_tree
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.exchange.protocol import Elsewhere, Exchange
+from unisono._src.exchange.protocol import Exchange, SumDescription
 from unisono._src.placement import Placement
-from unisono._src.replica.contribution import add
-from unisono._src.step.plan import Plan
+from unisono._src.replica.contribution import add_contributions
+from unisono._src.step.plan import BatchPlan
 from unisono._src.typing import PyTree
-from unisono._src.xla.programs import Program
+from unisono._src.xla.programs import DeviceProgram
 
-INPUTS = ("trainable_variables", "non_trainable_variables")
+INPUT_GROUPS = ("trainable_variables", "non_trainable_variables")
 """The groups of the state that every replica reads."""
 
 
-class Sum:
+class ReplicaSum:
     """The total of one kind of contribution over all replicas."""
 
     def __init__(self, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
         self._exchange = exchange
-        self._add = Program(add)
+        self._add = DeviceProgram(add_contributions)
 
     def __call__(
-        self, contributions: Mapping[int, PyTree], batch_plan: Plan, like: PyTree, batch: GlobalBatch
+        self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, batch: GlobalBatch
     ) -> dict[int, PyTree]:
         """Return the total for each home.
 
@@ -43,10 +43,10 @@ class Sum:
         nodes: list[dict[range, PyTree | None]] = [{} for _ in self._placement.devices]
         for part in batch_plan.parts:
             add_here = partial(self._add_on, self._placement.devices[part.device])
-            nodes[part.device][part.span] = reduction_tree.total(
+            nodes[part.device][part.span] = reduction_tree.sum_tree(
                 part.span, is_single_leaf, lambda span: leaves.get(span.start), add_here
             )
-        description = Elsewhere(batch_plan.of_processes, like, batch)
+        description = SumDescription(batch_plan.of_processes, like, batch)
         totals = self._exchange.total(nodes, self._add_on, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True))
 

@@ -13,48 +13,50 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.packing import Flat
+from unisono._src.packing import PackedTree
 from unisono._src.typing import Array
 
-Sums = Flat
+Sums = PackedTree
 """(place, element) of each dtype. A complete sum lies at the first place."""
 
 
-def places_for(replicas: int) -> int:
+def count_places(replicas: int) -> int:
     """Return how many places the stack needs: the largest number of set bits in the numbers up to this one.
 
-    >>> [places_for(replicas) for replicas in (1, 2, 3, 7, 8, 16)]
+    >>> [count_places(replicas) for replicas in (1, 2, 3, 7, 8, 16)]
     [1, 1, 2, 3, 3, 4]
     """
     return (replicas + 1).bit_length() - 1
 
 
-def get(sums: Sums, place: int | Array = 0) -> Flat:
+def get_place(sums: Sums, place: int | Array = 0) -> PackedTree:
     """Return the sum at a place."""
     return jax.tree.map(lambda places: lax.dynamic_index_in_dim(places, place, keepdims=False), sums)
 
 
-def put(sums: Sums, place: int | Array, value: Flat) -> Sums:
+def set_place(sums: Sums, place: int | Array, value: PackedTree) -> Sums:
     """Return the sums with the value at a place."""
     return jax.tree.map(lambda places, new: lax.dynamic_update_index_in_dim(places, new, place, 0), sums, value)
 
 
-def pushed(sums: Sums, before: Array, value: Flat) -> Sums:
+def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
     """Add one more value after `before` others."""
     height = lax.population_count(before)
     carries = lax.population_count(before & ~(before + 1))
 
-    def carry(number: Array, right: Flat) -> Flat:
-        return jax.tree.map(jnp.add, get(sums, height - 1 - number), right)
+    def carry(number: Array, right: PackedTree) -> PackedTree:
+        return jax.tree.map(jnp.add, get_place(sums, height - 1 - number), right)
 
-    return put(sums, height - carries, lax.fori_loop(0, carries, carry, value))
+    return set_place(sums, height - carries, lax.fori_loop(0, carries, carry, value))
 
 
-def folded(sums: Sums, count: Array) -> Sums:
+def fold_sums(sums: Sums, count: Array) -> Sums:
     """Add all `count` values up, at the first place."""
     height = lax.population_count(count)
     return lax.fori_loop(1, height, lambda number, sums: add_to_place_below(sums, height - number), sums)
 
 
 def add_to_place_below(sums: Sums, place: Array) -> Sums:
-    return put(sums, place - 1, lax.optimization_barrier(jax.tree.map(jnp.add, get(sums, place - 1), get(sums, place))))
+    return set_place(
+        sums, place - 1, lax.optimization_barrier(jax.tree.map(jnp.add, get_place(sums, place - 1), get_place(sums, place)))
+    )

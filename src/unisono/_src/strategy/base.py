@@ -17,21 +17,21 @@ from unisono._src.checkpoint import run_description
 from unisono._src.checks import refusals
 from unisono._src.cluster.started_alone import check_alone
 from unisono._src.distributed import per_replica
-from unisono._src.distributed.batch_sources import source_of
-from unisono._src.distributed.dataset import DistributedDataset, undistributed
-from unisono._src.distributed.replica_pipelines import InputContext, pipelines
+from unisono._src.distributed.batch_sources import make_source
+from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
+from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
 from unisono._src.loop import reduce_values
-from unisono._src.loop.runs import Runs
+from unisono._src.loop.runs import FunctionCache
 from unisono._src.near_names import refuses_by, says_near_names
-from unisono._src.ownership import Owned
+from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
 from unisono._src.strategy import device_arguments, scopes
-from unisono._src.strategy.device_arguments import Devices
+from unisono._src.strategy.device_arguments import DeviceChoice
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, lapack, runtime
 
 
-class Strategy(execution_mode.Runner):
+class Strategy(execution_mode.ReplicaRunner):
     """R logical replicas on D devices: the common part of all strategies.
 
     Args:
@@ -54,43 +54,43 @@ class Strategy(execution_mode.Runner):
     _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
     """What to write in place of older forms."""
 
-    @refuses_by(device_arguments.refuse_form)
+    @refuses_by(device_arguments.refuse_unknown_arguments)
     def __init__(
         self,
         *,
-        devices: Devices = None,
+        devices: DeviceChoice = None,
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
     ) -> None:
-        keras_private.check_version()
+        keras_private.check_keras_version()
         devices, replicas, accumulate = (
-            device_arguments.whole_number(name, value)
+            device_arguments.as_whole_number(name, value)
             for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
         )
         self._check(devices, replicas, accumulate, deterministic)
         count = devices if isinstance(devices, int) else None
-        if not runtime.has_started():
+        if not runtime.has_jax_started():
             if deterministic:
-                determinism.ask_for()
+                determinism.add_missing_flags()
             if count:
                 runtime.make_cpu_devices(count)
-            runtime.ask_for_threads()
+            runtime.set_fewest_threads()
         self._meet_others()
         chosen = self._find(devices)
         is_number_of_machine = devices is None and replicas is None and self._uses_all_devices
         if deterministic:
             platforms = {device.platform for device in chosen}
-            determinism.check(platforms)
+            determinism.check_flags(platforms)
             if "cpu" in platforms:
                 lapack.use_one_thread()
         self.placement = self._place(chosen, devices is None, replicas, accumulate)
-        self.exchange = exchange.choose(self.placement)
+        self.exchange = exchange.choose_exchange(self.placement)
         self.deterministic = deterministic
         self._to_announce = is_number_of_machine
         self._said: set[str] = set()
-        self.owned = Owned(self)
-        self._runs = Runs(self)
+        self.owned = OwnedObjects(self)
+        self._runs = FunctionCache(self)
         runtime.check_threads()
 
     @property
@@ -107,7 +107,7 @@ class Strategy(execution_mode.Runner):
     def on_lead(self) -> tuple[Placement, exchange.Exchange]:
         """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
         placement = self.placement.on_lead()
-        return placement, exchange.choose(placement)
+        return placement, exchange.choose_exchange(placement)
 
     @property
     def facts(self) -> dict[str, Json]:
@@ -115,15 +115,15 @@ class Strategy(execution_mode.Runner):
 
         Two runs with the same `un.fingerprint(strategy.facts)` have the same results. A checkpoint holds these facts.
         """
-        return run_description.of_run(self, self.num_replicas_in_sync)
+        return run_description.describe_run(self, self.num_replicas_in_sync)
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
-        return scopes.inside(self)
+        return scopes.open_scope(self)
 
     def acting(self) -> contextlib.AbstractContextManager[None]:
         """Return a block for steps that call user code: the code finds this strategy by `get_strategy`, in a scope or not."""
-        return scopes.act(self)
+        return scopes.act_as_strategy(self)
 
     # Loops that the user writes.
 
@@ -137,8 +137,8 @@ class Strategy(execution_mode.Runner):
             batch_size: The rows of a global batch, for arrays.
             shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
         """
-        refusals.check_sharding(dataset)
-        return DistributedDataset(source_of(undistributed(dataset), batch_size, shuffle), self.placement)
+        refusals.check_auto_sharding(dataset)
+        return DistributedDataset(make_source(refuse_distributed_dataset(dataset), batch_size, shuffle), self.placement)
 
     @says_near_names
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Iterable[UserBatch]]) -> DistributedDataset:
@@ -149,7 +149,8 @@ class Strategy(execution_mode.Runner):
                 `input_pipeline_id`; returns the replica's batches.
         """
         return DistributedDataset(
-            pipelines(lambda context: undistributed(dataset_fn(context)), self.num_replicas_in_sync), self.placement
+            make_pipelines(lambda context: refuse_distributed_dataset(dataset_fn(context)), self.num_replicas_in_sync),
+            self.placement,
         )
 
     def run(self, fn: UserFunction, args: Sequence[UserObject] = (), kwargs: Mapping[str, UserObject] | None = None) -> Outputs:
@@ -161,9 +162,9 @@ class Strategy(execution_mode.Runner):
             args: Its arguments.
             kwargs: Its arguments by name.
         """
-        execution_mode.check()
-        refusals.check_outside("run")
-        refusals.check_scope_of_run(scopes.innermost() or self, self)
+        execution_mode.check_not_tracing()
+        refusals.check_outside_replica_code("run")
+        refusals.check_run_scope(scopes.get_innermost_strategy() or self, self)
         self.announce()
         with self.acting():
             return self._runs(fn, args, dict(kwargs or {}))
@@ -176,22 +177,22 @@ class Strategy(execution_mode.Runner):
             value: A result of `run`, or a tree of results.
             axis: The axis over which to sum within each replica too; 0 for the rows. A mean is then the mean over all rows.
         """
-        refusals.check_outside("reduce")
-        per_replica.check(value, self.placement, "reduce")
-        return reduce_values.reduced(reduce_op, value, axis, self.placement)
+        refusals.check_outside_replica_code("reduce")
+        per_replica.check_replica_count(value, self.placement, "reduce")
+        return reduce_values.reduce_over_replicas(reduce_op, value, axis, self.placement)
 
     @says_near_names
     def gather(self, value: PyTree, axis: int) -> PyTree:
         """Return the replicas' results, concatenated along an axis."""
-        refusals.check_outside("gather")
-        per_replica.check(value, self.placement, "gather")
-        return reduce_values.gathered(value, axis, self.placement)
+        refusals.check_outside_replica_code("gather")
+        per_replica.check_replica_count(value, self.placement, "gather")
+        return reduce_values.gather_replicas(value, axis, self.placement)
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Return the result of each replica, in order. A replica without rows has no rows, or zero."""
-        refusals.check_outside("local_results")
-        per_replica.check(value, self.placement, "local_results")
-        return reduce_values.local_results(value, self.num_replicas_in_sync)
+        refusals.check_outside_replica_code("local_results")
+        per_replica.check_replica_count(value, self.placement, "local_results")
+        return reduce_values.split_by_replica(value, self.num_replicas_in_sync)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run
@@ -204,7 +205,7 @@ class Strategy(execution_mode.Runner):
             replicas = self.num_replicas_in_sync
             print(f"R = {replicas} from this machine; write replicas={replicas} to get these bits elsewhere", file=sys.stderr)
 
-    def say_that_it_is_slow(self, what: str) -> None:
+    def warn_of_slow_steps(self, what: str) -> None:
         """Warn once of a model or a function that is not compiled."""
         if what in self._said:
             return
@@ -227,26 +228,26 @@ class Strategy(execution_mode.Runner):
 
     def check_use(self, model: keras.Model) -> None:
         """Refuse to train the model inside the scope of another strategy."""
-        scopes.model_used(model)
+        scopes.check_scope_of_model(model)
 
     def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Refuse attributes that were set on an optimizer and that it does not have. Called at every run."""
-        refusals.check_attributes(optimizer)
+        refusals.check_optimizer_attributes(optimizer)
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
         """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
-        refusals.check_variables(variables, self)
-        refusals.check_assigned(assigned, self)
+        refusals.check_replica_variables(variables, self)
+        refusals.check_assigned_variables(assigned, self)
 
-    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
-        device_arguments.check(type(self).__name__, devices, replicas, accumulate, deterministic)
+    def _check(self, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+        device_arguments.check_strategy_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
 
     def _meet_others(self) -> None:
         """Connect to the other processes, before JAX starts. This strategy has none."""
         check_alone(type(self).__name__)
 
-    def _find(self, devices: Devices) -> list[jax.Device]:
-        return device_arguments.found(type(self).__name__, devices)
+    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
+        return device_arguments.find_devices(type(self).__name__, devices)
 
     def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
         """Return the placement of the replicas. `are_default`: the user asked for no devices, so these are all that there are."""

@@ -10,12 +10,12 @@ import jax
 import keras
 
 from unisono._src import exchange, keras_private
-from unisono._src.loop.runs import Runs
-from unisono._src.ownership import Owned
+from unisono._src.loop.runs import FunctionCache
+from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
 from unisono._src.strategy import scopes
 from unisono._src.strategy.base import Strategy
-from unisono._src.strategy.device_arguments import Devices, listed
+from unisono._src.strategy.device_arguments import DeviceChoice, list_devices
 
 
 class MirroredStrategy(Strategy):
@@ -28,13 +28,13 @@ class OneDeviceStrategy(Strategy):
     _uses_all_devices = False
     _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
 
-    def _check(self, devices: Devices, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
+    def _check(self, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
         super()._check(devices, replicas, accumulate, deterministic)
-        count = devices if isinstance(devices, int) else 1 if devices is None else len(listed(devices))
+        count = devices if isinstance(devices, int) else 1 if devices is None else len(list_devices(devices))
         if count != 1:
             raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
 
-    def _find(self, devices: Devices) -> list[jax.Device]:
+    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
         return super()._find(devices)[:1]
 
 
@@ -43,7 +43,7 @@ class TPUStrategy(Strategy):
 
     _example = "TPUStrategy(): it needs no resolver, since JAX finds the TPUs of this machine by itself"
 
-    def _find(self, devices: Devices) -> list[jax.Device]:
+    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
         chosen = super()._find(devices)
         if any(device.platform != "tpu" for device in chosen):
             raise ValueError(
@@ -67,15 +67,15 @@ class DefaultStrategy(Strategy):
     """One replica on JAX's first device: the result of `get_strategy()` outside every scope. Models stay plain Keras models."""
 
     def __init__(self) -> None:
-        keras_private.check_version()
+        keras_private.check_keras_version()
         self.deterministic = True
         self._to_announce = False
-        self.owned = Owned()
-        self._runs = Runs(self)  # pyright: ignore[reportArgumentType]
+        self.owned = OwnedObjects()
+        self._runs = FunctionCache(self)  # pyright: ignore[reportArgumentType]
 
     @functools.cached_property
     def exchange(self) -> exchange.Exchange:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return exchange.choose(self.placement)
+        return exchange.choose_exchange(self.placement)
 
     @functools.cached_property
     def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -90,8 +90,10 @@ class DefaultStrategy(Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        if scopes.innermost() is not None:
-            raise RuntimeError(f"This is the scope of {scopes.innermost()!r}; the default strategy cannot begin inside it.")
+        if scopes.get_innermost_strategy() is not None:
+            raise RuntimeError(
+                f"This is the scope of {scopes.get_innermost_strategy()!r}; the default strategy cannot begin inside it."
+            )
         yield self
 
 
@@ -105,7 +107,7 @@ def get_strategy() -> Strategy:
         >>> get_strategy().num_replicas_in_sync
         1
     """
-    strategy = scopes.acting() or scopes.innermost()
+    strategy = scopes.get_acting_strategy() or scopes.get_innermost_strategy()
     if strategy is not None:
         return strategy
     if not _default:

@@ -7,10 +7,10 @@ import re
 NAME = re.compile(r"(?:.*/)?(?:device:)?(?P<kind>cpu|gpu|tpu):(?P<number>\d+)", re.IGNORECASE)
 
 
-def translated(value: object) -> str | None:
+def translate_device_names(value: object) -> str | None:
     """Return the argument for these devices in JAX; None where `value` is neither a name of a device nor a list of names.
 
-    >>> translated(["/gpu:0", "/gpu:1"]), translated("GPU:1"), translated(2)
+    >>> translate_device_names(["/gpu:0", "/gpu:1"]), translate_device_names("GPU:1"), translate_device_names(2)
     ('devices=2', 'devices=jax.devices("gpu")[1:2]', None)
     """
     names = [value] if isinstance(value, str) else value

@@ -10,22 +10,22 @@ import jax
 import keras
 
 from unisono._src import keras_private
-from unisono._src.cluster.connect import connect
+from unisono._src.cluster.connect import connect_processes
 from unisono._src.cluster.watch import begin as watch
-from unisono._src.exchange.gather_rows import rows_of_all
+from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.fingerprint import fingerprint
 from unisono._src.near_names import refuses_by
-from unisono._src.ownership import Owned
-from unisono._src.placement import Placement, Processes, split_evenly
+from unisono._src.ownership import OwnedObjects
+from unisono._src.placement import Placement, ProcessPlacement, split_evenly
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement
 from unisono._src.strategy import device_arguments, startup
 from unisono._src.strategy.base import Strategy
-from unisono._src.strategy.device_arguments import Devices, found
+from unisono._src.strategy.device_arguments import DeviceChoice, find_devices
 from unisono._src.typing import Json
-from unisono._src.versions import versions
+from unisono._src.versions import list_versions
 from unisono._src.xla import runtime
-from unisono._src.xla.device_kind import Kind, differences, kind_of
+from unisono._src.xla.device_kind import DeviceKind, describe_device, list_kind_differences
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -44,34 +44,34 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
 
-    @refuses_by(device_arguments.refuse_form)
+    @refuses_by(device_arguments.refuse_unknown_arguments)
     def __init__(
         self,
         *,
         coordinator: str | None = None,
         processes: int | None = None,
         process: int | None = None,
-        devices: Devices = None,
+        devices: DeviceChoice = None,
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
     ) -> None:
         self._given = coordinator, processes, process
         self._agreement: Agreement | None = None
-        self._agreed = Owned()
+        self._agreed = OwnedObjects()
         super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic)
 
     def _meet_others(self) -> None:
-        self.cluster = connect(*self._given)
+        self.cluster = connect_processes(*self._given)
         if self.cluster.processes > 1:
-            watch.start()
-            self._agreement = agreement.begin(self.cluster.process, self.cluster.processes)
-            startup.set_random_state(self._agreement.of_first("the state of its generators", startup.random_state))
+            watch.begin_watch()
+            self._agreement = agreement.begin_agreement(self.cluster.process, self.cluster.processes)
+            startup.set_random_state(self._agreement.of_first("the state of its generators", startup.read_random_state))
 
-    def _find(self, devices: Devices) -> list[jax.Device]:
+    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
         if self._agreement is None:
             return super()._find(devices)
-        return [device for device in found(type(self).__name__, devices) if device.process_index == jax.process_index()]
+        return [device for device in find_devices(type(self).__name__, devices) if device.process_index == jax.process_index()]
 
     def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
         if self._agreement is None:
@@ -83,14 +83,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         if replicas is not None and are_default:
             devices = devices[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
-        ids_of_processes = self._agreement.told("its devices", [device.id for device in devices])
+        ids_of_processes = self._agreement.gather_values("its devices", [device.id for device in devices])
         counts = tuple(map(len, ids_of_processes))
         self._agreement.check(self._identity(replicas, accumulate))
-        all_kinds = self._agreement.told("the kind of its devices", kind_of(devices[0]))
+        all_kinds = self._agreement.gather_values("the kind of its devices", describe_device(devices[0]))
         if self.writes:
-            warn_of_kinds(all_kinds)
-        leads = startup.devices_of([ids[0] for ids in ids_of_processes])
-        processes = Processes(self.cluster.process, leads, counts)
+            warn_of_device_kinds(all_kinds)
+        leads = startup.find_devices_by_id([ids[0] for ids in ids_of_processes])
+        processes = ProcessPlacement(self.cluster.process, leads, counts)
         return Placement(replicas or sum(counts) * (accumulate or 1), tuple(devices), processes)
 
     def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Json]:
@@ -100,9 +100,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             "accumulate": accumulate,
             "the seed of keras.utils.set_random_seed": keras_private.get_random_seed(),
             "the kind of devices": jax.default_backend(),
-            "whether JAX has a single CPU thread": runtime.threads() < runtime.FEWEST_THREADS,
+            "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,
             "the version of Python": ".".join(map(str, sys.version_info[:2])),
-        } | {f"the version of {name}": number for name, number in versions().items()}
+        } | {f"the version of {name}": number for name, number in list_versions().items()}
 
     @property
     def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -115,10 +115,10 @@ class MultiWorkerMirroredStrategy(Strategy):
     def agree(self, variables: list[keras.Variable]) -> None:
         """Refuse variables of other structures in other processes, and give all processes the values of process 0."""
         new = list({id(variable): variable for variable in variables if variable not in self._agreed}.values())
-        if self._agreement is None or not self._agreement.any_("new variables", bool(new)):
+        if self._agreement is None or not self._agreement.is_true_in_any_process("new variables", bool(new)):
             return
-        self._agreement.check({"the variables of the model": startup.structure_of(new)})
-        prints = self._agreement.told("the fingerprint of new variables", fingerprint(new))
+        self._agreement.check({"the variables of the model": startup.describe_structure(new)})
+        prints = self._agreement.gather_values("the fingerprint of new variables", fingerprint(new))
         if len(set(prints)) > 1:
             self._take_from_first(new)
         for variable in new:
@@ -134,16 +134,16 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"process sets a seed of its own, or reads weights of its own, let all do the same.",
                 stacklevel=4,
             )
-        of_first = rows_of_all(self.placement).of_first
+        of_first = get_row_gatherer(self.placement).of_first
         for variable in variables:
-            mine = jax.device_put(jax.numpy.ravel(keras_private.raw_value(variable)), self.placement.lead)
+            mine = jax.device_put(jax.numpy.ravel(keras_private.get_raw_value(variable)), self.placement.lead)
             variable.assign(of_first(mine).reshape(variable.shape))
 
 
-def warn_of_kinds(kinds: Sequence[Kind]) -> None:
+def warn_of_device_kinds(kinds: Sequence[DeviceKind]) -> None:
     """Warn where processes with devices of these kinds may compute different bits from the same numbers."""
     for process, kind in enumerate(kinds):
-        if said := differences(kind, kinds[0], f"in process {process}", "in process 0"):
+        if said := list_kind_differences(kind, kinds[0], f"in process {process}", "in process 0"):
             warnings.warn(
                 f"Processes run on devices of different kinds: {'; '.join(said)}. The bits of this training then depend on which process "
                 f"runs which replica, and the weights of the processes may drift apart. Start all processes on machines of one kind.",

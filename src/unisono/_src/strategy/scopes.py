@@ -31,18 +31,18 @@ class Scopes(threading.local):
 _scopes = Scopes()
 
 
-def innermost() -> Strategy | None:
+def get_innermost_strategy() -> Strategy | None:
     """Return the strategy of the innermost scope around; None outside of every scope."""
     return _scopes.open[-1] if _scopes.open else None
 
 
-def acting() -> Strategy | None:
+def get_acting_strategy() -> Strategy | None:
     """Return the strategy whose step calls this code; None where no step does."""
     return _scopes.acting[-1] if _scopes.acting else None
 
 
 @contextlib.contextmanager
-def act(strategy: Strategy) -> Iterator[None]:
+def act_as_strategy(strategy: Strategy) -> Iterator[None]:
     """Make this the strategy that user code finds, for the block of a step."""
     _scopes.acting.append(strategy)
     try:
@@ -52,9 +52,9 @@ def act(strategy: Strategy) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def inside(strategy: Strategy) -> Iterator[Strategy]:
+def open_scope(strategy: Strategy) -> Iterator[Strategy]:
     """Open the scope of a strategy. A scope may be entered again inside itself; scopes of two strategies never mix."""
-    outer = innermost()
+    outer = get_innermost_strategy()
     if outer is not None and outer is not strategy:
         raise RuntimeError(
             f"This is the scope of {outer!r}; the scope of {strategy!r} cannot begin inside it. Leave the first scope before you "
@@ -68,29 +68,29 @@ def inside(strategy: Strategy) -> Iterator[Strategy]:
             _scopes.open.pop()
 
 
-def made(created: UserObject) -> None:
+def own_created(created: UserObject) -> None:
     """Give a new layer, optimizer, metric or variable to the strategy of the scope around, if there is one."""
-    strategy = innermost()
+    strategy = get_innermost_strategy()
     if strategy is not None:
         strategy.owned.add(created)
         if isinstance(created, keras.metrics.Metric):
-            tf_names.name_metric(created)
+            tf_names.add_reset_states(created)
         if isinstance(created, keras.optimizers.Optimizer):
-            refusals.watch_apply(created)
+            refusals.watch_optimizer(created)
 
 
-def model_made(model: keras.Model) -> None:
+def bind_model(model: keras.Model) -> None:
     """Tie a new model to the strategy of the scope around, which then trains it."""
-    strategy = innermost()
+    strategy = get_innermost_strategy()
     if strategy is not None:
         keras_hooks.Bond(model, strategy)
 
 
-def model_used(model: keras.Model) -> None:
+def check_scope_of_model(model: keras.Model) -> None:
     """Refuse to compile or train a model in a scope of another strategy."""
-    strategy = innermost()
+    strategy = get_innermost_strategy()
     if strategy is not None:
-        refusals.check_made_here(model, strategy, keras_hooks.belongs_to(model))
+        refusals.check_model_scope(model, strategy, keras_hooks.find_owning_strategy(model))
 
 
-_watch = keras_private.Watch(made=made, model_made=model_made, model_used=model_used)
+_watch = keras_private.CreationWatch(made=own_created, model_made=bind_model, model_used=check_scope_of_model)

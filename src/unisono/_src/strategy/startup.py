@@ -13,7 +13,7 @@ from unisono._src import keras_private
 from unisono._src.typing import Json
 
 
-def random_state() -> Json:
+def read_random_state() -> Json:
     """Return the state of the generators from which seeds are drawn, in JSON; None where the user has set a seed, the same for all processes."""
     if keras_private.get_random_seed() is not None:
         return None
@@ -28,7 +28,7 @@ def set_random_state(state: Json) -> None:
         np.random.set_state(tuple(numpy_state))
 
 
-def structure_of(variables: Sequence[keras.Variable]) -> list[str]:
+def describe_structure(variables: Sequence[keras.Variable]) -> list[str]:
     """Return a description of each variable that is the same in every process: without names, which Keras numbers as it goes."""
     return [
         f"{tuple(variable.shape)} {variable.dtype} {'trainable' if variable.trainable else 'not trainable'}"
@@ -36,7 +36,7 @@ def structure_of(variables: Sequence[keras.Variable]) -> list[str]:
     ]
 
 
-def devices_of(ids: Sequence[int]) -> tuple[jax.Device, ...]:
+def find_devices_by_id(ids: Sequence[int]) -> tuple[jax.Device, ...]:
     """Return the devices with these ids, of all processes."""
     by_id = {device.id: device for device in jax.devices()}
     return tuple(by_id[id_] for id_ in ids)

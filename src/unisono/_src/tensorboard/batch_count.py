@@ -20,7 +20,7 @@ class BatchCount:
     """
 
     def __init__(self) -> None:
-        self.per_call = 1
+        self.steps_per_execution = 1
         """The model's `steps_per_execution`."""
         self._epoch: int | None = None
         self._batches_before = self._batches_of_epoch = 0
@@ -39,7 +39,7 @@ class BatchCount:
 
     def number(self, batch: int) -> int:
         """Return the number of the batch with this index in the epoch."""
-        return self._batches_before + batch // self.per_call + 1
+        return self._batches_before + batch // self.steps_per_execution + 1
 
     def ended(self, batch: int) -> bool:
         """Count a batch that has ended. Return False if it was counted before: after a resume at the very end of an epoch."""

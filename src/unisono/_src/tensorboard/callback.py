@@ -15,8 +15,8 @@ from unisono._src.fit.steps_per_call import MOST_STEPS
 from unisono._src.near_names import says_near_names
 from unisono._src.tensorboard import model_summary, weight_summaries
 from unisono._src.tensorboard.batch_count import BatchCount, BatchCountState
-from unisono._src.tensorboard.event_file import EventFiles, tensorboardx
-from unisono._src.tensorboard.logged_numbers import number_in, numbers, settings_of
+from unisono._src.tensorboard.event_file import EventFiles, import_tensorboardx
+from unisono._src.tensorboard.logged_numbers import convert_to_float, flatten_numbers, read_logged_settings
 from unisono._src.tensorboard.profiling import Profile, ProfileBatch
 from unisono._src.tensorboard.projector import MetadataFiles, Projector
 from unisono._src.tensorboard.speed import Speed
@@ -64,7 +64,7 @@ class TensorBoard(keras.callbacks.Callback):
         embeddings_metadata: MetadataFiles = None,
     ) -> None:
         super().__init__()
-        tensorboardx()  # else a missing package would show at the end of the first epoch
+        import_tensorboardx()  # else a missing package would show at the end of the first epoch
         self.log_dir = str(log_dir)
         self.histogram_freq = check_epochs("histogram_freq", histogram_freq)
         self.write_graph = write_graph
@@ -99,13 +99,13 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         model = cast(keras.Model, self.model)
-        self._bond = keras_private.bond_of(model)
+        self._bond = keras_private.get_bond(model)
         self._is_fitting = True
-        self._batch_count.per_call = model.steps_per_execution
+        self._batch_count.steps_per_execution = model.steps_per_execution
         if self.embeddings_freq:
             self._projector.check(model)
         if self.write_graph:
-            model_summary.write(model, self._files["train"])
+            model_summary.write_model(model, self._files["train"])
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._batch_count.begin_epoch(epoch)
@@ -113,35 +113,35 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         number = self._batch_count.number(batch)
-        self._speed.batch_begins(batch, number)
-        self._profile.batch_begins(number, batch, self._wait_for_steps)
+        self._speed.begin_batch(batch, number)
+        self._profile.begin_batch(number, batch, self._wait_for_steps)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         number = self._batch_count.number(batch)
         if self._batch_count.ended(batch):
-            self._speed.batch_ended(batch)
+            self._speed.end_batch(batch)
             if self.update_freq != "epoch" and number % self.update_freq == 0:
                 self._write_batch(number, logs)
-        self._profile.batch_ended(number, self._wait_for_steps)
+        self._profile.end_batch(number, self._wait_for_steps)
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         if self._is_fitting:
-            self._speed.training_ended(cast(keras.Model, self.model))
+            self._speed.note_rows(cast(keras.Model, self.model))
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         if self._optimizer is not None:
-            named = {f"evaluation_{name}_vs_iterations": value for name, value in numbers(logs or {})}
-            self._files["validation"].scalars(named, self._steps_taken())
+            named = {f"evaluation_{name}_vs_iterations": value for name, value in flatten_numbers(logs or {})}
+            self._files["validation"].write_scalars(named, self._steps_taken())
         if not self._is_fitting:
             self._files.close()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         model = cast(keras.Model, self.model)
-        self._speed.training_ended(model)
+        self._speed.note_rows(model)
         if logs:
-            self._write_epoch(epoch, dict(numbers(logs)))
+            self._write_epoch(epoch, dict(flatten_numbers(logs)))
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            weight_summaries.write(model, self._files["train"], epoch, self.write_images)
+            weight_summaries.write_weights(model, self._files["train"], epoch, self.write_images)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
             self._projector.write(model, epoch)
         self._files.flush()
@@ -175,29 +175,29 @@ class TensorBoard(keras.callbacks.Callback):
     # Writing.
 
     def _write_batch(self, number: int, logs: Logs | None) -> None:
-        values = {f"batch_{name}": value for name, value in numbers(self._newest_logs(logs or {}))}  # waits for the step
+        values = {f"batch_{name}": value for name, value in flatten_numbers(self._newest_logs(logs or {}))}  # waits for the step
         if self.write_steps_per_second:
             values["batch_steps_per_second"] = self._speed.batches_per_second(number)
-        self._files["train"].scalars(values, number)
+        self._files["train"].write_scalars(values, number)
         self._files.flush(FLUSH_SECONDS)
 
     def _write_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         train = {name: value for name, value in logs.items() if not name.startswith("val_")}
         validation = {name.removeprefix("val_"): value for name, value in logs.items() if name not in train}
-        train |= settings_of(self._optimizer)
+        train |= read_logged_settings(self._optimizer)
         if self.write_steps_per_second:
             train["steps_per_second"] = self._speed.steps_per_second(self._steps_taken())
         if self._speed.rows_per_second is not None:
             train["images_per_second"] = self._speed.rows_per_second
         for run, values in (("train", train), ("validation", validation)):
             if values:
-                self._files[run].scalars({f"epoch_{name}": value for name, value in values.items()}, epoch)
+                self._files[run].write_scalars({f"epoch_{name}": value for name, value in values.items()}, epoch)
 
     # The state of the training.
 
     def _newest_logs(self, shown: Logs) -> Logs:
         """Return the logs of the last step, and what callbacks added to them. Our fit gives callbacks older logs, which cost no wait."""
-        course = None if self._bond is None else self._bond.course
+        course = None if self._bond is None else self._bond.data_position
         return shown if course is None else {**shown, **course.logs}
 
     def _wait_for_steps(self) -> None:
@@ -210,7 +210,7 @@ class TensorBoard(keras.callbacks.Callback):
     def _steps_taken(self) -> int:
         """Return the steps that the optimizer has counted, as Keras does; batches for a model without an optimizer."""
         optimizer = self._optimizer
-        return self._batch_count.done if optimizer is None else int(number_in(optimizer.iterations))
+        return self._batch_count.done if optimizer is None else int(convert_to_float(optimizer.iterations))
 
     def _end_fit(self) -> None:
         self._profile.stop()

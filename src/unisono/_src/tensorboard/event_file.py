@@ -51,13 +51,13 @@ class EventFile:
     """A file that TensorBoard reads while it grows."""
 
     def __init__(self, directory: str) -> None:
-        self._tensorboardx = tensorboardx()
+        self._tensorboardx = import_tensorboardx()
         self._tensorboardx.directory_check(directory)
         # tensorboardX counts seconds, and would overwrite the file of a fit that ended in the same second.
         self._writer = self._tensorboardx.EventsWriter(os.path.join(directory, "events"), f".{os.getpid()}.{time.time_ns()}.v2")
         self._flushed = time.monotonic()
 
-    def scalars(self, values: dict[str, float], step: int) -> None:
+    def write_scalars(self, values: dict[str, float], step: int) -> None:
         """Write numbers by their tags."""
         self._write([self._tensorboardx.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()], step)
 
@@ -75,7 +75,7 @@ class EventFile:
         metadata = self._tensorboardx.SummaryMetadata(plugin_data=data)
         self._write([self._tensorboardx.Summary.Value(tag=tag, metadata=metadata, tensor=self._make_tensor(value))], step)
 
-    def graph(self, nodes: list[Node]) -> None:
+    def write_layers(self, nodes: list[Node]) -> None:
         """Write the graph of the run. TensorBoard shows one graph for each run."""
         node_defs = [self._tensorboardx.NodeDef(name=node.name, op=node.kind, input=node.inputs) for node in nodes]
         graph = self._tensorboardx.GraphDef(node=node_defs)
@@ -108,7 +108,7 @@ class EventFile:
         return shape_proto(dim=[shape_proto.Dim(size=size) for size in sizes])
 
 
-def tensorboardx() -> SimpleNamespace:
+def import_tensorboardx() -> SimpleNamespace:
     """Return the parts of tensorboardX that are used. tensorboardX is an optional dependency."""
     before = os.environ.get(SETTING)
     parts: dict[str, object] = {}

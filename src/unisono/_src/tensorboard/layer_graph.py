@@ -19,7 +19,7 @@ class Node(NamedTuple):
     inputs: tuple[str, ...]
 
 
-def nodes_of(model: Config) -> list[Node]:
+def build_nodes(model: Config) -> list[Node]:
     """Return the nodes of the JSON of `model.to_json()`. The layers of an inner model are drawn in a box with the model's name."""
     nodes: list[Node] = []
     add_layers(model["config"], "", (), nodes)

@@ -12,29 +12,29 @@ from unisono._src import keras_private
 from unisono._src.typing import KerasObject, Logs
 
 
-def numbers(logs: Logs) -> Iterator[tuple[str, float]]:
+def flatten_numbers(logs: Logs) -> Iterator[tuple[str, float]]:
     """Yield (name, number) for all numbers of the logs. A metric with several values has a name for each."""
     for name, value in logs.items():
         if isinstance(value, dict):
-            yield from numbers(value)
+            yield from flatten_numbers(value)
         elif np.ndim(value):
             yield from ((f"{name}/{index}", float(item)) for index, item in enumerate(np.ravel(value)))
         else:
             yield name, float(value)
 
 
-def settings_of(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
+def read_logged_settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
     """Return an optimizer's current learning rates, by the names that Keras writes, and its loss scale."""
     inner: KerasObject = getattr(optimizer, "inner_optimizer", optimizer)
     settings = {}
     if hasattr(inner, "optimizers"):
-        settings = {f"learning_rate_{part.name}": number_in(part.learning_rate) for part in inner.optimizers}
+        settings = {f"learning_rate_{part.name}": convert_to_float(part.learning_rate) for part in inner.optimizers}
     elif isinstance(inner, keras.optimizers.Optimizer):
-        settings = {"learning_rate": number_in(inner.learning_rate)}
+        settings = {"learning_rate": convert_to_float(inner.learning_rate)}
     if isinstance(optimizer, keras_private.LossScaleOptimizer):
-        settings["loss_scale"] = number_in(optimizer.dynamic_scale)
+        settings["loss_scale"] = convert_to_float(optimizer.dynamic_scale)
     return settings
 
 
-def number_in(value: keras.Variable | ArrayLike) -> float:
+def convert_to_float(value: keras.Variable | ArrayLike) -> float:
     return float(np.asarray(keras.ops.convert_to_numpy(value)))

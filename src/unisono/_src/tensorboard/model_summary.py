@@ -7,10 +7,10 @@ import json
 import keras
 
 from unisono._src.tensorboard.event_file import EventFile
-from unisono._src.tensorboard.layer_graph import MODELS, Node, nodes_of
+from unisono._src.tensorboard.layer_graph import MODELS, Node, build_nodes
 
 
-def write(model: keras.Model, file: EventFile) -> None:
+def write_model(model: keras.Model, file: EventFile) -> None:
     """Write the graph of layers, also in the form and under the tag of Keras ("conceptual graph"); or a table of layers as text."""
     graph = draw_graph(model)
     if graph is None:
@@ -18,7 +18,7 @@ def write(model: keras.Model, file: EventFile) -> None:
         return
     config, nodes = graph
     file.tensor("keras", "graph_keras_model", config.encode(), 0, content=b"1")
-    file.graph(nodes)
+    file.write_layers(nodes)
 
 
 def draw_graph(model: keras.Model) -> tuple[str, list[Node]] | None:
@@ -27,7 +27,7 @@ def draw_graph(model: keras.Model) -> tuple[str, list[Node]] | None:
         return None
     try:
         config = model.to_json()
-        return config, nodes_of(json.loads(config))
+        return config, build_nodes(json.loads(config))
     except Exception:  # a layer of the user has no config, or an unusual one: no reason to lose a training
         return None
 

@@ -43,7 +43,7 @@ class Profile:
             return MOST_STEPS
         return self.last - done if done >= self.first - 1 else self.first - 1 - done
 
-    def batch_begins(self, number: int, batch: int, wait: Callable[[], None]) -> None:
+    def begin_batch(self, number: int, batch: int, wait: Callable[[], None]) -> None:
         """Start the profile if it begins with this batch. `wait` waits for the steps before, so that they are not in the profile."""
         if not self._is_over and not self._is_running and self.first <= number <= self.last:
             wait()
@@ -51,7 +51,7 @@ class Profile:
         if self._is_running:
             self._annotation.enter_context(jax.profiler.StepTraceAnnotation(f"Profiled batch {batch}", step_num=number))
 
-    def batch_ended(self, number: int, wait: Callable[[], None]) -> None:
+    def end_batch(self, number: int, wait: Callable[[], None]) -> None:
         if self._is_running and number >= self.last:
             wait()
             self.stop()

@@ -77,4 +77,4 @@ class Projector:
 
 
 def find_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:
-    return [layer for layer in keras_private.layers_of(model) if isinstance(layer, keras.layers.Embedding)]
+    return [layer for layer in keras_private.list_layers(model) if isinstance(layer, keras.layers.Embedding)]

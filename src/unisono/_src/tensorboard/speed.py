@@ -23,12 +23,12 @@ class Speed:
         self.rows_per_second: float | None = None
         """The speed of the training without the validation. None before the training is over, and for models that count no rows."""
 
-    def batch_begins(self, batch: int, number: int) -> None:
+    def begin_batch(self, batch: int, number: int) -> None:
         if self._first is None:
             self._first = batch
             self._last_mark = (number - 1, time.perf_counter())
 
-    def batch_ended(self, batch: int) -> None:
+    def end_batch(self, batch: int) -> None:
         self._last = batch
 
     def batches_per_second(self, number: int) -> float:
@@ -42,9 +42,9 @@ class Speed:
         """Return the speed of the whole epoch, validation included, as Keras counts."""
         return (steps - self._steps) / (time.perf_counter() - self._began)
 
-    def training_ended(self, model: keras.Model) -> None:
+    def note_rows(self, model: keras.Model) -> None:
         """Note the rows of the epoch from the loss metric, before a validation resets it."""
-        tracker = keras_private.loss_tracker(model)
+        tracker = keras_private.get_loss_tracker(model)
         if self.rows_per_second is not None or self._first is None or self._last is None or tracker is None:
             return
         rows = float(tracker.count.value)  # waits for the last step

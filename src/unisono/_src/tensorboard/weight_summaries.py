@@ -18,18 +18,18 @@ COLOURS = {1: 0, 3: 2, 4: 6}
 """PNG's number of the colour type, for each number of channels."""
 
 
-def write(model: keras.Model, file: EventFile, epoch: int, as_images: bool) -> None:
+def write_weights(model: keras.Model, file: EventFile, epoch: int, as_images: bool) -> None:
     """Write all weights of a model, under Keras' tags."""
     for weight in (weight for layer in model.layers for weight in layer.weights):
         name = weight.path.replace(":", "_")
         value = cast(np.ndarray, keras.ops.convert_to_numpy(weight.value))
-        file.tensor(f"{name}/histogram", "histograms", histogram(value), epoch)
-        shown = images(value) if as_images else None
+        file.tensor(f"{name}/histogram", "histograms", compute_histogram(value), epoch)
+        shown = encode_images(value) if as_images else None
         if shown is not None:
             file.tensor(f"{name}/image", "images", shown, epoch)
 
 
-def histogram(values: ArrayLike) -> np.ndarray:
+def compute_histogram(values: ArrayLike) -> np.ndarray:
     """Return rows of (left edge, right edge, count), as `tf.summary.histogram` writes them. Values that are not finite are left out."""
     values = np.asarray(values).astype("float64").ravel()
     values = values[np.isfinite(values)]
@@ -46,9 +46,9 @@ def histogram(values: ArrayLike) -> np.ndarray:
     return np.stack([edges[:-1], edges[1:], counts], axis=1)
 
 
-def images(weight: ArrayLike) -> list[bytes] | None:
+def encode_images(weight: ArrayLike) -> list[bytes] | None:
     """Return [width, height, PNG files], as `tf.summary.image` writes them; None for weights of which Keras makes no image."""
-    stack = stacked(np.squeeze(np.asarray(weight).astype("float32")))
+    stack = stack_images(np.squeeze(np.asarray(weight).astype("float32")))
     if stack is None:
         return None
     _, height, width, _ = stack.shape
@@ -56,7 +56,7 @@ def images(weight: ArrayLike) -> list[bytes] | None:
     return [str(width).encode(), str(height).encode(), *map(encode_png, pixels[:MOST_IMAGES])]
 
 
-def stacked(weight: np.ndarray) -> np.ndarray | None:
+def stack_images(weight: np.ndarray) -> np.ndarray | None:
     """Return the weights as (images, height, width, channels), as Keras' TensorBoard does; None where it makes no image."""
     if weight.ndim == 1:
         return weight.reshape(1, -1, 1, 1)

@@ -23,7 +23,7 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
 """By platform. Excess precision is off on all platforms: else the rounding to bfloat16 depends on fusion."""
 
 
-def compiler_options(platform: str) -> dict[str, str | bool]:
+def get_compiler_options(platform: str) -> dict[str, str | bool]:
     """Return the compiler options of each of our programs on a platform."""
     return {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
 
@@ -45,7 +45,7 @@ def list_missing_flags() -> list[str]:
     return [f"--{name}={value}" for name, value in FLAGS.items() if set_flags.get(name, "").lower() != value]
 
 
-def may_find_gpu() -> bool:
+def can_find_gpu() -> bool:
     """Return whether JAX may find a GPU when it starts."""
     allowed = os.environ.get("JAX_PLATFORMS", "")
     return (not allowed or any(name in allowed for name in GPU_PLATFORMS)) and any(
@@ -53,15 +53,15 @@ def may_find_gpu() -> bool:
     )
 
 
-def ask_for() -> None:
+def add_missing_flags() -> None:
     """Add the flags that the user has not set to XLA_FLAGS; JAX must not have started."""
     set_flags = read_xla_flags()
     flags = [flag for flag in list_missing_flags() if flag.lstrip("-").partition("=")[0] not in set_flags]
-    if flags and may_find_gpu():
+    if flags and can_find_gpu():
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
 
 
-def check(platforms: set[str]) -> None:
+def check_flags(platforms: set[str]) -> None:
     """Refuse devices that may give other bits each time; JAX must have started."""
     flags = list_missing_flags()
     if flags and not platforms.isdisjoint(GPU_PLATFORMS):
@@ -72,7 +72,7 @@ def check(platforms: set[str]) -> None:
         )
 
 
-def check_switch(deterministic: bool) -> None:
+def check_tensorflow_switch(deterministic: bool) -> None:
     """Refuse a setting of TensorFlow's environment variable that contradicts the strategy."""
     value = os.environ.get(TENSORFLOW_VARIABLE, "").lower()
     if value in ("1", "true") and not deterministic:

@@ -8,18 +8,18 @@ import jax
 
 from unisono._src.xla import processor
 
-Kind = Mapping[str, str]
+DeviceKind = Mapping[str, str]
 
 
-def kind_of(device: jax.Device) -> dict[str, str]:
+def describe_device(device: jax.Device) -> dict[str, str]:
     """Return the kind of a device, in words. For a CPU, instructions and caches are part of it: XLA chooses kernels by them."""
-    return {"device": device.device_kind} | (processor.facts() if device.platform == "cpu" else {})
+    return {"device": device.device_kind} | (processor.describe_processor() if device.platform == "cpu" else {})
 
 
-def differences(theirs: Kind, ours: Kind, there: str = "there", here: str = "here") -> list[str]:
+def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "there", here: str = "here") -> list[str]:
     """Return in words how two kinds differ. Facts that only one side knows are left out; of instructions, only those of one side are listed.
 
-    >>> differences({"caches": "32K", "instructions": "avx2 fma"}, {"caches": "48K", "instructions": "avx2 avx512f fma"})
+    >>> list_kind_differences({"caches": "32K", "instructions": "avx2 fma"}, {"caches": "48K", "instructions": "avx2 avx512f fma"})
     ['caches: 32K there, 48K here', 'instructions: avx512f only here']
     """
     names = [name for name in sorted({*theirs, *ours}) if theirs.get(name) and ours.get(name) and theirs[name] != ours[name]]

@@ -18,37 +18,42 @@ from typing import Any
 import jax
 from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: JAX's own cache keeps its entries in it
 
-from unisono._src.versions import versions
+from unisono._src.versions import list_versions
 from unisono._src.xla import determinism, processor, runtime
 
 DIGEST = 32
 """Bytes of the digest before the code: a process may have died while it wrote."""
 
 
-def is_wanted() -> bool:
+def is_cache_wanted() -> bool:
     return bool(read_setting("compilation_cache_dir") and read_setting("enable_compilation_cache"))
 
 
-def key_of(text: str, device: jax.Device) -> str:
+def compute_key(text: str, device: jax.Device) -> str:
     """Return the key of a program. It covers all that may change the machine code: versions, flags, threads, and the machine."""
-    compiler = (*versions().values(), device.platform, device.device_kind, device.client.platform_version)
-    machine = (os.environ.get("XLA_FLAGS", ""), str(runtime.threads()), *processor.facts().values(), processor.all_instructions())
-    options = map(str, determinism.compiler_options(device.platform).items())
+    compiler = (*list_versions().values(), device.platform, device.device_kind, device.client.platform_version)
+    machine = (
+        os.environ.get("XLA_FLAGS", ""),
+        str(runtime.count_threads()),
+        *processor.describe_processor().values(),
+        processor.list_all_instructions(),
+    )
+    options = map(str, determinism.get_compiler_options(device.platform).items())
     description = "\0".join((text, *compiler, *machine, *options))
     return f"unisono-{hashlib.sha256(description.encode()).hexdigest()}"
 
 
-def read(key: str) -> bytes | None:
+def read_code(key: str) -> bytes | None:
     """Return the code of a key; None if there is none, or if it is not what was written."""
     with tolerate_disk_errors():
         stored = open_cache().get(key)
         if stored is not None and hashlib.sha256(stored[DIGEST:]).digest() == stored[:DIGEST]:
             return zlib.decompress(stored[DIGEST:])
-        drop(key)
+        drop_code(key)
     return None
 
 
-def write(key: str, code: bytes, seconds: float) -> None:
+def write_code(key: str, code: bytes, seconds: float) -> None:
     """Write the code of a key, if its compilation took long enough to be worth it."""
     if seconds >= read_setting("persistent_cache_min_compile_time_secs"):
         packed = zlib.compress(code, 1)
@@ -56,7 +61,7 @@ def write(key: str, code: bytes, seconds: float) -> None:
             open_cache().put(key, hashlib.sha256(packed).digest() + packed)
 
 
-def drop(key: str) -> None:
+def drop_code(key: str) -> None:
     """Remove the code of a key, so that it can be written again: the cache never overwrites an entry."""
     (Path(read_setting("compilation_cache_dir")) / f"{key}-cache").unlink(missing_ok=True)
 

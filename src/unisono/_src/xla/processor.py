@@ -17,7 +17,7 @@ COMPUTING_PREFIXES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
 
 
 @functools.cache
-def facts() -> dict[str, str]:
+def describe_processor() -> dict[str, str]:
     """Return the facts that are equal for two processors that give the same bits. Where the system tells none, Python's own are taken.
 
     If cores differ, all their models and caches are listed; instructions are listed if all cores have them.
@@ -34,7 +34,7 @@ def facts() -> dict[str, str]:
 
 
 @functools.cache
-def all_instructions() -> str:
+def list_all_instructions() -> str:
     """Return the names of all instructions of the first core: machine code with other instructions may not run."""
     core = parse_core(read_cpuinfo().split("\n\n")[0])
     return core.get("flags") or core.get("Features") or platform.machine()

@@ -26,7 +26,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from unisono._src.processes.progress import current
+from unisono._src.processes.progress import get_activity
 from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache, tracing
 
@@ -37,7 +37,7 @@ Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTr
 """Machine code, and the structures of the arguments and of the result."""
 
 
-class Program:
+class DeviceProgram:
     """A compiled function: `program(device, key, *args)` runs `function(*args)` on `device`, with one compilation for each key.
 
     A key stands for the shapes and dtypes of the arguments. The arguments are arrays on `device`, or host arrays.
@@ -51,12 +51,12 @@ class Program:
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
     def __call__(self, device: jax.Device, key: Hashable, *args: PyTree) -> PyTree:
-        if tracing.is_disabled():  # the user's functions then run uncompiled; our programs stay compiled
+        if tracing.is_jit_disabled():  # the user's functions then run uncompiled; our programs stay compiled
             with jax.disable_jit(False):
-                return self.loaded(device, key, *args)(*args)
-        return self.loaded(device, key, *args)(*args)
+                return self.find_or_load(device, key, *args)(*args)
+        return self.find_or_load(device, key, *args)(*args)
 
-    def loaded(self, device: jax.Device, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
+    def find_or_load(self, device: jax.Device, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
         """Return the executable for the device and the key; it is compiled and loaded if it was not."""
         loaded = self._loaded.get((key, device))
         if loaded is None:
@@ -79,7 +79,7 @@ class Program:
                 f"({type(error).__name__}: {error})",
                 stacklevel=2,
             )
-            return compiled(self._lower(device, args), device)
+            return compile_lowered(self._lower(device, args), device)
 
     def _lower(self, device: jax.Device, args: Arguments) -> jax.stages.Lowered:
         """Return the program as JAX lowers it.
@@ -91,9 +91,9 @@ class Program:
             return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*args)
 
 
-def compiled(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
-    with without_cache(), current().busy("compiling"):
-        return lowered.compile(compiler_options=determinism.compiler_options(device.platform))
+def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
+    with disable_jax_cache(), get_activity().report_busy("compiling"):
+        return lowered.compile(compiler_options=determinism.get_compiler_options(device.platform))
 
 
 MOST_SHARED = 64
@@ -105,7 +105,7 @@ def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> Portable
     model again, or on another placement, does not wait for the compiler twice."""
     text = lowered.as_text()
     if "callback" in text:  # the text holds the address of a function of this model
-        return PortableProgram.from_compiled(compiled(lowered, device), device)
+        return PortableProgram.from_compiled(compile_lowered(lowered, device), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
         _shared[key] = load_or_compile(lowered, text, device)
@@ -117,31 +117,31 @@ def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> Portable
 
 def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
     """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
-    if not disk_cache.is_wanted():
-        return PortableProgram.from_compiled(compiled(lowered, device), device)
-    key = disk_cache.key_of(text, device)
-    code = disk_cache.read(key)
+    if not disk_cache.is_cache_wanted():
+        return PortableProgram.from_compiled(compile_lowered(lowered, device), device)
+    key = disk_cache.compute_key(text, device)
+    code = disk_cache.read_code(key)
     if code is not None:
         try:
             return PortableProgram.from_code(code, lowered, device)
         except Exception as error:
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
-            disk_cache.drop(key)
+            disk_cache.drop_code(key)
     start = time.monotonic()
-    program = PortableProgram.from_compiled(compiled(lowered, device), device)
+    program = PortableProgram.from_compiled(compile_lowered(lowered, device), device)
     seconds = time.monotonic() - start
     with contextlib.suppress(*NOT_PORTABLE):
-        disk_cache.write(key, program.code, seconds)
+        disk_cache.write_code(key, program.code, seconds)
     return program
 
 
-def forget_shared() -> None:
+def forget_shared_programs() -> None:
     """Forget the shared programs: the next ones are compiled anew."""
     _shared.clear()
 
 
 @contextlib.contextmanager
-def without_cache() -> Iterator[None]:
+def disable_jax_cache() -> Iterator[None]:
     """Switch JAX's compilation cache off for the block: machine code from it cannot be loaded on other devices."""
     if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         yield

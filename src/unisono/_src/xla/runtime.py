@@ -15,7 +15,7 @@ from jax._src import xla_bridge  # checked with jax 0.10.2: the only way to ask 
 FEWEST_THREADS = 2
 
 
-def has_started() -> bool:
+def has_jax_started() -> bool:
     """Return whether JAX has made its devices. The question does not make them."""
     return xla_bridge.backends_are_initialized()
 
@@ -33,27 +33,27 @@ def count_requested_cpu_devices() -> int:
     return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads() -> int:
+def count_threads() -> int:
     """Return the number of threads that JAX has on CPU, or would have if it started now."""
-    requested = int(os.environ.get("PJRT_NPROC") or cores())
-    devices = jax.local_device_count("cpu") if has_started() else count_requested_cpu_devices()
+    requested = int(os.environ.get("PJRT_NPROC") or count_cores())
+    devices = jax.local_device_count("cpu") if has_jax_started() else count_requested_cpu_devices()
     return max(requested, devices)
 
 
-def ask_for_threads() -> None:
+def set_fewest_threads() -> None:
     """Set JAX to two threads where it would have one; JAX must not have started. A setting of the user stays."""
-    if "PJRT_NPROC" not in os.environ and threads() < FEWEST_THREADS:
+    if "PJRT_NPROC" not in os.environ and count_threads() < FEWEST_THREADS:
         os.environ["PJRT_NPROC"] = str(FEWEST_THREADS)
 
 
 def check_threads() -> None:
     """Warn if JAX runs with a single CPU thread."""
-    if jax.default_backend() == "cpu" and threads() < FEWEST_THREADS:
+    if jax.default_backend() == "cpu" and count_threads() < FEWEST_THREADS:
         warnings.warn(
             f"JAX runs with one CPU thread here, and then makes other code: results may differ in their last bits from those with "
             f"{FEWEST_THREADS} threads or more, which are all the same. Make the strategy before anything starts JAX (an optimizer "

@@ -7,6 +7,6 @@ import contextlib
 from jax._src import config  # checked with jax 0.10.2: the setting has no public name for one thread alone
 
 
-def without_source_lines() -> contextlib.AbstractContextManager[None]:
+def omit_source_lines() -> contextlib.AbstractContextManager[None]:
     """Return a context in which programs, traced in this thread, hold no paths of source files."""
     return config.traceback_in_locations_limit(0)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 
 @functools.lru_cache(maxsize=4096)
-def globals_of(code: types.CodeType) -> frozenset[str]:
+def find_global_names(code: types.CodeType) -> frozenset[str]:
     """Return the global names that code uses, and the functions inside it."""
     names = {
         instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
-    return frozenset(names).union(*(globals_of(inner) for inner in find_inner_codes(code)))
+    return frozenset(names).union(*(find_global_names(inner) for inner in find_inner_codes(code)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -28,6 +28,6 @@ def find_inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
-def names_of(function: object) -> frozenset[str]:
+def find_used_names(function: object) -> frozenset[str]:
     code = getattr(function, "__code__", None)
     return frozenset() if code is None else find_code_names(code)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from unisono._src.checks.user_code.captures import is_of_user, places
+from unisono._src.checks.user_code.captures import find_captures, is_user_module
 from unisono._src.distributed.replicated import Replicated, is_array
 from unisono._src.typing import AnyArray, Shape, UserFunction, UserObject
 
@@ -32,23 +32,23 @@ class CapturedArray(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-def arrays_around(function: UserFunction) -> list[tuple[str, CapturedArray]]:
+def find_captured_arrays(function: UserFunction) -> list[tuple[str, CapturedArray]]:
     """Return the arrays that the function, or one that it calls, may find by a name, each with the name that the code writes.
 
     Traced numbers are among them.
     """
     return [
         (capture.path, array)
-        for capture in places(function)
+        for capture in find_captures(function)
         if capture.holds_data
         for array in find_arrays(capture.value)
         if is_data(array)
     ]
 
 
-def replicated_around(function: UserFunction) -> list[AnyArray]:
+def find_replicated_arrays(function: UserFunction) -> list[AnyArray]:
     """Return the captured arrays that are meant to be the same for all replicas."""
-    leaves = [leaf for capture in places(function) for leaf in find_leaves(capture.value) if isinstance(leaf, Replicated)]
+    leaves = [leaf for capture in find_captures(function) for leaf in find_leaves(capture.value) if isinstance(leaf, Replicated)]
     return [array for replicated in leaves for array in jax.tree.leaves(replicated)]
 
 
@@ -67,15 +67,17 @@ def find_leaves(value: UserObject) -> Iterator[UserObject]:
         yield from find_leaves(item)
 
 
-def gives_around(function: UserFunction) -> bool:
+def has_captured_source(function: UserFunction) -> bool:
     """Return whether the function captures something that may give it arrays which no name leads to."""
-    return any(capture.holds_data and is_source_of_items(capture.value) for capture in places(function))
+    return any(capture.holds_data and is_source_of_items(capture.value) for capture in find_captures(function))
 
 
 def is_source_of_items(value: object) -> bool:
     """Return whether a value is an iterator, or an object of a user's class that has items."""
     kind = type(value)
-    return isinstance(value, Iterator | keras.utils.PyDataset) or (hasattr(kind, "__getitem__") and is_of_user(kind.__module__))
+    return isinstance(value, Iterator | keras.utils.PyDataset) or (
+        hasattr(kind, "__getitem__") and is_user_module(kind.__module__)
+    )
 
 
 def is_data(array: CapturedArray) -> bool:
@@ -83,9 +85,9 @@ def is_data(array: CapturedArray) -> bool:
     return bool(len(array.shape)) or isinstance(array, Tracer)
 
 
-def check_nothing_left(function: UserFunction) -> None:
+def check_leaked_tracers(function: UserFunction) -> None:
     """Refuse, after a trace, a traced value that the function has kept anywhere."""
-    for capture in places(function):
+    for capture in find_captures(function):
         if any(isinstance(array, Tracer) for array in find_arrays(capture.value)):
             raise ValueError(
                 f"The function keeps a traced value in {capture.path!r}, where Python would find no number in it, and the compiled function would "
@@ -93,9 +95,9 @@ def check_nothing_left(function: UserFunction) -> None:
             )
 
 
-def check_iterators(function: UserFunction) -> None:
+def check_captured_iterators(function: UserFunction) -> None:
     """Refuse a captured iterator: a compiled function takes from it once, and has the same item for good."""
-    for capture in places(function):
+    for capture in find_captures(function):
         if isinstance(capture.value, Iterator) and not isinstance(capture.value, io.IOBase):
             raise ValueError(
                 f"The function finds the iterator {capture.path!r} by its name. Compiled, it would take from it once, when it is traced, and "

@@ -11,17 +11,17 @@ from collections.abc import Callable
 import keras
 
 from unisono._src import keras_private
-from unisono._src.checks.user_code.captured_arrays import replicated_around
-from unisono._src.checks.user_code.results import meetings
-from unisono._src.checks.user_code.undistributed_arrays import Suspect, among_constants, meeting_rows
-from unisono._src.ownership import Owned
+from unisono._src.checks.user_code.captured_arrays import find_replicated_arrays
+from unisono._src.checks.user_code.results import find_constant_operands
+from unisono._src.checks.user_code.undistributed_arrays import Suspect, find_sole_suspect, find_suspect_meeting_rows
+from unisono._src.ownership import OwnedObjects
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import UserFunction
 
 
-def check_variables(
-    function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, owned: Owned, replicas: int
+def check_data_in_variables(
+    function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, owned: OwnedObjects, replicas: int
 ) -> None:
     """Refuse variables that take the place of rows, as variables that hold a whole dataset do.
 
@@ -38,19 +38,19 @@ def check_variables(
         return
 
     suspects = [
-        Suspect(keras_private.raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables
+        Suspect(keras_private.get_raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables
     ]
-    guilty = meeting_rows(trace, trace_of, lambda _: suspects, size) or find_suspect_apart_from_rows(trace, suspects)
+    guilty = find_suspect_meeting_rows(trace, trace_of, lambda _: suspects, size) or find_suspect_apart_from_rows(trace, suspects)
     if guilty is not None:
         refused_calls.refuse_undistributed(guilty.array, guilty.how, replicas)
 
 
-def find_variables_with_rows(function: UserFunction, trace: Trace, owned: Owned) -> list[keras.Variable]:
+def find_variables_with_rows(function: UserFunction, trace: Trace, owned: OwnedObjects) -> list[keras.Variable]:
     """Return the variables that may hold rows of data: they belong to no layer or optimizer, are neither trained nor assigned, and have rows that
     differ. Random state is left out, and so are variables that the user has replicated."""
-    not_data = owned.variables_of_layers | {id(variable) for optimizer in owned.optimizers for variable in optimizer.variables}
+    not_data = owned.layer_variable_ids | {id(variable) for optimizer in owned.optimizers for variable in optimizer.variables}
     not_data |= {id(variable) for variable in trace.code.scope.assigned.values()} | {
-        id(variable) for variable in replicated_around(function)
+        id(variable) for variable in find_replicated_arrays(function)
     }
     candidates = {
         id(variable): variable for variable in trace.used if isinstance(variable, keras.Variable) and id(variable) not in not_data
@@ -58,22 +58,23 @@ def find_variables_with_rows(function: UserFunction, trace: Trace, owned: Owned)
     untrained = [
         variable
         for variable in candidates.values()
-        if not variable.trainable and not random_keys.is_seed(variable) and len(variable.shape)
+        if not variable.trainable and not random_keys.is_seed_state(variable) and len(variable.shape)
     ]
-    return [variable for variable in untrained if refused_calls.rows_differ(keras_private.raw_value(variable))]
+    return [variable for variable in untrained if refused_calls.has_different_rows(keras_private.get_raw_value(variable))]
 
 
 def find_suspect_apart_from_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
     """Return the suspect that a layer, a loss or a metric gets with nothing of the replica's, and that meets nothing of the replica's later."""
-    of_replica = {*range(trace.arrays), trace.number_of_replica}
+    of_replica = {*range(trace.arrays), trace.replica_position}
     met = {
-        id(operand.constant) for operand in meetings(trace.program, of_replica, {id(suspect.constant) for suspect in suspects})
+        id(operand.constant)
+        for operand in find_constant_operands(trace.program, of_replica, {id(suspect.constant) for suspect in suspects})
     }
     alone = [suspect for suspect in suspects if id(suspect.constant) not in met]
     outputs = trace.program.jaxpr.outvars
-    for _, results in trace.results_of("given", "gave", "vector", "fed", "update") if alone else ():
+    for _, results in trace.find_results("given", "gave", "vector", "fed", "update") if alone else ():
         rows = [result for result in results if outputs[result].aval.shape[:1] > (1,)]
-        guilty = among_constants(trace, rows, alone, of_replica) if rows else None
+        guilty = find_sole_suspect(trace, rows, alone, of_replica) if rows else None
         if guilty is not None:
             return guilty
     return None

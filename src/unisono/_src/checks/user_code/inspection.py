@@ -9,15 +9,15 @@ from typing import NamedTuple, Protocol
 import keras
 
 from unisono._src import keras_private
-from unisono._src.checks.user_code.captured_arrays import arrays_around, check_iterators, check_nothing_left
-from unisono._src.checks.user_code.data_in_variables import check_variables
+from unisono._src.checks.user_code.captured_arrays import check_captured_iterators, check_leaked_tracers, find_captured_arrays
+from unisono._src.checks.user_code.data_in_variables import check_data_in_variables
 from unisono._src.checks.user_code.jaxpr import Atom, check_collectives
-from unisono._src.checks.user_code.loss_scaling import is_close, products
-from unisono._src.checks.user_code.numpy_draws import check_drawn
-from unisono._src.checks.user_code.provenance import Argument, Mean, Sources
-from unisono._src.checks.user_code.results import made_of
-from unisono._src.checks.user_code.undistributed_arrays import check_arrays
-from unisono._src.ownership import Owned
+from unisono._src.checks.user_code.loss_scaling import is_near_number, list_products
+from unisono._src.checks.user_code.numpy_draws import check_numpy_draws
+from unisono._src.checks.user_code.provenance import NumberArgument, Provenance, RowSum
+from unisono._src.checks.user_code.results import find_origins
+from unisono._src.checks.user_code.undistributed_arrays import check_captured_arrays
+from unisono._src.ownership import OwnedObjects
 from unisono._src.replica import refused_calls
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import UserFunction
@@ -30,31 +30,31 @@ class InspectedStrategy(Protocol):
     def num_replicas_in_sync(self) -> int: ...
 
     @property
-    def owned(self) -> Owned: ...
+    def owned(self) -> OwnedObjects: ...
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None: ...
 
 
-def inspect_used(function: UserFunction, trace: Trace, strategy: InspectedStrategy) -> None:
+def inspect_without_program(function: UserFunction, trace: Trace, strategy: InspectedStrategy) -> None:
     """Check what can be seen without a program: the variables that the function uses, and what it captures."""
     strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
-    check_nothing_left(function)
-    check_iterators(function)
+    check_leaked_tracers(function)
+    check_captured_iterators(function)
 
 
-def inspect(name: str, function: UserFunction, trace: Trace, strategy: InspectedStrategy, inputs: Received) -> None:
+def inspect_program(name: str, function: UserFunction, trace: Trace, strategy: InspectedStrategy, inputs: TraceInputs) -> None:
     """Check a function that was traced on these inputs."""
-    inspect_used(function, trace, strategy)
+    inspect_without_program(function, trace, strategy)
     check_collectives(name, trace.program)
     check_mean_metrics(trace, strategy.num_replicas_in_sync, inputs)
-    check_drawn(trace, inputs.trace_of, inputs.size, strategy.num_replicas_in_sync)
-    check_arrays(function, trace, inputs.trace_of, inputs.rows_are_given, inputs.size, strategy.num_replicas_in_sync)
-    check_variables(function, trace, inputs.trace_of, inputs.size, strategy.owned, strategy.num_replicas_in_sync)
+    check_numpy_draws(trace, inputs.trace_of, inputs.size, strategy.num_replicas_in_sync)
+    check_captured_arrays(function, trace, inputs.trace_of, inputs.has_rows, inputs.size, strategy.num_replicas_in_sync)
+    check_data_in_variables(function, trace, inputs.trace_of, inputs.size, strategy.owned, strategy.num_replicas_in_sync)
     check_same_gradients(trace, strategy.num_replicas_in_sync)
     check_summed_gradients(trace, strategy.num_replicas_in_sync)
 
 
-class Received(NamedTuple):
+class TraceInputs(NamedTuple):
     """The inputs that a function was traced on."""
 
     rows: int
@@ -63,13 +63,13 @@ class Received(NamedTuple):
     """Rows of the replica."""
     shares: Sequence[int]
     """Positions, among the arrays of the batch, of shares of a loss that an earlier run returned."""
-    rows_are_given: bool
+    has_rows: bool
     """Whether the function gets rows, or values that an earlier run made of rows."""
     trace_of: Callable[[int], Trace] | None
     """Traces the function on another number of rows; None where it cannot be traced on others."""
 
 
-def find_shares(trace: Trace, inputs: Received) -> list[Atom]:
+def find_shares(trace: Trace, inputs: TraceInputs) -> list[Atom]:
     """Return the variables of the program that are a replica's share of a loss."""
     return [
         *(share for _, share in trace.noted.get("share", [])),
@@ -77,41 +77,43 @@ def find_shares(trace: Trace, inputs: Received) -> list[Atom]:
     ]
 
 
-def shares_among_returned(trace: Trace, inputs: Received) -> frozenset[int]:
+def find_returned_shares(trace: Trace, inputs: TraceInputs) -> frozenset[int]:
     """Return the positions, among the arrays that the function returns, of shares of a loss."""
-    sources = Sources(trace.program, trace.arrays)
+    sources = Provenance(trace.program, trace.arrays)
     shares = find_shares(trace, inputs)
-    return frozenset(position for position, variable in enumerate(trace.returned) if sources.reaches(variable, shares))
+    return frozenset(position for position, variable in enumerate(trace.returned) if sources.can_reach(variable, shares))
 
 
-def check_mean_metrics(trace: Trace, replicas: int, inputs: Received) -> None:
+def check_mean_metrics(trace: Trace, replicas: int, inputs: TraceInputs) -> None:
     """Refuse mean metrics that are fed with a share of a loss, or with a sum that has one as a term. A single replica's share is the loss."""
     fed = trace.noted.get("fed", [])
-    sources = Sources(trace.program, trace.arrays)
+    sources = Provenance(trace.program, trace.arrays)
     shares = find_shares(trace, inputs)
     for metric, value in fed if replicas > 1 else []:
-        if sources.reaches(value, shares) or any(is_share(mean, inputs) for mean in sources.means(value, shares)):
-            refused_calls.refuse_share(metric, replicas)
+        if sources.can_reach(value, shares) or any(is_share(mean, inputs) for mean in sources.means(value, shares)):
+            refused_calls.refuse_mean_of_loss_part(metric, replicas)
 
 
-def is_share(mean: Mean, inputs: Received) -> bool:
+def is_share(mean: RowSum, inputs: TraceInputs) -> bool:
     """Return whether code divides a sum over a replica's rows by the size of the global batch."""
     everything = mean.elements * inputs.rows / inputs.size
-    numbers = list(products([divisor for divisor in (*mean.divisors, *mean.factors) if not isinstance(divisor, Argument)]))
+    numbers = list(
+        list_products([divisor for divisor in (*mean.divisors, *mean.factors) if not isinstance(divisor, NumberArgument)])
+    )
     return (
         inputs.rows > inputs.size
-        and not any(is_close(divisor, mean.elements) for divisor in numbers)
-        and any(is_close(divisor, everything) or is_close(divisor, inputs.rows) for divisor in numbers)
+        and not any(is_near_number(divisor, mean.elements) for divisor in numbers)
+        and any(is_near_number(divisor, everything) or is_near_number(divisor, inputs.rows) for divisor in numbers)
     )
 
 
 def check_same_gradients(trace: Trace, replicas: int) -> None:
     """Refuse gradients in which nothing comes from a replica's rows: all replicas have the same, and they would be added up."""
-    of_replica = {*range(trace.arrays), trace.number_of_replica}
+    of_replica = {*range(trace.arrays), trace.replica_position}
     if replicas == 1 or trace.noted.keys() & {"loss", "vector"}:  # these are checked by their growth with the rows
         return
-    for optimizer, results in trace.results_of("gradients"):
-        if not made_of(trace.program, results).arguments & of_replica:
+    for optimizer, results in trace.find_results("gradients"):
+        if not find_origins(trace.program, results).arguments & of_replica:
             refused_calls.refuse_same_gradients(optimizer, replicas)
 
 
@@ -122,23 +124,25 @@ def check_summed_gradients(trace: Trace, replicas: int) -> None:
         if replicas > 1
         else []
     )
-    sums = {id(keras_private.raw_value(variable)): variable for variable in used}
+    sums = {id(keras_private.get_raw_value(variable)): variable for variable in used}
     outputs = trace.program.jaxpr.outvars
-    for optimizer, results in trace.results_of("gradients") if sums else []:
+    for optimizer, results in trace.find_results("gradients") if sums else []:
         for result in results:
-            contained = [sums[id(constant)] for constant in made_of(trace.program, [result]).constants if id(constant) in sums]
+            contained = [
+                sums[id(constant)] for constant in find_origins(trace.program, [result]).constants if id(constant) in sums
+            ]
             for variable in contained:
                 if tuple(variable.shape) == outputs[result].aval.shape:
                     refused_calls.refuse_summed_gradients(optimizer, variable, replicas)
 
 
 @contextlib.contextmanager
-def naming(function: UserFunction, replicas: int) -> Iterator[None]:
+def name_array_in_errors(function: UserFunction, replicas: int) -> Iterator[None]:
     """Add to an error about an array the name by which the function finds the array."""
     try:
         yield
     except refused_calls.UndistributedError as error:
-        for name, array in arrays_around(function):
+        for name, array in find_captured_arrays(function):
             if array is error.array:
                 refused_calls.refuse_undistributed(array, f"by the name {name!r}", replicas)
         raise

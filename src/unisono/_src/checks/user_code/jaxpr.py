@@ -25,12 +25,12 @@ class Atom(Protocol):
     """The shape and dtype. JAX types it as a class that has neither."""
 
 
-def constants_of(program: core.ClosedJaxpr) -> list[AnyArray]:
+def find_constants(program: core.ClosedJaxpr) -> list[AnyArray]:
     """Return the arrays in the program that are none of its arguments; single numbers are left out."""
     return [constant for nested in walk_programs(program) for constant in nested.consts if getattr(constant, "shape", ())]
 
 
-def constants_outside(program: core.ClosedJaxpr, mark: str) -> list[AnyArray]:
+def find_unmarked_constants(program: core.ClosedJaxpr, mark: str) -> list[AnyArray]:
     """Return the constant arrays that an equation without the mark reads, and those that are results as they are."""
     constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     unmarked = [equation for equation in program.jaxpr.eqns if mark not in str(equation.source_info.name_stack)]
@@ -62,13 +62,13 @@ def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
                     yield from walk_programs(core.ClosedJaxpr(inner, ()))
 
 
-def is_random(program: core.ClosedJaxpr) -> bool:
+def has_random_draws(program: core.ClosedJaxpr) -> bool:
     """Return whether the program draws random numbers."""
     names = {equation.primitive.name for nested in walk_programs(program) for equation in nested.jaxpr.eqns}
-    return any(map(is_random_name, names))
+    return any(map(is_random_primitive, names))
 
 
-def is_random_name(name: str) -> bool:
+def is_random_primitive(name: str) -> bool:
     """Return whether a primitive of this name draws random numbers."""
     return name.startswith(("random_", "threefry", "rng_"))
 
@@ -78,7 +78,7 @@ def has_float16(program: core.ClosedJaxpr) -> bool:
     return any(getattr(result, "dtype", None) == "float16" for result in results)
 
 
-def is_among(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
+def is_among_constants(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
     """Return whether an array, or some of its rows, went into a program that has these constants."""
     if isinstance(array, jax.Array):
         return any(constant is array for constant in constants)
@@ -105,7 +105,7 @@ def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
     return True
 
 
-def may_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
+def can_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
     """Return whether a constant may have been computed from a captured array, whose values the code reads.
 
     Signs of this are as many rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the array has too.

@@ -15,14 +15,14 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom, is_random
-from unisono._src.checks.user_code.provenance import CLOSE, Argument, Path, Sources, Term
-from unisono._src.replica.growth import ENOUGH, ROUGH, ratio
-from unisono._src.replica.probe_rows import drawn_like
+from unisono._src.checks.user_code.jaxpr import Atom, has_random_draws
+from unisono._src.checks.user_code.provenance import CLOSE, LossTerm, NumberArgument, Provenance, Scaling
+from unisono._src.replica.growth import ENOUGH_ROWS, ROUGH, compute_growth_ratio
+from unisono._src.replica.probe_rows import draw_values_like
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray, Array
 
-Divisor = TypeVar("Divisor", bound=float | Argument)
+Divisor = TypeVar("Divisor", bound=float | NumberArgument)
 
 AtomValues: TypeAlias = Mapping[Atom, AnyArray | np.generic]
 """Values of inputs and variables of a program."""
@@ -35,12 +35,12 @@ EXACT = 0.02
 """The largest distance of a ratio from 1 or 2: half precision rounds long sums."""
 
 
-class Part(NamedTuple):
+class LossPart(NamedTuple):
     """A part of a loss."""
 
     growth: float | None
     """1 for a mean over the rows, 2 for a sum; None where it could not be measured."""
-    path: Path
+    path: Scaling
     """The constants that it is divided by, whatever the number of rows."""
     of_rows: bool
 
@@ -59,7 +59,7 @@ class ReplicaRows:
         return len(self.arrays[0])
 
 
-def parts_of_losses(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
+def find_loss_parts(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[LossPart]:
     """Return the parts of the losses that replica code differentiates, without shares of a mean over the global batch.
 
     Args:
@@ -67,37 +67,41 @@ def parts_of_losses(trace: Trace, trace_of: Callable[[int], Trace], rows: Replic
         trace_of: Traces the code on another number of rows.
         rows: The rows of a replica.
     """
-    terms = terms_of(trace)[1]
+    terms = find_loss_terms(trace)[1]
     if not any(term.of_rows for term in terms):
-        return [Part(1, term.path, False) for term in terms]
+        return [LossPart(1, term.path, False) for term in terms]
     try:
         return measure_parts(trace, trace_of, rows)
     except Exception:  # as of code that runs on one number of rows alone: this check does not change what is trained
         return [classify_by_divisors(term, rows.size) for term in terms]
 
 
-def terms_of(trace: Trace) -> tuple[Sources, list[Term]]:
-    sources = Sources(trace.program, trace.arrays)
+def find_loss_terms(trace: Trace) -> tuple[Provenance, list[LossTerm]]:
+    sources = Provenance(trace.program, trace.arrays)
     noted = trace.noted
     shares = [share for kind, share in noted.get("share", []) if kind is None]
     return sources, [term for _, loss in noted.get("loss", []) for term in sources.terms(loss, shares)]
 
 
-def measure_parts(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[Part]:
-    random = is_random(trace.program)
-    times = -(-ENOUGH // rows.size) if random else 1
+def measure_parts(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaRows) -> list[LossPart]:
+    random = has_random_draws(trace.program)
+    times = -(-ENOUGH_ROWS // rows.size) if random else 1
     on_rows = trace if times == 1 else trace_of(rows.size * times)
     on_both = trace_of(rows.size * times * 2)
-    parts: list[Part] = []
-    made_up = dataclasses.replace(rows, arrays=[drawn_like(np.random.default_rng(0), array) for array in rows.arrays])
+    parts: list[LossPart] = []
+    made_up = dataclasses.replace(rows, arrays=[draw_values_like(np.random.default_rng(0), array) for array in rows.arrays])
     for given in (rows, made_up):  # zeros tell nothing, and a first batch may be of zeros
         once = evaluate_terms(on_rows, given, times)
         twice = evaluate_terms(on_both, given, times * 2)
         parts = []
         for (term, value), (term_twice, value_twice) in zip(once, twice, strict=True):
-            growth = ratio(divided(value, term), divided(value_twice, term_twice)) if term.of_rows else 1.0
+            growth = (
+                compute_growth_ratio(scale_term_value(value, term), scale_term_value(value_twice, term_twice))
+                if term.of_rows
+                else 1.0
+            )
             rounded = None if growth is None else round_growth(growth, random)
-            parts.append(Part(rounded, keep_common_constants(term.path, term_twice.path), term.of_rows))
+            parts.append(LossPart(rounded, keep_common_constants(term.path, term_twice.path), term.of_rows))
         if all(part.growth is not None for part in parts):
             return parts
     terms = (term for term, _ in once)
@@ -107,26 +111,28 @@ def measure_parts(trace: Trace, trace_of: Callable[[int], Trace], rows: ReplicaR
     ]
 
 
-def evaluate_terms(trace: Trace, rows: ReplicaRows, times: int) -> list[tuple[Term, Array]]:
+def evaluate_terms(trace: Trace, rows: ReplicaRows, times: int) -> list[tuple[LossTerm, Array]]:
     """Return the terms of the losses, each with its value on the rows taken this many times."""
-    sources, terms = terms_of(trace)
+    sources, terms = find_loss_terms(trace)
     repeated = [np.concatenate([array] * times) for array in rows.arrays]
     # The values are those of replica 0, whose row fraction grows with its rows.
     given = dict(zip(trace.program.jaxpr.invars, [*repeated, *rows.constants, np.int32(0), np.float32(times)], strict=True))
-    values = evaluated(sources, [term.variable for term in terms], given)
+    values = evaluate_variables(sources, [term.variable for term in terms], given)
     return list(zip(terms, values, strict=True))
 
 
-def divided(value: AnyArray, term: Term) -> AnyArray:
+def scale_term_value(value: AnyArray, term: LossTerm) -> AnyArray:
     """Return the value that a term has in the loss, up to factors that are the same for all rows."""
     return value / math.prod(
-        divisor for divisor in (*term.outside.divisors, *term.outside.factors) if not isinstance(divisor, Argument)
+        divisor
+        for divisor in (*term.outer_scaling.divisors, *term.outer_scaling.factors)
+        if not isinstance(divisor, NumberArgument)
     )
 
 
-def evaluated(sources: Sources, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
+def evaluate_variables(sources: Provenance, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
     """Return the values of variables of a program; only the equations that lead to them are computed."""
-    made, leaves = sources.what_makes(targets, given)
+    made, leaves = sources.slice_program(targets, given)
     known = {leaf: given[leaf] if leaf in given else sources.constants[leaf] for leaf in leaves}
 
     @jax.jit
@@ -172,8 +178,8 @@ def round_growth(growth: float, random: bool) -> float:
     return next((float(whole) for whole in (1, 2) if abs(growth - whole) <= (ROUGH if random else EXACT)), growth)
 
 
-def keep_common_constants(path: Path, other: Path) -> Path:
-    return Path(keep_common_divisors(path.divisors, other.divisors), keep_common_divisors(path.factors, other.factors))
+def keep_common_constants(path: Scaling, other: Scaling) -> Scaling:
+    return Scaling(keep_common_divisors(path.divisors, other.divisors), keep_common_divisors(path.factors, other.factors))
 
 
 def keep_common_divisors(numbers: Sequence[Divisor], others: Sequence[Divisor]) -> tuple[Divisor, ...]:
@@ -186,16 +192,16 @@ def keep_common_divisors(numbers: Sequence[Divisor], others: Sequence[Divisor]) 
     return tuple(common)
 
 
-def is_alike(one: float | Argument, other: float | Argument) -> bool:
-    if isinstance(one, Argument) or isinstance(other, Argument):
-        return isinstance(one, Argument) and isinstance(other, Argument) and one == other
+def is_alike(one: float | NumberArgument, other: float | NumberArgument) -> bool:
+    if isinstance(one, NumberArgument) or isinstance(other, NumberArgument):
+        return isinstance(one, NumberArgument) and isinstance(other, NumberArgument) and one == other
     return abs(one - other) <= CLOSE * abs(one)
 
 
-def classify_by_divisors(term: Term, size: int) -> Part:
+def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
     """Return the part that a term is, as far as the program shows it: a sum over rows that is divided by a replica's rows is a mean."""
     if not term.of_rows:
-        return Part(1, term.path, False)
+        return LossPart(1, term.path, False)
     divisors = list(term.path.divisors)
     position = next(
         (
@@ -206,5 +212,5 @@ def classify_by_divisors(term: Term, size: int) -> Part:
         None,
     )
     if position is None:
-        return Part(None, term.path, True)
-    return Part(1, term.path._replace(divisors=tuple(divisors[:position] + divisors[position + 1 :])), True)
+        return LossPart(None, term.path, True)
+    return LossPart(1, term.path._replace(divisors=tuple(divisors[:position] + divisors[position + 1 :])), True)

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from unisono._src.checks.user_code.loss_growth import MEAN, SUM, Part
-from unisono._src.checks.user_code.provenance import CLOSE, Argument, Mean, Path
-from unisono._src.data.global_batch import GlobalBatch, sizes_of
+from unisono._src.checks.user_code.loss_growth import MEAN, SUM, LossPart
+from unisono._src.checks.user_code.provenance import CLOSE, NumberArgument, RowSum, Scaling
+from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.typing import Shape
 
 MOST_BATCHES = 64
@@ -23,25 +23,25 @@ HALF = 2
 """A sum that is divided by two may be meant as a sum."""
 
 
-class Scaled(NamedTuple):
+class LossScaling(NamedTuple):
     """Scaling of the losses by replica code itself, on some number of a replica's rows."""
 
-    means: list[Mean]
+    means: list[RowSum]
     """The sums over rows in losses that are one number."""
-    vectors: list[tuple[Shape, Path]]
+    vectors: list[tuple[Shape, Scaling]]
     """The shapes of losses that are one number for each example, and what the code divides them by before the engine divides."""
 
 
-class Divisions:
+class DivisorCheck:
     """The check of the divisors in one user function."""
 
     def __init__(
         self,
         name: str,
         replicas: int,
-        parts: Sequence[Part],
-        observed: dict[int, Scaled],
-        scaled_of: Callable[[int], Scaled] | None,
+        parts: Sequence[LossPart],
+        observed: dict[int, LossScaling],
+        scaled_of: Callable[[int], LossScaling] | None,
     ) -> None:
         """Keep what the check needs.
 
@@ -58,9 +58,9 @@ class Divisions:
         self._warned = False
 
     @property
-    def tells(self) -> bool:
+    def has_fault(self) -> bool:
         """Return whether a part of the losses is known not to add up over replicas, which `check` warns of."""
-        return any(part.growth is not None and not adds_up(part, self._replicas) for part in self._parts)
+        return any(part.growth is not None and not is_additive(part, self._replicas) for part in self._parts)
 
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
         """Warn once of a divisor that is not the size of this global batch.
@@ -83,12 +83,12 @@ class Divisions:
         self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]
     ) -> Iterator[str]:
         rows = batch.rows
-        rows_of_replicas = sizes_of(batch, self._replicas)
+        rows_of_replicas = count_shard_rows(batch, self._replicas)
         sizes = sorted(set(rows_of_replicas) - {0}, reverse=True)
         for part in self._parts:
             yield from self._judge_part(
                 part,
-                list(products([*resolve_divisors(part.path.divisors, arguments), *part.path.factors])),
+                list(list_products([*resolve_divisors(part.path.divisors, arguments), *part.path.factors])),
                 rows,
                 rows_of_replicas,
             )
@@ -105,13 +105,13 @@ class Divisions:
             if divisor not in (rows, rows * values_per_row):
                 yield self._describe_constant(divisor, rows)
 
-    def _judge_part(self, part: Part, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
+    def _judge_part(self, part: LossPart, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
         """Yield the fault of a part. `numbers` are the numbers that it is divided by, and products of them."""
         replicas = self._replicas
-        by_replicas = any(is_close(number, replicas) for number in numbers)
+        by_replicas = any(is_near_number(number, replicas) for number in numbers)
         parts = rows / max(sizes)
         if not part.of_rows:
-            if not by_replicas and not any(is_close(number, parts) for number in numbers):
+            if not by_replicas and not any(is_near_number(number, parts) for number in numbers):
                 yield (
                     f"The function {self._name!r} adds to its loss, in each of {replicas} replicas, something that does not depend on the "
                     f"rows, as a regularizer: it counts {replicas} times, and so do its gradients. Write un.scale_regularization_loss(...) "
@@ -135,20 +135,23 @@ class Divisions:
                 f"{rows} rows. {ADVICE}"
             )
 
-    def _judge_mean(self, mean: Mean, divisors: list[float], rows: int, size: int) -> Iterator[str]:
+    def _judge_mean(self, mean: RowSum, divisors: list[float], rows: int, size: int) -> Iterator[str]:
         everything = mean.elements * rows / size
-        combined = list(products([*divisors, *mean.factors]))
+        combined = list(list_products([*divisors, *mean.factors]))
         if any(
-            is_close(divisor, everything) or is_close(divisor, rows) or is_close(divisor, self._replicas) for divisor in combined
+            is_near_number(divisor, everything) or is_near_number(divisor, rows) or is_near_number(divisor, self._replicas)
+            for divisor in combined
         ):
             return
-        fixed = [divisor for divisor, origin in zip(divisors, mean.divisors, strict=True) if not isinstance(origin, Argument)]
+        fixed = [
+            divisor for divisor, origin in zip(divisors, mean.divisors, strict=True) if not isinstance(origin, NumberArgument)
+        ]
         named = [
             divisor
             for divisor in fixed
-            if divisor > HALF and not is_close(divisor, mean.elements) and not is_close(divisor, size)
+            if divisor > HALF and not is_near_number(divisor, mean.elements) and not is_near_number(divisor, size)
         ]
-        constants = named + [divisor for divisor in (*divisors, *mean.factors) if is_close(divisor, self._most_rows)]
+        constants = named + [divisor for divisor in (*divisors, *mean.factors) if is_near_number(divisor, self._most_rows)]
         if constants:
             yield self._describe_constant(max(constants), rows)
 
@@ -161,33 +164,35 @@ class Divisions:
     def _judge_vector(self, shape: Shape, divisors: list[float], rows: int) -> Iterator[str]:
         twice = [
             divisor
-            for divisor in products(divisors)
-            if divisor > HALF and (is_close(divisor, rows) or is_close(divisor, self._most_rows))
+            for divisor in list_products(divisors)
+            if divisor > HALF and (is_near_number(divisor, rows) or is_near_number(divisor, self._most_rows))
         ]
-        if twice and not is_close(twice[0], math.prod(shape[1:])):
+        if twice and not is_near_number(twice[0], math.prod(shape[1:])):
             yield (
                 f"The function {self._name!r} divides the loss of each example by {twice[0]:.0f}, and the engine divides their sum by the "
                 f"{rows} rows of this global batch: it is divided twice. Return the losses as they are."
             )
 
 
-def adds_up(part: Part, replicas: int) -> bool:
+def is_additive(part: LossPart, replicas: int) -> bool:
     """Return whether a part of a loss adds up over replicas, as far as its growth tells: a sum, or a mean divided by their number."""
-    numbers = [divisor for divisor in (*part.path.divisors, *part.path.factors) if not isinstance(divisor, Argument)]
-    return part.growth == SUM or (part.growth == MEAN and any(is_close(divisor, replicas) for divisor in products(numbers)))
+    numbers = [divisor for divisor in (*part.path.divisors, *part.path.factors) if not isinstance(divisor, NumberArgument)]
+    return part.growth == SUM or (
+        part.growth == MEAN and any(is_near_number(divisor, replicas) for divisor in list_products(numbers))
+    )
 
 
-def resolve_divisors(divisors: Iterable[float | Argument], arguments: Sequence[float | None]) -> list[float]:
+def resolve_divisors(divisors: Iterable[float | NumberArgument], arguments: Sequence[float | None]) -> list[float]:
     """Return the divisors as numbers, with arguments in their places; 1 for a number that only a device knows."""
-    numbers = [arguments[divisor.position] if isinstance(divisor, Argument) else divisor for divisor in divisors]
+    numbers = [arguments[divisor.position] if isinstance(divisor, NumberArgument) else divisor for divisor in divisors]
     return [1.0 if divisor is None else divisor for divisor in numbers]
 
 
-def products(numbers: Sequence[float]) -> Iterable[float]:
+def list_products(numbers: Sequence[float]) -> Iterable[float]:
     """Return the products of some of the numbers: a mean may be halved, or weighted, beside being divided."""
     first = numbers[:6]
     return (math.prod(chosen) for count in range(1, len(first) + 1) for chosen in itertools.combinations(first, count))
 
 
-def is_close(number: float, other: float) -> bool:
+def is_near_number(number: float, other: float) -> bool:
     return math.isclose(number, other, rel_tol=CLOSE)

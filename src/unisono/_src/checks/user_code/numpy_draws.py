@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from unisono._src.checks.user_code.undistributed_arrays import unmarked
+from unisono._src.checks.user_code.undistributed_arrays import find_user_constants
 from unisono._src.replica import refused_calls
 from unisono._src.replica.variable_discovery import Trace
 
 
-def check_drawn(trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, replicas: int) -> None:
+def check_numpy_draws(trace: Trace, trace_of: Callable[[int], Trace] | None, size: int, replicas: int) -> None:
     """Refuse numbers that NumPy draws for the rows of a replica: they are drawn once, when the code is traced, and stay the same.
 
     A second trace shows which arrays are drawn: it has other values in them.
@@ -33,7 +33,9 @@ def check_drawn(trace: Trace, trace_of: Callable[[int], Trace] | None, size: int
 def find_row_arrays(trace: Trace, size: int) -> list[np.ndarray]:
     """Return the arrays with as many rows as the replica that the code made, or captured, when it was traced."""
     return [
-        np.asarray(constant) for constant in unmarked(trace) if constant.shape[0] == size and refused_calls.rows_differ(constant)
+        np.asarray(constant)
+        for constant in find_user_constants(trace)
+        if constant.shape[0] == size and refused_calls.has_different_rows(constant)
     ]
 
 

@@ -20,17 +20,17 @@ CLOSE = 1e-4
 CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
 
 
-class Argument(NamedTuple):
+class NumberArgument(NamedTuple):
     """A number that is an argument of the function: its position among such arguments."""
 
     position: int
 
 
-class Mean(NamedTuple):
+class RowSum(NamedTuple):
     """A sum over a replica's rows, and the constants that it is divided by on the way to a loss."""
 
     elements: int
-    divisors: tuple[float | Argument, ...] = ()
+    divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
     """The constants that it is multiplied by, as the divisors that do the same."""
 
@@ -53,40 +53,40 @@ class Equation(NamedTuple):
         return self.name == "reduce_sum" and 0 in self.axes
 
 
-class Path(NamedTuple):
+class Scaling(NamedTuple):
     """The constants that a number is divided and multiplied by on the way to another number."""
 
-    divisors: tuple[float | Argument, ...] = ()
+    divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
 
-    def divide_by(self, number: float | Argument) -> Path:
+    def divide_by(self, number: float | NumberArgument) -> Scaling:
         return self._replace(divisors=(*self.divisors, number))
 
-    def multiply_by(self, number: float) -> Path:
+    def multiply_by(self, number: float) -> Scaling:
         return self._replace(factors=(*self.factors, 1 / number))
 
 
-UNSCALED = Path()
+UNSCALED = Scaling()
 
 
-class Term(NamedTuple):
+class LossTerm(NamedTuple):
     """A term of a loss: the loss is the sum of its terms, each divided and multiplied by constants."""
 
     variable: Atom
-    outside: Path
+    outer_scaling: Scaling
     of_rows: bool
     """Whether it depends on a replica's rows; else it does on weights, as a regularizer."""
-    inside: Path = UNSCALED
+    inside: Scaling = UNSCALED
     """What its elements are divided by, if it is a sum over rows."""
     elements: int = 0
     """The number of elements of this sum."""
 
     @property
-    def path(self) -> Path:
-        return Path(self.outside.divisors + self.inside.divisors, self.outside.factors + self.inside.factors)
+    def path(self) -> Scaling:
+        return Scaling(self.outer_scaling.divisors + self.inside.divisors, self.outer_scaling.factors + self.inside.factors)
 
 
-class Sources:
+class Provenance:
     """The equations that make each number of a program. Functions inside the program are opened up."""
 
     def __init__(self, program: core.ClosedJaxpr, arrays_of_rows: int) -> None:
@@ -97,8 +97,8 @@ class Sources:
         """Constant arrays, by the variables of the program that stand for them."""
         inputs = program.jaxpr.invars
         self._row_variables: set[Atom] = set(inputs[:arrays_of_rows])
-        self._arguments: dict[Atom, Argument] = {
-            variable: Argument(position) for position, variable in enumerate(inputs[arrays_of_rows:])
+        self._arguments: dict[Atom, NumberArgument] = {
+            variable: NumberArgument(position) for position, variable in enumerate(inputs[arrays_of_rows:])
         }
         self._state_variables: set[Atom] = {
             variable for variable in program.jaxpr.constvars if variable.aval.shape and variable.aval.dtype.kind == "f"
@@ -136,7 +136,7 @@ class Sources:
             if any(not isinstance(variable, core.Literal) and variable in dependent for variable in equation.inputs):
                 dependent.add(result)
 
-    def reaches(self, variable: Atom, targets: Iterable[Atom]) -> bool:
+    def can_reach(self, variable: Atom, targets: Iterable[Atom]) -> bool:
         """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
         targets = set(targets)
         left = [(variable, 1.0)]
@@ -158,7 +158,9 @@ class Sources:
                 left.append((equation.inputs[0], factor / number))
         return False
 
-    def what_makes(self, targets: Iterable[Atom], known: Container[Atom] = ()) -> tuple[list[tuple[Atom, Equation]], set[Atom]]:
+    def slice_program(
+        self, targets: Iterable[Atom], known: Container[Atom] = ()
+    ) -> tuple[list[tuple[Atom, Equation]], set[Atom]]:
         """Return the variables that lead to the targets, each with its equation and in order, and the variables that they start from.
 
         They start from inputs, constants and `known` variables.
@@ -176,7 +178,7 @@ class Sources:
         ]
         return made, needed - {variable for variable, _ in made}
 
-    def terms(self, variable: Atom, shares: Iterable[Atom] = (), path: Path = UNSCALED) -> Iterator[Term]:
+    def terms(self, variable: Atom, shares: Iterable[Atom] = (), path: Scaling = UNSCALED) -> Iterator[LossTerm]:
         """Yield the terms of a number, without these shares and without what depends neither on rows nor on weights."""
         shares = frozenset(shares)
         equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
@@ -197,25 +199,25 @@ class Sources:
                 yield from self.terms(source, shares, path.multiply_by(number))
         elif variable in self._row_variables:
             if equation is not None and equation.is_sum_of_rows:
-                yield Term(variable, path, True, self.scaling(equation.inputs[0]), count_elements(equation.inputs[0]))
+                yield LossTerm(variable, path, True, self.scaling(equation.inputs[0]), count_elements(equation.inputs[0]))
             else:
-                yield Term(variable, path, True)
+                yield LossTerm(variable, path, True)
         elif not self._has_share_in_it(variable, shares):
-            yield Term(variable, path, False)
+            yield LossTerm(variable, path, False)
 
     def _depends_on_data(self, variable: Atom) -> bool:
         """Return whether a number depends on rows or on weights."""
         return not isinstance(variable, core.Literal) and (variable in self._row_variables or variable in self._state_variables)
 
     def _has_share_in_it(self, variable: Atom, shares: frozenset[Atom]) -> bool:
-        made, _ = self.what_makes([variable])
+        made, _ = self.slice_program([variable])
         return any(result in shares for result, _ in made)
 
-    def means(self, variable: Atom, shares: Iterable[Atom] = ()) -> Iterator[Mean]:
+    def means(self, variable: Atom, shares: Iterable[Atom] = ()) -> Iterator[RowSum]:
         """Yield the sums over rows that a number is made of, without these shares of means over the global batch."""
         return self._find_row_sums(variable, frozenset(shares), UNSCALED)
 
-    def _find_row_sums(self, variable: Atom, shares: frozenset[Atom], path: Path) -> Iterator[Mean]:
+    def _find_row_sums(self, variable: Atom, shares: frozenset[Atom], path: Scaling) -> Iterator[RowSum]:
         equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
         if equation is None or variable in shares or variable not in self._row_variables:
             return
@@ -228,10 +230,10 @@ class Sources:
         elif equation.name == "mul":
             for source in equation.inputs:  # a factor that does not depend on the rows weights the one that does
                 yield from self._find_row_sums(source, shares, path.multiply_by(number) if number else path)
-        elif equation.is_sum_of_rows and not self.reaches(equation.inputs[0], shares):
-            yield Mean(count_elements(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
+        elif equation.is_sum_of_rows and not self.can_reach(equation.inputs[0], shares):
+            yield RowSum(count_elements(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
 
-    def _divide_path(self, path: Path, divisor: Atom) -> Path:
+    def _divide_path(self, path: Scaling, divisor: Atom) -> Scaling:
         if isinstance(divisor, core.Literal):
             return path.divide_by(float(divisor.val)) if is_scalar_number(divisor) and divisor.val else path
         while (
@@ -246,7 +248,7 @@ class Sources:
             return path.divide_by(self._arguments[divisor])
         return path
 
-    def scaling(self, array: Atom, path: Path = UNSCALED) -> Path:
+    def scaling(self, array: Atom, path: Scaling = UNSCALED) -> Scaling:
         """Return the constants that the elements of an array are divided by and multiplied by."""
         equation = None if isinstance(array, core.Literal) else self._equations.get(array)
         if equation is None or not equation.inputs:

@@ -31,7 +31,7 @@ class Origins(NamedTuple):
     """Arrays in the program that are none of its arguments."""
 
 
-def made_of(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
+def find_origins(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
     """Return the arguments and constants that the results at these positions are made of."""
     wanted = [position in results for position in range(len(program.jaxpr.outvars))]
     reduced, needed = partial_eval.dce_jaxpr(program.jaxpr, wanted)
@@ -45,7 +45,7 @@ CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 """Equations that hold a program of the same arguments."""
 
 
-def meetings(
+def find_constant_operands(
     program: core.ClosedJaxpr, own: Collection[int], constants: Collection[int], own_constants: Collection[int] = ()
 ) -> list[ConstantOperand]:
     """Return where an equation takes something made of the constants with these ids together with something made of the replica's values.

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom, is_random_name
-from unisono._src.checks.user_code.loss_growth import AtomValues, divided, evaluated, terms_of
-from unisono._src.checks.user_code.provenance import Sources
-from unisono._src.replica.compared_values import compared_values
-from unisono._src.replica.marks import marked
-from unisono._src.replica.row_coupling import close_of, drawn, is_close, warn_of_coupling
+from unisono._src.checks.user_code.jaxpr import Atom, is_random_primitive
+from unisono._src.checks.user_code.loss_growth import AtomValues, evaluate_variables, find_loss_terms, scale_term_value
+from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.replica.compared_values import find_compared_values
+from unisono._src.replica.marks import mark_rows
+from unisono._src.replica.row_coupling import are_values_close, choose_tolerance, draw_rows_like, warn_of_coupling
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray
 
 
-def warn_if_coupled(
+def warn_of_coupled_rows(
     name: str, trace: Trace, trace_of: Callable[[int], Trace], size: int, constants: Sequence[AnyArray], with_losses: bool
 ) -> None:
     """Warn of a function that returns values for each row that are made of other rows too, or differentiates a number of this kind.
@@ -60,11 +60,11 @@ def has_coupled_rows(trace: Trace, on_both: Trace, size: int, constants: Sequenc
 def draw_inputs(trace: Trace, on_both: Trace, size: int) -> Iterator[dict[Atom, np.ndarray]]:
     """Yield drawn values for both halves, by the variables of `on_both`, and then values with marks for rows that do not count."""
     rng = np.random.default_rng(0)
-    whole = {variable: drawn(rng, variable.aval, rows=2 * size) for variable in find_inputs(on_both)}
+    whole = {variable: draw_rows_like(rng, variable.aval, rows=2 * size) for variable in find_inputs(on_both)}
     yield whole
-    compared = compared_values(on_both.program, range(on_both.arrays))
+    compared = find_compared_values(on_both.program, range(on_both.arrays))
     rows = on_both.program.jaxpr.invars[: on_both.arrays]
-    for arrays in marked(rng, [whole[variable] for variable in rows], compared):
+    for arrays in mark_rows(rng, [whole[variable] for variable in rows], compared):
         yield whole | dict(zip(rows, arrays, strict=True))
 
 
@@ -78,7 +78,7 @@ def has_coupled_rows_on(
         is_of_rows = of_half.aval.shape[:1] == (size,) and of_both.aval.shape[:1] == (2 * size,)
         for half, rows in zip(halves, (slice(size), slice(size, None)), strict=True):
             half[of_half] = whole[of_both][rows] if is_of_rows else whole[of_both]
-    close = close_of(variable.aval for variable in whole)
+    close = choose_tolerance(variable.aval for variable in whole)
     for traced, known, times in ((trace, halves[0], 1), (trace, halves[1], 1), (on_both, whole, 2)):
         known |= zip(traced.program.jaxpr.invars[traced.arrays :], [*constants, np.int32(0), np.float32(times)], strict=True)
     runs = (trace, halves[0]), (trace, halves[1]), (on_both, whole)
@@ -104,7 +104,7 @@ def are_values_apart(one: np.ndarray, other: np.ndarray, both: np.ndarray, close
 
 
 def is_apart(expected: list[np.ndarray], value: np.ndarray, close: float) -> bool:
-    return bool(np.all(np.isfinite(value))) and not any(is_close(one, value, close) for one in expected)
+    return bool(np.all(np.isfinite(value))) and not any(are_values_close(one, value, close) for one in expected)
 
 
 def find_inputs(trace: Trace) -> list[Atom]:
@@ -115,21 +115,21 @@ def find_inputs(trace: Trace) -> list[Atom]:
 
 def evaluate_vectors(trace: Trace, given: AtomValues) -> list[np.ndarray]:
     """Return the values of each row, from the given values; none where random numbers go into them."""
-    sources = Sources(trace.program, trace.arrays)
+    sources = Provenance(trace.program, trace.arrays)
     targets = [variable for _, variable in trace.noted.get("vector", []) if not isinstance(variable, core.Literal)]
     if has_random_origin(sources, targets, given):
         return []
-    return [np.asarray(value) for value in evaluated(sources, targets, given)]
+    return [np.asarray(value) for value in evaluate_variables(sources, targets, given)]
 
 
 def evaluate_loss_terms(trace: Trace, given: AtomValues) -> list[np.ndarray]:
     """Return the terms of losses, from the given values and up to factors that are the same for all rows; terms with random numbers are left out."""
-    sources, terms = terms_of(trace)
+    sources, terms = find_loss_terms(trace)
     terms = [term for term in terms if term.of_rows and not has_random_origin(sources, [term.variable], given)]
-    values = evaluated(sources, [term.variable for term in terms], given)
-    return [np.asarray(divided(value, term), "float64") for value, term in zip(values, terms, strict=True)]
+    values = evaluate_variables(sources, [term.variable for term in terms], given)
+    return [np.asarray(scale_term_value(value, term), "float64") for value, term in zip(values, terms, strict=True)]
 
 
-def has_random_origin(sources: Sources, targets: Sequence[Atom], given: AtomValues) -> bool:
+def has_random_origin(sources: Provenance, targets: Sequence[Atom], given: AtomValues) -> bool:
     """Return whether random numbers go into these variables."""
-    return any(is_random_name(equation.name) for _, equation in sources.what_makes(targets, given)[0])
+    return any(is_random_primitive(equation.name) for _, equation in sources.slice_program(targets, given)[0])

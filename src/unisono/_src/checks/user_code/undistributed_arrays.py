@@ -15,9 +15,14 @@ import keras
 import numpy as np
 
 from unisono._src import keras_private
-from unisono._src.checks.user_code.captured_arrays import CapturedArray, arrays_around, gives_around, replicated_around
-from unisono._src.checks.user_code.jaxpr import constants_of, constants_outside, is_among, may_come_from
-from unisono._src.checks.user_code.results import made_of, meetings
+from unisono._src.checks.user_code.captured_arrays import (
+    CapturedArray,
+    find_captured_arrays,
+    find_replicated_arrays,
+    has_captured_source,
+)
+from unisono._src.checks.user_code.jaxpr import can_come_from, find_constants, find_unmarked_constants, is_among_constants
+from unisono._src.checks.user_code.results import find_constant_operands, find_origins
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray, Shape, UserFunction
@@ -33,7 +38,7 @@ class Suspect(NamedTuple):
     """The way by which the array reaches the code, in words."""
 
 
-def check_arrays(
+def check_captured_arrays(
     function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, has_rows: bool, size: int, replicas: int
 ) -> None:
     """Refuse captured arrays that take the place of rows.
@@ -46,14 +51,14 @@ def check_arrays(
         size: The number of the replica's rows.
         replicas: The number of replicas. A single replica may capture any array.
     """
-    captured = arrays_around(function) if replicas > 1 and find_nonvariable_constants(trace) else []
+    captured = find_captured_arrays(function) if replicas > 1 and find_nonvariable_constants(trace) else []
     if not captured:
         return
-    replicated = [np.asarray(array) for array in replicated_around(function)]
+    replicated = [np.asarray(array) for array in find_replicated_arrays(function)]
     suspects = list(find_suspects(trace, captured, replicated))
     guilty = find_substitute_for_rows(trace, suspects) if has_rows else next(iter(suspects), None)
     if guilty is None and has_rows:
-        guilty = meeting_rows(
+        guilty = find_suspect_meeting_rows(
             trace,
             trace_of,
             lambda trace: [*find_suspects(trace, captured, replicated), *find_unnamed_suspects(trace, replicated)],
@@ -65,31 +70,31 @@ def check_arrays(
 
 def find_nonvariable_constants(trace: Trace) -> list[AnyArray]:
     """Return the constant arrays of the program that are no variables."""
-    variables = {id(keras_private.raw_value(variable)) for variable in trace.used}
-    return [constant for constant in constants_of(trace.program) if id(constant) not in variables]
+    variables = {id(keras_private.get_raw_value(variable)) for variable in trace.used}
+    return [constant for constant in find_constants(trace.program) if id(constant) not in variables]
 
 
-def unmarked(trace: Trace) -> list[AnyArray]:
+def find_user_constants(trace: Trace) -> list[AnyArray]:
     """Return the constant arrays that are no variables, and that no layer, loss or metric has by itself."""
-    outside = {id(constant) for constant in constants_outside(trace.program, refused_calls.MARK)}
+    outside = {id(constant) for constant in find_unmarked_constants(trace.program, refused_calls.KERAS_MARK)}
     return [constant for constant in find_nonvariable_constants(trace) if id(constant) in outside]
 
 
 def find_suspects(trace: Trace, captured: list[tuple[str, CapturedArray]], replicated: list[np.ndarray]) -> Iterator[Suspect]:
     """Yield the constants of the program that are captured arrays or rows of them, or may have been computed from them."""
-    outside = {id(constant) for constant in unmarked(trace)}
+    outside = {id(constant) for constant in find_user_constants(trace)}
     for constant in find_nonvariable_constants(trace):
         for name, array in captured:
-            is_captured = is_among(array, [constant]) and refused_calls.rows_differ(array)
-            may_be_computed = id(constant) in outside and may_come_from(np.asarray(constant), np.asarray(array))
+            is_captured = is_among_constants(array, [constant]) and refused_calls.has_different_rows(array)
+            may_be_computed = id(constant) in outside and can_come_from(np.asarray(constant), np.asarray(array))
             if is_captured or (may_be_computed and not is_replicated(constant, replicated)):
                 yield Suspect(constant, array, f"by the name {name!r}")
 
 
 def find_unnamed_suspects(trace: Trace, replicated: list[np.ndarray]) -> Iterator[Suspect]:
     """Yield the other constants whose rows differ, as labels that were turned into numbers."""
-    for constant in unmarked(trace):
-        if refused_calls.rows_differ(constant) and not is_replicated(constant, replicated) and not is_row_index(constant):
+    for constant in find_user_constants(trace):
+        if refused_calls.has_different_rows(constant) and not is_replicated(constant, replicated) and not is_row_index(constant):
             yield Suspect(constant, constant, "as a constant")
 
 
@@ -104,20 +109,20 @@ def is_row_index(constant: AnyArray) -> bool:
 
 def find_substitute_for_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
     """Return the suspect that a layer, a loss or an optimizer gets, with nothing of the replica's."""
-    of_replica = {*range(trace.arrays), trace.number_of_replica}
-    for _, results in trace.results_of("given", "loss", "vector", "gradients") if suspects else ():
-        guilty = among_constants(trace, results, suspects, of_replica)
+    of_replica = {*range(trace.arrays), trace.replica_position}
+    for _, results in trace.find_results("given", "loss", "vector", "gradients") if suspects else ():
+        guilty = find_sole_suspect(trace, results, suspects, of_replica)
         if guilty is not None:
             return guilty
     return None
 
 
-def among_constants(trace: Trace, results: Collection[int], suspects: list[Suspect], of_replica: set[int]) -> Suspect | None:
+def find_sole_suspect(trace: Trace, results: Collection[int], suspects: list[Suspect], of_replica: set[int]) -> Suspect | None:
     """Return the suspect that the results are made of, if they contain nothing of the replica's: neither its rows nor its random numbers.
 
     `of_replica` are the positions of the program's arguments that belong to the replica.
     """
-    origins = made_of(trace.program, results)
+    origins = find_origins(trace.program, results)
     read = {id(constant) for constant in origins.constants}
     if origins.arguments & of_replica or read & find_seed_ids(trace):
         return None
@@ -126,10 +131,10 @@ def among_constants(trace: Trace, results: Collection[int], suspects: list[Suspe
 
 def find_seed_ids(trace: Trace) -> set[int]:
     """Return the ids of the constants that random numbers are drawn from: each replica draws others."""
-    return {id(keras_private.raw_value(variable)) for variable in trace.used if random_keys.is_seed(variable)}
+    return {id(keras_private.get_raw_value(variable)) for variable in trace.used if random_keys.is_seed_state(variable)}
 
 
-def meeting_rows(
+def find_suspect_meeting_rows(
     trace: Trace, trace_of: Callable[[int], Trace] | None, suspects: Callable[[Trace], list[Suspect]], size: int
 ) -> Suspect | None:
     """Return the suspect that meets the replica's rows with as many rows, if the code fails on more rows, or takes more of the suspect then."""
@@ -137,8 +142,8 @@ def meeting_rows(
 
     def find_met(trace: Trace, rows: int) -> dict[Shape, AnyArray]:
         """Return the constants that meet the rows, by the shape of a row of the operand."""
-        of_replica = {*range(trace.arrays), trace.number_of_replica}
-        operands = meetings(
+        of_replica = {*range(trace.arrays), trace.replica_position}
+        operands = find_constant_operands(
             trace.program, of_replica, {id(suspect.constant) for suspect in suspects(trace)}, find_seed_ids(trace)
         )
         return {
@@ -153,19 +158,19 @@ def meeting_rows(
     return next((known[id(constant)] for constant in met.values()), None)
 
 
-def suspicion(function: UserFunction, replicas: int) -> Callable[[AnyArray], bool]:
+def make_suspicion(function: UserFunction, replicas: int) -> Callable[[AnyArray], bool]:
     """Return a function that says whether an array may come from a captured one.
 
     It is asked where a layer gets an array that is not computed from a replica's rows.
     """
     if replicas == 1:
         return lambda array: False
-    if gives_around(function):
+    if has_captured_source(function):
         return lambda array: True
-    captured = arrays_around(function)
+    captured = find_captured_arrays(function)
     return lambda array: any(
-        is_among(source, [array])
-        or may_come_from(np.asarray(array), np.asarray(source))
+        is_among_constants(source, [array])
+        or can_come_from(np.asarray(array), np.asarray(source))
         or is_chosen_from(np.asarray(array), np.asarray(source))
         for _, source in captured
     )

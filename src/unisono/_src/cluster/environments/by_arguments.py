@@ -9,7 +9,7 @@ from unisono._src.cluster.environments.environment import Cluster, ClusterError
 
 
 @dataclasses.dataclass(frozen=True)
-class Arguments:
+class ClusterArguments:
     """The cluster as the program itself describes it: all three values, or none."""
 
     coordinator: str | None

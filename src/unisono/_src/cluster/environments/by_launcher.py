@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono._src.cluster.environments.environment import Cluster, ClusterError, numbered
+from unisono._src.cluster.environments.environment import Cluster, ClusterError, parse_variable
 from unisono._src.processes import names
 
 VARIABLES = (names.COORDINATOR, names.PROCESSES, names.PROCESS)
 
 
-class Launched:
+class LauncherVariables:
     """The cluster as the variables of `unisono launch` describe it."""
 
     def describe(self, environment: Mapping[str, str]) -> Cluster | None:
@@ -26,4 +26,4 @@ class Launched:
         processes = environment[VARIABLES[1]]
         process = environment[VARIABLES[2]]
         source = f"the environment ({names.COORDINATOR} and its kin)"
-        return Cluster(coordinator, numbered(VARIABLES[1], processes), numbered(VARIABLES[2], process), source)
+        return Cluster(coordinator, parse_variable(VARIABLES[1], processes), parse_variable(VARIABLES[2], process), source)

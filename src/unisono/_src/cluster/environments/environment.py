@@ -46,7 +46,7 @@ class Cluster:
         return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
-class Environment(Protocol):
+class ClusterEnvironment(Protocol):
     """A source that may describe the cluster.
 
     `connect` asks each source once, in every process, before JAX has started: the answer comes from the arguments of the program
@@ -58,7 +58,7 @@ class Environment(Protocol):
         ...
 
 
-def numbered(name: str, value: str) -> int:
+def parse_variable(name: str, value: str) -> int:
     """Return the number that an environment variable holds."""
     try:
         return int(value)

@@ -13,7 +13,7 @@ AT_ONCE = 3
 """The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
 
 
-class Signals:
+class PendingSignals:
     """The signals that have come and were not yet passed on."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Signals:
         return self._asked_to_end > 0
 
     @property
-    def at_once(self) -> bool:
+    def must_kill(self) -> bool:
         """Return whether the workers are to be killed now."""
         return self._asked_to_end >= AT_ONCE
 
@@ -43,9 +43,9 @@ class Signals:
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[Signals]:
+def collect_signals() -> Iterator[PendingSignals]:
     """Collect, for the block, the signals that come."""
-    signals = Signals()
+    signals = PendingSignals()
     before = {number: signal.signal(number, signals.note) for number in PASSED_ON}
     try:
         yield signals

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from unisono._src.cluster.launch.forward_signals import passed_on
+from unisono._src.cluster.launch.forward_signals import collect_signals
 from unisono._src.cluster.launch.outcome import Outcome
 from unisono._src.cluster.launch.output import Screen
-from unisono._src.cluster.launch.run import Settings, run
+from unisono._src.cluster.launch.run import LaunchSettings, run_processes
 
 CALLBACK = 'un.callbacks.BackupAndRestore("backup", save_freq=100)'
 
 
-def launch(settings: Settings, processes: int, restarts: int, least: int | None) -> int:
+def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, least: int | None) -> int:
     """Run all processes, again after failures, and return the exit code.
 
     Args:
@@ -23,24 +23,24 @@ def launch(settings: Settings, processes: int, restarts: int, least: int | None)
     """
     screen = Screen(sys.stdout, sys.stderr)
     if restarts and not settings.program.seems_to_save():
-        screen.line(sys.stderr, make_save_warning(settings.program.words))
-    with passed_on() as signals:
+        screen.write_line(sys.stderr, make_save_warning(settings.program.words))
+    with collect_signals() as signals:
         for number in range(restarts + 1):
-            outcome = run(settings, processes, number, screen, signals)
-            screen.no_bar()
+            outcome = run_processes(settings, processes, number, screen, signals)
+            screen.clear_bar()
             if outcome.first_failure is None or signals.is_ending or number == restarts:
                 break
-            processes = left(processes, outcome, least)
-            screen.line(
+            processes = count_next_processes(processes, outcome, least)
+            screen.write_line(
                 sys.stderr,
                 f"{outcome.report()}\nunisono launch: restart {number + 1} of {restarts}, with {processes_in_words(processes)}.",
             )
     if outcome.first_failure is not None:
-        screen.line(sys.stderr, outcome.report())
+        screen.write_line(sys.stderr, outcome.report())
     return outcome.code
 
 
-def left(processes: int, outcome: Outcome, least: int | None) -> int:
+def count_next_processes(processes: int, outcome: Outcome, least: int | None) -> int:
     """Return the number of processes of the next run."""
     return processes if least is None else max(least, processes - outcome.lost)
 

@@ -9,7 +9,7 @@ from unisono._src.processes import names
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class ProcessEnd:
     """The end of one process.
 
     Args:
@@ -33,7 +33,7 @@ class End:
         return self.code not in (0, names.LEFT_ON_REQUEST)
 
     @property
-    def is_consequence(self) -> int:
+    def consequence_rank(self) -> int:
         """Return 0 for a failure of its own, and more the surer it is that another process failed first."""
         if self.code == names.LOST:
             return 3
@@ -55,13 +55,13 @@ class End:
 class Outcome:
     """The ends of all processes of a run, in the order in which they came."""
 
-    ends: tuple[End, ...]
+    ends: tuple[ProcessEnd, ...]
 
     @property
-    def first_failure(self) -> End | None:
+    def first_failure(self) -> ProcessEnd | None:
         """Return the failure that is most likely the first cause; of equally likely failures, the first one."""
         failures = [end for end in self.ends if end.is_failure]
-        return min(failures, key=lambda end: end.is_consequence, default=None)
+        return min(failures, key=lambda end: end.consequence_rank, default=None)
 
     @property
     def code(self) -> int:
@@ -72,7 +72,7 @@ class Outcome:
     @property
     def lost(self) -> int:
         """Return the number of processes that failed by themselves."""
-        own_failures = sum(end.is_failure and end.is_consequence < 2 for end in self.ends)
+        own_failures = sum(end.is_failure and end.consequence_rank < 2 for end in self.ends)
         return max(own_failures, 1) if self.first_failure is not None else 0
 
     def report(self) -> str:

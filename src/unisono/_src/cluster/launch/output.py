@@ -29,7 +29,7 @@ class Screen:
         self.err = err
         self._bar: tuple[TextIO, str] | None = None
 
-    def line(self, stream: TextIO, text: str) -> None:
+    def write_line(self, stream: TextIO, text: str) -> None:
         """Write a line above the bar."""
         bar = self._bar
         self._bar = None
@@ -48,14 +48,14 @@ class Screen:
             stream.write(f"{CLEAR}{NO_WRAPPING}{text}{WRAPPING}")
             stream.flush()
 
-    def no_bar(self) -> None:
+    def clear_bar(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar[0].write(CLEAR)
             self._bar = None
 
 
-class Stream:
+class WorkerOutput:
     """The standard output or error of one process, on its way to the screen."""
 
     def __init__(self, screen: Screen, target: TextIO, process: int) -> None:
@@ -91,10 +91,10 @@ class Stream:
         if is_bar:
             if self._process != 0:
                 return
-            self._screen.no_bar()
+            self._screen.clear_bar()
         line = strip_overwritten(line)
         self.last.append(line)
-        self._screen.line(self._target, self._prefix(line))
+        self._screen.write_line(self._target, self._prefix(line))
 
     def _prefix(self, line: str) -> str:
         return f"[{self._process}] {line}"
@@ -105,7 +105,7 @@ def strip_overwritten(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2].lstrip("\b").rstrip("\b")
 
 
-def last_traceback(lines: list[str]) -> list[str]:
+def find_last_traceback(lines: list[str]) -> list[str]:
     """Return the last traceback with the tracebacks that it came from, up to the end of the lines or to what the libraries below Python
     log; empty where there is none."""
     begins = [number for number, line in enumerate(lines) if line == TRACEBACK]

@@ -11,11 +11,11 @@ import socket
 import time
 from collections.abc import Iterator
 
-from unisono._src.cluster.launch.forward_signals import Signals
-from unisono._src.cluster.launch.outcome import End, Outcome
-from unisono._src.cluster.launch.output import Screen, last_traceback
-from unisono._src.cluster.launch.target import Program
-from unisono._src.cluster.launch.worker_environment import LOOPBACK, Devices, environment_of
+from unisono._src.cluster.launch.forward_signals import PendingSignals
+from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
+from unisono._src.cluster.launch.output import Screen, find_last_traceback
+from unisono._src.cluster.launch.target import LaunchedProgram
+from unisono._src.cluster.launch.worker_environment import LOOPBACK, WorkerDevices, make_worker_environment
 from unisono._src.cluster.launch.worker_process import WorkerProcess
 
 TICK = 0.05
@@ -26,19 +26,19 @@ LAST_CALL = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LaunchSettings:
     """The options of `unisono launch` that all runs share."""
 
-    program: Program
-    devices: Devices
+    program: LaunchedProgram
+    devices: WorkerDevices
     bound: float
 
 
-def run(settings: Settings, processes: int, restarts: int, screen: Screen, signals: Signals) -> Outcome:
+def run_processes(settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PendingSignals) -> Outcome:
     """Start the processes, and return when all have ended and nothing of them is left."""
     with hold_free_port() as port, selectors.DefaultSelector() as selector:
         environments = [
-            environment_of(os.environ, process, processes, port, settings.devices, restarts, settings.bound)
+            make_worker_environment(os.environ, process, processes, port, settings.devices, restarts, settings.bound)
             for process in range(processes)
         ]
         command = settings.program.command(os.getpid())
@@ -55,18 +55,20 @@ def run(settings: Settings, processes: int, restarts: int, screen: Screen, signa
 class RunningWorkers:
     """The workers of one run: the processes that still run, and the ends of the others."""
 
-    def __init__(self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: Signals) -> None:
+    def __init__(
+        self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PendingSignals
+    ) -> None:
         self._running = list(workers)
         self._bound = bound
         self._selector = selector
         self._signals = signals
         self._is_alone = len(workers) == 1
         self._last_seen_running = time.monotonic()
-        self._ends: list[End] = []
+        self._ends: list[ProcessEnd] = []
         self._terminate_at = self._kill_at = float("inf")
         self._forced = False
         for worker in workers:
-            worker.watched_by(selector)
+            worker.register_output(selector)
 
     def run_to_end(self) -> Outcome:
         while self._running:
@@ -75,7 +77,7 @@ class RunningWorkers:
             for number in self._signals.take():
                 for worker in self._running:
                     worker.send(number)
-            if self._signals.at_once:
+            if self._signals.must_kill:
                 self._kill_at = 0.0
             self._notice_ends()
             self._enforce_bound(time.monotonic())
@@ -116,10 +118,10 @@ class RunningWorkers:
             self._running.remove(worker)
             self._ends.append(self._collect_end(worker, forced=True, was_stopped=was_stopped))
 
-    def _collect_end(self, worker: WorkerProcess, forced: bool, was_stopped: bool = False) -> End:
+    def _collect_end(self, worker: WorkerProcess, forced: bool, was_stopped: bool = False) -> ProcessEnd:
         worker.finish(self._selector)
-        words = tuple(last_traceback(list(worker.error.last)))
-        return End(worker.number, worker.code, worker.signal, forced, words, was_stopped)
+        words = tuple(find_last_traceback(list(worker.error.last)))
+        return ProcessEnd(worker.number, worker.code, worker.signal, forced, words, was_stopped)
 
 
 @contextlib.contextmanager

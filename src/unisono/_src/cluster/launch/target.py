@@ -15,7 +15,7 @@ SAVING = ("BackupAndRestore", "Checkpoint(")
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class LaunchedProgram:
     """The words after the options of `unisono launch`, as Python's own command line has them."""
 
     words: tuple[str, ...]
@@ -61,7 +61,7 @@ class Program:
         return pathlib.Path(spec.origin)
 
 
-def split(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_command_line(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the launcher's own options, and the program with everything that belongs to it.
 
     Args:
@@ -69,7 +69,7 @@ def split(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[s
         flags: Options of the launcher that take no value.
 
     Example:
-        >>> split(["--processes", "2", "--cpu", "train.py", "--cpu", "--", "x"], ["--cpu"])
+        >>> split_command_line(["--processes", "2", "--cpu", "train.py", "--cpu", "--", "x"], ["--cpu"])
         (['--processes', '2', '--cpu'], ['train.py', '--cpu', '--', 'x'])
     """
     index = 0

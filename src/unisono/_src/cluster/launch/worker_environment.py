@@ -17,7 +17,7 @@ OF_OTHERS = ("TF_CONFIG",)
 
 
 @dataclasses.dataclass(frozen=True)
-class Devices:
+class WorkerDevices:
     """The devices that every process is to have.
 
     Args:
@@ -56,7 +56,7 @@ class Devices:
         return self.gpus[positions.start : positions.stop]
 
 
-def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+def list_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the GPUs that the environment leaves visible, or of all that NVIDIA's driver lists; this starts nothing on them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -64,8 +64,8 @@ def gpus_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(str(number) for number in range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
 
 
-def environment_of(
-    base: Mapping[str, str], process: int, processes: int, port: int, devices: Devices, restarts: int, bound: float
+def make_worker_environment(
+    base: Mapping[str, str], process: int, processes: int, port: int, devices: WorkerDevices, restarts: int, bound: float
 ) -> dict[str, str]:
     """Return the whole environment of one process."""
     coordinator = f"{LOOPBACK}:{port}"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from unisono._src.cluster.launch.output import Screen, Stream
+from unisono._src.cluster.launch.output import Screen, WorkerOutput
 from unisono._src.cluster.watch import local_processes
 
 CHUNK = 65536
@@ -31,16 +31,16 @@ class WorkerProcess:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self.error = Stream(screen, screen.err, number)
+        self.error = WorkerOutput(screen, screen.err, number)
         self._streams = {
-            self._process.stdout.fileno(): Stream(screen, screen.out, number),
+            self._process.stdout.fileno(): WorkerOutput(screen, screen.out, number),
             self._process.stderr.fileno(): self.error,
         }
         for descriptor in self._streams:
             os.set_blocking(descriptor, False)
-        self._born = local_processes.born(self._process.pid)
+        self._born = local_processes.read_start_time(self._process.pid)
 
-    def watched_by(self, selector: selectors.BaseSelector) -> None:
+    def register_output(self, selector: selectors.BaseSelector) -> None:
         """Have the selector wait for output. The data of its key is the function that reads it."""
         for descriptor in self._streams:
             selector.register(descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(descriptor, selector))
@@ -51,7 +51,7 @@ class WorkerProcess:
     @property
     def is_stopped(self) -> bool:
         """Return whether the worker is stopped, by SIGSTOP or at a terminal."""
-        return local_processes.state(self._process.pid, self._born) == local_processes.STOPPED
+        return local_processes.read_process_state(self._process.pid, self._born) == local_processes.STOPPED
 
     @property
     def code(self) -> int:

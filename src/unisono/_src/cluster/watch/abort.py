@@ -13,7 +13,7 @@ SECONDS = int(signal.SIGABRT)
 """Seconds of the delay."""
 
 
-def delay() -> None:
+def delay_aborts() -> None:
     """Let each abort sleep for six seconds first, in its own thread: the handler of SIGABRT becomes C's `sleep`, whose argument, the number
     of seconds, is the number of the signal. Then the abort goes on. `sleep` may be called in a handler; Python code may not."""
     libc = ctypes.CDLL(None)

@@ -16,11 +16,11 @@ RAISING = ("jax", "jaxlib", "unisono")
 the exchange."""
 
 
-def is_of_others(error: BaseException | None) -> bool:
+def is_fault_of_others(error: BaseException | None) -> bool:
     """Return whether an error, or the error that it came from, may be the fault of another process.
 
     Example:
-        >>> is_of_others(ValueError("UNKNOWN: the user's own words"))
+        >>> is_fault_of_others(ValueError("UNKNOWN: the user's own words"))
         False
     """
     while error is not None:

@@ -8,7 +8,7 @@ from unisono._src.cluster.watch import verdict
 from unisono._src.cluster.watch.verdict import Verdict
 from unisono._src.jax_private.distributed import KeyValueStore
 from unisono._src.processes import record
-from unisono._src.processes.record import Record
+from unisono._src.processes.record import Heartbeat
 
 RECORDS = "unisono/watch/records/"
 VERDICTS = "unisono/watch/verdict/"
@@ -23,25 +23,25 @@ class Board:
     def __init__(self, client: KeyValueStore) -> None:
         self._client = client
 
-    def publish(self, heartbeat: Record) -> None:
-        self._client.key_value_set(f"{RECORDS}{heartbeat.process}", heartbeat.encoded(), allow_overwrite=True)
+    def publish_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._client.key_value_set(f"{RECORDS}{heartbeat.process}", heartbeat.to_json(), allow_overwrite=True)
 
-    def records(self) -> dict[int, Record]:
+    def read_heartbeats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of each process, by its number."""
-        heartbeats = [record.decoded(text) for _, text in self._client.key_value_dir_get(RECORDS)]
+        heartbeats = [record.parse_heartbeat(text) for _, text in self._client.key_value_dir_get(RECORDS)]
         return {heartbeat.process: heartbeat for heartbeat in heartbeats}
 
-    def verdict(self) -> Verdict | None:
+    def read_verdict(self) -> Verdict | None:
         """Return the verdict of all processes, or None where there is none yet."""
         entries = self._client.key_value_dir_get(VERDICTS)
-        return verdict.decoded(entries[0][1]) if entries else None
+        return verdict.parse_verdict(entries[0][1]) if entries else None
 
     def settle(self, own: Verdict) -> Verdict:
         """Return the first verdict of all processes. It becomes the argument where there is none yet. A process that fails later fails because
         of the first."""
         try:
-            self._client.key_value_set(THE_ONE, own.encoded())
+            self._client.key_value_set(THE_ONE, own.to_json())
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith("ALREADY_EXISTS"):
                 raise
-        return self.verdict() or own
+        return self.read_verdict() or own

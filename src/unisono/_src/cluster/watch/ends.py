@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from unisono._src.cluster.watch import main_stack
 from unisono._src.cluster.watch.verdict import Verdict
-from unisono._src.cluster.watch.watch import Watch
+from unisono._src.cluster.watch.watch import ProcessWatch
 from unisono._src.processes import names
 from unisono._src.processes.record import ENDED, LEFT, RAISED
 
@@ -22,28 +22,28 @@ MOMENT = 1.0
 """Seconds for a call that should take none, but may hang because a process is lost."""
 
 
-def answer(watch: Watch, verdict: Verdict) -> None:
+def end_after_verdict(watch: ProcessWatch, verdict: Verdict) -> None:
     """Settle a verdict with the others, and end this process, unless its main thread is on its way out. The judging thread calls this."""
     settled: list[Verdict] = []
-    in_a_moment(lambda: settled.append(watch.board.settle(verdict)))
+    run_briefly(lambda: settled.append(watch.board.settle(verdict)))
     first = settled[0] if settled else verdict
     if watch.state == RAISED or (first.process == watch.process and watch.state == ENDED):
-        watch.decided.set()  # the main thread leaves, with an exit code of its own
+        watch.is_decided.set()  # the main thread leaves, with an exit code of its own
     elif first.process == watch.process:
-        end(watch, f"{first.words.partition(chr(10))[0]}\n{main_stack.of_main_thread()}", names.STUCK)
+        end_process(watch, f"{first.words.partition(chr(10))[0]}\n{main_stack.format_main_stack()}", names.STUCK)
     else:
-        end(watch, first.words, names.LOST)
+        end_process(watch, first.words, names.LOST)
 
 
-def end(watch: Watch, words: str, code: int) -> None:
+def end_process(watch: ProcessWatch, words: str, code: int) -> None:
     """Say why, and end this process from a side thread: the main thread may never come back."""
     write_error(f"unisono: {words.rstrip()}\nunisono: process {watch.process} ends with exit code {code}.\n")
     watch.state = LEFT
-    in_a_moment(lambda: watch.board.publish(watch.record()))
+    run_briefly(lambda: watch.board.publish_heartbeat(watch.record()))
     for stream in (sys.stdout, sys.stderr):
-        in_a_moment(stream.flush)
+        run_briefly(stream.flush)
     if watch.process == 0:  # it keeps the store in which the others read the verdict
-        wait(watch.others_are_gone, watch.bound * LAST_PART)
+        wait_until(watch.others_are_gone, watch.bound * LAST_PART)
     os._exit(code)
 
 
@@ -53,7 +53,7 @@ def write_error(text: str) -> None:
         os.write(2, text.encode())
 
 
-def in_a_moment(work: Callable[[], object]) -> None:
+def run_briefly(work: Callable[[], object]) -> None:
     """Run a function in a thread of its own, and wait for it no longer than a moment."""
     thread = threading.Thread(target=run_quietly, args=(work,), daemon=True)
     thread.start()
@@ -65,7 +65,7 @@ def run_quietly(work: Callable[[], object]) -> None:
         work()
 
 
-def wait(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Wait until a condition is true, and return whether it was in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -12,7 +12,7 @@ STOPPED = "stopped"
 THERE = "there"
 
 
-def name() -> str:
+def read_machine_name() -> str:
     """Return a name for this boot of this machine and its space of process ids: containers have their own."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -21,13 +21,13 @@ def name() -> str:
         return f"unknown to process {os.getpid()}"  # equal to no other
 
 
-def born(pid: int) -> int:
+def read_start_time(pid: int) -> int:
     """Return when the process started, in ticks since the boot; 0 where it is not known."""
     fields = read_status(pid)
     return int(fields[19]) if fields else 0
 
 
-def state(pid: int, started: int) -> str:
+def read_process_state(pid: int, started: int) -> str:
     """Return whether a process of this machine is gone (or a zombie), stopped, or there."""
     fields = read_status(pid)
     if not fields or fields[0] in "ZX" or int(fields[19]) != started:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from unisono._src.cluster.watch import local_processes
 from unisono._src.processes import names
-from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WAITING, WORKING, Record
+from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WAITING, WORKING, Heartbeat
 
 PATIENCE = 0.7
 """The part of the bound after which a silent process is given up. The rest of the bound is for saying so and leaving."""
@@ -18,7 +18,7 @@ BEFORE_THE_FIRST_STEP = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Heard:
+class Observation:
     """The knowledge that one process has of another.
 
     Args:
@@ -27,7 +27,7 @@ class Heard:
         seen: The state that the kernel reports; None where the process runs on another machine.
     """
 
-    record: Record
+    record: Heartbeat
     silence: float
     seen: str | None
 
@@ -39,22 +39,24 @@ class Verdict:
     process: int
     words: str
 
-    def encoded(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
 
-def decoded(text: str) -> Verdict:
+def parse_verdict(text: str) -> Verdict:
     return Verdict(**json.loads(text))
 
 
-def describe_latest_step(heartbeat: Record, own: Record) -> str:
+def describe_latest_step(heartbeat: Heartbeat, own: Heartbeat) -> str:
     """Return the last step of another process in words. Its heartbeat may be old; but all processes took part in the steps that this
     process has finished."""
     steps = [step for step in (heartbeat.step, own.step) if step is not None]
     return f"after step {max(steps)}" if steps else "before its first step"
 
 
-def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
+def judge_processes(
+    own: Heartbeat, heard: Mapping[int, Observation], bound: float, interval: float, stopped: float
+) -> Verdict | None:
     """Return the verdict on a lost process, the surest one first; None where no process is lost.
 
     Args:
@@ -75,7 +77,7 @@ def judged(own: Record, heard: Mapping[int, Heard], bound: float, interval: floa
     )
 
 
-def find_own_stop(own: Record, others: list[Heard], bound: float, interval: float, stopped: float) -> Verdict | None:
+def find_own_stop(own: Heartbeat, others: list[Observation], bound: float, interval: float, stopped: float) -> Verdict | None:
     """Return a verdict on this process where it was stopped for too long: a process that is gone has left because of it, and its message of
     that may not have reached the store."""
     if stopped < bound * PATIENCE - 2 * interval:
@@ -87,19 +89,19 @@ def find_own_stop(own: Record, others: list[Heard], bound: float, interval: floa
     return None
 
 
-def find_error(others: list[Heard]) -> Verdict | None:
+def find_error(others: list[Observation]) -> Verdict | None:
     """Return a verdict on a process that has raised an error of its own."""
     for other in others:
         if other.record.state == RAISED:
-            return of_error(other.record)
+            return make_error_verdict(other.record)
     return None
 
 
-def of_error(heartbeat: Record) -> Verdict:
+def make_error_verdict(heartbeat: Heartbeat) -> Verdict:
     return Verdict(heartbeat.process, f"{heartbeat} raised {heartbeat.words}, {heartbeat.where}.")
 
 
-def find_silent(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+def find_silent(own: Heartbeat, others: list[Observation], bound: float) -> Verdict | None:
     """Return a verdict on a process that is gone, or that has sent no heartbeat for too long."""
     for other in others:
         heartbeat = other.record
@@ -121,7 +123,7 @@ def find_silent(own: Record, others: list[Heard], bound: float) -> Verdict | Non
     return None
 
 
-def find_ended(own: Record, others: list[Heard], interval: float) -> Verdict | None:
+def find_ended(own: Heartbeat, others: list[Observation], interval: float) -> Verdict | None:
     """Return a verdict on a process that has come to the end of its program while this process waits for it."""
     if own.phase != WAITING or own.state != RUNNING or own.seconds < max(1.0, 2 * interval):
         return None
@@ -134,7 +136,7 @@ def find_ended(own: Record, others: list[Heard], interval: float) -> Verdict | N
     return None
 
 
-def find_stuck(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+def find_stuck(own: Heartbeat, others: list[Observation], bound: float) -> Verdict | None:
     """Return a verdict on a process that has not moved while another waits. The process that has not moved for longest holds up the others."""
     everybody = [own, *(other.record for other in others)]
     if not any(heartbeat.phase == WAITING and heartbeat.seconds >= bound * PATIENCE for heartbeat in everybody):
@@ -150,7 +152,7 @@ def find_stuck(own: Record, others: list[Heard], bound: float) -> Verdict | None
     )
 
 
-def find_different_waits(own: Record, others: list[Heard], bound: float) -> Verdict | None:
+def find_different_waits(own: Heartbeat, others: list[Observation], bound: float) -> Verdict | None:
     """Return a verdict on a process that waits for something else than the first: all processes wait, and none will come."""
     everybody = sorted([own, *(other.record for other in others)], key=lambda heartbeat: heartbeat.process)
     first = everybody[0]
@@ -169,7 +171,7 @@ def find_different_waits(own: Record, others: list[Heard], bound: float) -> Verd
     )
 
 
-def is_still(heartbeat: Record, bound: float) -> bool:
+def is_still(heartbeat: Heartbeat, bound: float) -> bool:
     """Return whether the main thread of a process has worked for too long without finishing a step."""
     allowed = bound * PATIENCE * (BEFORE_THE_FIRST_STEP if heartbeat.step is None else 1)
     return heartbeat.state == RUNNING and heartbeat.phase == WORKING and heartbeat.seconds >= allowed

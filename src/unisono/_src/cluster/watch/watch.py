@@ -11,10 +11,17 @@ from collections.abc import Callable
 
 from unisono._src.cluster.watch import local_processes, main_stack
 from unisono._src.cluster.watch.board import Board
-from unisono._src.cluster.watch.verdict import BEFORE_THE_FIRST_STEP, PATIENCE, Heard, Verdict, judged, of_error
+from unisono._src.cluster.watch.verdict import (
+    BEFORE_THE_FIRST_STEP,
+    PATIENCE,
+    Observation,
+    Verdict,
+    judge_processes,
+    make_error_verdict,
+)
 from unisono._src.jax_private import distributed
-from unisono._src.processes.progress import Progress
-from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WORKING, Record
+from unisono._src.processes.progress import Activity
+from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WORKING, Heartbeat
 
 OFTEN = 10
 """Heartbeats in a bound."""
@@ -32,7 +39,7 @@ UNREACHABLE = 3.0
 """Seconds after which failing calls are no hiccup of the network. JAX, which does not wait at all, aborts after six (`abort`)."""
 
 
-class Watch(Progress):
+class ProcessWatch(Activity):
     """The reports of the main thread, and two threads: one talks to the other processes, one judges them.
 
     The talking thread waits for process 0, for minutes where that is stopped; so another thread judges.
@@ -54,13 +61,15 @@ class Watch(Progress):
         self._client = client
         self.state = RUNNING
         self.error = ""
-        self.decided = threading.Event()
+        self.is_decided = threading.Event()
         """A verdict is known, and this process leaves by itself."""
-        self.met = threading.Event()
+        self.all_met = threading.Event()
         """All processes have been heard of."""
         pid = os.getpid()
-        self._own_record = Record(process, pid, local_processes.born(pid), local_processes.name(), socket.gethostname())
-        self._records: dict[int, Record] = {}
+        self._own_heartbeat = Heartbeat(
+            process, pid, local_processes.read_start_time(pid), local_processes.read_machine_name(), socket.gethostname()
+        )
+        self._heartbeats: dict[int, Heartbeat] = {}
         self._heard_at: dict[int, float] = {}
         self._store_read_at = self._begun_at = time.monotonic()
         self._store_error = ""
@@ -69,7 +78,7 @@ class Watch(Progress):
         self._news = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def start(self, answer: Callable[[Watch, Verdict], None]) -> None:
+    def start(self, answer: Callable[[ProcessWatch, Verdict], None]) -> None:
         """Start both threads. The judging thread calls `answer` once, when a process is lost."""
         for work, arguments in ((self._talk, ()), (self._judge, (answer,))):
             thread = threading.Thread(target=work, args=arguments, name=f"unisono watch {work.__name__}", daemon=True)
@@ -88,13 +97,13 @@ class Watch(Progress):
         for thread in self._threads:
             thread.join(seconds)
 
-    def record(self) -> Record:
+    def record(self) -> Heartbeat:
         """Return the heartbeat of this process now."""
-        seconds = time.monotonic() - self.moved
-        stack = main_stack.of_main_thread() if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
+        seconds = time.monotonic() - self.moved_at
+        stack = main_stack.format_main_stack() if self.phase == WORKING and seconds > self.bound * PATIENCE / 2 else ""
         words = self.error or self.doing
         return dataclasses.replace(
-            self._own_record, step=self.step, state=self.state, phase=self.phase, seconds=seconds, words=words, stack=stack
+            self._own_heartbeat, step=self.step, state=self.state, phase=self.phase, seconds=seconds, words=words, stack=stack
         )
 
     def others_are_done(self) -> bool:
@@ -105,7 +114,7 @@ class Watch(Progress):
 
     def others_have_ended(self) -> bool:
         """Return whether all others have come to the end of their programs, so that JAX may disconnect from them."""
-        records = self._records  # the talking thread replaces it
+        records = self._heartbeats  # the talking thread replaces it
         return all(
             process in records and records[process].state == ENDED for process in range(self.processes) if process != self.process
         )
@@ -118,7 +127,7 @@ class Watch(Progress):
             if process != self.process
         )
 
-    def tell(self) -> None:
+    def publish_soon(self) -> None:
         """Publish now what has changed."""
         self._news.set()
 
@@ -126,35 +135,35 @@ class Watch(Progress):
         """Note that the program has ended by this error, and return the verdict on this process."""
         self.error = f"{type(error).__name__}: {error}".partition("\n")[0][:LONGEST_ERROR].rstrip(": ")
         self.state = RAISED
-        self.tell()
-        return of_error(self.record())
+        self.publish_soon()
+        return make_error_verdict(self.record())
 
     def _talk(self) -> None:
         while not self._over.is_set():
             self._news.clear()
             try:
-                self._own_record = dataclasses.replace(self._own_record, beat=self._own_record.beat + 1)
-                self.board.publish(self.record())
-                self._note_heard(self.board.records(), self.board.verdict())
+                self._own_heartbeat = dataclasses.replace(self._own_heartbeat, beat=self._own_heartbeat.beat + 1)
+                self.board.publish_heartbeat(self.record())
+                self._note_heard(self.board.read_heartbeats(), self.board.read_verdict())
             except Exception as error:  # whatever JAX raises here: process 0 did not answer
-                if distributed.client() is not self._client:
+                if distributed.get_client() is not self._client:
                     self.stop()  # the program has disconnected
                 self._store_error = str(error).partition("\n")[0] or type(error).__name__
-            self._news.wait(self.interval if self.met.is_set() else SOON)
+            self._news.wait(self.interval if self.all_met.is_set() else SOON)
 
-    def _note_heard(self, records: dict[int, Record], verdict: Verdict | None) -> None:
+    def _note_heard(self, records: dict[int, Heartbeat], verdict: Verdict | None) -> None:
         now = time.monotonic()
         for process, record in records.items():
-            if process not in self._records or self._records[process].beat != record.beat:
+            if process not in self._heartbeats or self._heartbeats[process].beat != record.beat:
                 self._heard_at[process] = now
-        self._records = records
+        self._heartbeats = records
         self._verdict = verdict
         self._store_read_at = now
         self._store_error = ""
         if len(records) == self.processes:
-            self.met.set()
+            self.all_met.set()
 
-    def _judge(self, answer: Callable[[Watch, Verdict], None]) -> None:
+    def _judge(self, answer: Callable[[ProcessWatch, Verdict], None]) -> None:
         last_look = time.monotonic()
         while not self._over.wait(min(self.interval, 0.5)):
             now = time.monotonic()
@@ -171,24 +180,30 @@ class Watch(Progress):
     def _find_verdict(self, now: float, stopped: float) -> Verdict | None:
         own = self.record()
         heard = self._collect_heard(now)
-        return judged(own, heard, self.bound, self.interval, stopped) or self._find_unreachable(now) or self._find_absent(now)
+        return (
+            judge_processes(own, heard, self.bound, self.interval, stopped)
+            or self._find_unreachable(now)
+            or self._find_absent(now)
+        )
 
-    def _collect_heard(self, now: float) -> dict[int, Heard]:
+    def _collect_heard(self, now: float) -> dict[int, Observation]:
         """Return what is known of each process. Silence counts up to the last time that the store was read, but for process 0, which keeps it."""
         return {
-            process: Heard(
+            process: Observation(
                 record, (now if process == 0 else self._store_read_at) - self._heard_at[process], self._read_state(record)
             )
-            for process, record in self._records.items()
+            for process, record in self._heartbeats.items()
         }
 
-    def _read_state(self, record: Record) -> str | None:
-        return local_processes.state(record.pid, record.born) if record.machine == self._own_record.machine else None
+    def _read_state(self, record: Heartbeat) -> str | None:
+        return (
+            local_processes.read_process_state(record.pid, record.born) if record.machine == self._own_heartbeat.machine else None
+        )
 
     def _find_unreachable(self, now: float) -> Verdict | None:
         if self.process == 0 or not self._store_error or now - self._store_read_at < min(UNREACHABLE, self.bound * PATIENCE):
             return None
-        name = self._records.get(0, "process 0")
+        name = self._heartbeats.get(0, "process 0")
         return Verdict(
             0, f"{name} cannot be reached: it keeps the store through which all processes speak. JAX says: {self._store_error}"
         )
@@ -196,5 +211,5 @@ class Watch(Progress):
     def _find_absent(self, now: float) -> Verdict | None:
         if now - self._begun_at < self.bound * BEFORE_THE_FIRST_STEP:
             return None
-        absent = [process for process in range(self.processes) if process not in self._records]
+        absent = [process for process in range(self.processes) if process not in self._heartbeats]
         return Verdict(absent[0], f"process {absent[0]} has never been heard of.") if absent else None

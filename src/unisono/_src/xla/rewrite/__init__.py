@@ -16,6 +16,6 @@ convolutions and Fourier transforms also for their bits, which then do not depen
   inside loops as well.
 """
 
-from unisono._src.xla.rewrite.replace import rewritten
+from unisono._src.xla.rewrite.replace import rewrite_function
 
-__all__ = ["rewritten"]
+__all__ = ["rewrite_function"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from jax import Array, lax
 
 
-def kept(x: Array) -> Array:
+def keep_in_memory(x: Array) -> Array:
     """Return x, computed once and kept in memory.
 
     XLA:CPU computes most expressions again for each reader, and with many windows that read one array this takes most of the time. A barrier
@@ -16,20 +16,20 @@ def kept(x: Array) -> Array:
     sees, and hides from XLA that nobody sees it by a product with a 1 whose value XLA does not know.
     """
     one, x = lax.optimization_barrier((lax.full((), 1, x.dtype), x))
-    longer = padded(x, 0, [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
+    longer = pad_array(x, 0, [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
     return lax.slice(lax.mul(longer, lax.broadcast(one, longer.shape)), [0] * x.ndim, x.shape)
 
 
-def padded(x: Array, value: float, config: Sequence[tuple[int, int, int]]) -> Array:
+def pad_array(x: Array, value: float, config: Sequence[tuple[int, int, int]]) -> Array:
     """Return x with (low, high, interior) elements of `value` in each dimension."""
     return lax.pad(x, lax.full((), value, x.dtype), config)
 
 
-def strided(x: Array, start: Sequence[int], shape: Sequence[int], steps: Sequence[int]) -> Array:
+def slice_with_steps(x: Array, start: Sequence[int], shape: Sequence[int], steps: Sequence[int]) -> Array:
     """Return `shape` elements of x from `start`, `steps` apart."""
     ends = [first + (count - 1) * step + 1 for first, count, step in zip(start, shape, steps, strict=True)]
     return lax.slice(x, start, ends, steps)
 
 
-def scaled(numbers: Iterable[int], factors: Iterable[int]) -> tuple[int, ...]:
+def multiply_pairwise(numbers: Iterable[int], factors: Iterable[int]) -> tuple[int, ...]:
     return tuple(map(operator.mul, numbers, factors))

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.equations import MadeBy, Params, Replacement, shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
 
 Axes = tuple[int, ...]
 
@@ -55,7 +55,7 @@ class Product(NamedTuple):
     @classmethod
     def from_equation(cls, eqn: JaxprEqn) -> Product:
         (contracted, contracted_of_right), (batch, batch_of_right) = eqn.params["dimension_numbers"]
-        left, right = map(shape, eqn.invars)
+        left, right = map(get_shape, eqn.invars)
         return cls(Operand(left, contracted, batch), Operand(right, contracted_of_right, batch_of_right), eqn.params)
 
     @property
@@ -100,7 +100,7 @@ class Product(NamedTuple):
         return (*range(batch), *range(right, right + len(self.right.free)), *range(batch, right))
 
 
-def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def replace_product(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a product by one whose left operand is contracted over its last dimensions, as YNNPACK requires.
 
     The gradient by a Dense layer's kernel, for example, is contracted over other dimensions.
@@ -109,9 +109,9 @@ def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
     return None if product.is_left_to_xla else Replacement(arrange_for_ynnpack(product), eqn.invars)
 
 
-def transpose_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
+def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace a transposed product, as JAX's gradients are, by the product with the operands swapped."""
-    maker = made_by.of_once_read(eqn.invars[0])
+    maker = made_by.find_if_read_once(eqn.invars[0])
     if maker is None or maker.primitive.name != "dot_general":
         return None
     product = Product.from_equation(maker)

@@ -15,32 +15,46 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
-from unisono._src.xla.rewrite.dense import dense
-from unisono._src.xla.rewrite.equations import MadeBy, Params, Replacement, shape
-from unisono._src.xla.rewrite.kernel import Precision, channels_last, convolved, is_left_to_eigen, is_slow_without_padding
-from unisono._src.xla.rewrite.phases import has_phases, in_phases
+from unisono._src.xla.rewrite.dense import convolve_dense
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.kernel import (
+    Arithmetic,
+    convolve_in_fast_layout,
+    is_left_to_eigen,
+    is_slow_without_padding,
+    make_channels_last,
+)
+from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.window import Window, is_larger
 
 MOST_GROUPS = 64
 """Groups with a convolution for each; more groups are left to the kernel, which is slow for them but faster than XLA's other one."""
 
 
-def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a convolution in one to three dimensions that is not fast as it is."""
     params = eqn.params
-    x, w = map(shape, eqn.invars)
-    if not 1 <= len(params["window_strides"]) <= 3 or (is_fast(params, x, w) and not pieces.has_some(x, w, params)):
+    x, w = map(get_shape, eqn.invars)
+    if not 1 <= len(params["window_strides"]) <= 3 or (
+        is_fast_convolution(params, x, w) and not pieces.is_taken_in_pieces(x, w, params)
+    ):
         return None
 
     return Replacement(lambda x, w: compute_convolution(x, w, params), eqn.invars)
 
 
-def is_fast(params: Params, x: Shape, w: Shape) -> bool:
+def is_fast_convolution(params: Params, x: Shape, w: Shape) -> bool:
     """Return whether the fast kernel takes a convolution as it is."""
     space = len(params["window_strides"])
     is_grouped = params["feature_group_count"] > 1 or params["batch_group_count"] > 1
     is_spread = any(distance > 1 for distance in params["lhs_dilation"])
-    if is_grouped or is_spread or space != 2 or params["dimension_numbers"] != channels_last(space) or is_larger(w[:-2], x[1:-1]):
+    if (
+        is_grouped
+        or is_spread
+        or space != 2
+        or params["dimension_numbers"] != make_channels_last(space)
+        or is_larger(w[:-2], x[1:-1])
+    ):
         return False
     window = Window.of(params)
     return not (is_left_to_eigen(x, w, window) or is_slow_without_padding(x, w, window))
@@ -51,19 +65,19 @@ def compute_convolution(x: Array, w: Array, params: Params) -> Array:
     if not x.dtype == w.dtype == "float32":
         return convolve_at_once(x, w, params)
     if pieces.is_for_one_thread(x.shape, w.shape, params):
-        return pieces.by_two(lambda x, w: convolve_in_pieces(x, w, params), x, w, params)
+        return pieces.convolve_two_halves(lambda x, w: convolve_in_pieces(x, w, params), x, w, params)
     return convolve_in_pieces(x, w, params)
 
 
 def convolve_in_pieces(x: Array, w: Array, params: Params) -> Array:
     """Return the convolution, computed some features or some rows at a time where that is faster."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
-    size = pieces.features_at_once(x.shape, w.shape, params)
+    size = pieces.count_features_at_once(x.shape, w.shape, params)
     if size < x.shape[feature]:
-        return pieces.summed(lambda x, w: convolve_at_once(x, w, params), x, w, (feature, w_in), size)
-    size = pieces.rows_at_once(x.shape, w.shape, params)
+        return pieces.convolve_some_features_at_a_time(lambda x, w: convolve_at_once(x, w, params), x, w, (feature, w_in), size)
+    size = pieces.count_rows_at_once(x.shape, w.shape, params)
     if size < x.shape[row]:
-        return pieces.joined(lambda x: convolve_at_once(x, w, params), x, (row, out), size)
+        return pieces.convolve_some_rows_at_a_time(lambda x: convolve_at_once(x, w, params), x, (row, out), size)
     return convolve_at_once(x, w, params)
 
 
@@ -73,7 +87,7 @@ def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
     x = lax.transpose(x, (row, *space, feature))
     w = lax.transpose(w, (*w_space, w_in, w_out))
     window = Window.of(params)
-    precision = Precision(params["precision"], params["preferred_element_type"])
+    precision = Arithmetic(params["precision"], params["preferred_element_type"])
     if params["batch_group_count"] > 1:
         y = convolve_groups(x, w, window, precision, params["batch_group_count"], 0)
     elif params["feature_group_count"] > 1:
@@ -84,25 +98,25 @@ def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
     return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
 
 
-def convolve_one_group(x: Array, w: Array, window: Window, precision: Precision) -> Array:
+def convolve_one_group(x: Array, w: Array, window: Window, precision: Arithmetic) -> Array:
     if has_phases(window):
-        return in_phases(lambda x, w, window: dense(x, w, window, precision), x, w, window)
-    return dense(x, w, window, precision)
+        return convolve_in_phases(lambda x, w, window: convolve_dense(x, w, window, precision), x, w, window)
+    return convolve_dense(x, w, window, precision)
 
 
-def convolve_groups(x: Array, w: Array, window: Window, precision: Precision, groups: int, axis: int) -> Array:
+def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int, axis: int) -> Array:
     """Return the convolution of groups. They lie in `axis` of x: among features (the forward pass) or rows (a gradient by the kernel)."""
     ins = x.shape[axis] // groups
     outs = w.shape[-1] // groups
     by_rows = axis == 0
     unrolled = window.results(x.shape[1:-1], w.shape[:-2]) if by_rows else w.shape[:-2]
     if ins * outs <= depthwise.MOST_PAIRS and math.prod(unrolled) <= depthwise.MOST_TAPS:
-        pairs = depthwise.Pairs(groups, ins, outs, precision.result or x.dtype)
-        return (depthwise.gradient if by_rows else depthwise.forward)(x, w, window, pairs)
+        pairs = depthwise.FeaturePairs(groups, ins, outs, precision.result or x.dtype)
+        return (depthwise.compute_kernel_gradient if by_rows else depthwise.convolve_depthwise)(x, w, window, pairs)
     if groups <= MOST_GROUPS:
         parts = zip(lax.split(x, [ins] * groups, axis), lax.split(w, [outs] * groups, w.ndim - 1), strict=True)
         return lax.concatenate([convolve_one_group(part, kernel, window, precision) for part, kernel in parts], x.ndim - 1)
-    return convolved(move_groups_to_features(x, groups) if by_rows else x, w, window, precision, groups)
+    return convolve_in_fast_layout(move_groups_to_features(x, groups) if by_rows else x, w, window, precision, groups)
 
 
 def move_groups_to_features(x: Array, groups: int) -> Array:

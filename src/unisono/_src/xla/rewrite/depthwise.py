@@ -14,14 +14,14 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from unisono._src.xla.rewrite.arrays import kept, padded, scaled, strided
+from unisono._src.xla.rewrite.arrays import keep_in_memory, multiply_pairwise, pad_array, slice_with_steps
 from unisono._src.xla.rewrite.window import Window
 
 MOST_TAPS = 64
 MOST_PAIRS = 4
 
 
-class Pairs(NamedTuple):
+class FeaturePairs(NamedTuple):
     """Pairs of features: in each of `groups` groups, `outs` features are made of `ins` features. The result has `dtype`."""
 
     groups: int
@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
     dtype: DTypeLike
 
 
-def forward(x: Array, w: Array, window: Window, pairs: Pairs) -> Array:
+def convolve_depthwise(x: Array, w: Array, window: Window, pairs: FeaturePairs) -> Array:
     """Return the convolution: for each position of the kernel, the shifted input times its weight, added up."""
     groups, ins, outs, dtype = pairs
     shape = (x.shape[0], *window.results(x.shape[1:-1], w.shape[:-2]), groups)
@@ -41,16 +41,16 @@ def forward(x: Array, w: Array, window: Window, pairs: Pairs) -> Array:
     for out in range(outs):
         terms = []
         for *tap, feature in itertools.product(*map(range, w.shape[:-1])):
-            shifted = strided(x, (0, *scaled(tap, window.dilation), feature), shape, steps)
+            shifted = slice_with_steps(x, (0, *multiply_pairwise(tap, window.dilation), feature), shape, steps)
             ones = (1,) * (w.ndim - 1)
-            weight = strided(w, (*tap, feature, out), (*ones, groups), (*ones, outs))
+            weight = slice_with_steps(w, (*tap, feature, out), (*ones, groups), (*ones, outs))
             terms.append(shifted * lax.broadcast_in_dim(weight.reshape(groups), shape, [x.ndim - 1]))
         results.append(functools.reduce(operator.add, terms))
     return join_features(results, dtype)
 
 
-def gradient(x: Array, dy: Array, window: Window, pairs: Pairs) -> Array:
-    """Return the gradient of `forward` by its kernel: for each position, a sum of products. Rows of x are (group, in)."""
+def compute_kernel_gradient(x: Array, dy: Array, window: Window, pairs: FeaturePairs) -> Array:
+    """Return the gradient of `convolve_depthwise` by its kernel: for each position, a sum of products. Rows of x are (group, in)."""
     groups, ins, outs, dtype = pairs
     last = x.ndim - 1
     positions = window.results(x.shape[1:-1], dy.shape[:-2])
@@ -59,8 +59,10 @@ def gradient(x: Array, dy: Array, window: Window, pairs: Pairs) -> Array:
     shape = (*dy.shape[:-1], groups)
     products = []
     for out, feature, *position in itertools.product(range(outs), range(ins), *map(range, positions)):
-        shifted = strided(x, (0, *scaled(position, window.strides), feature), shape, (1, *window.dilation, ins))
-        products.append(shifted * strided(dy, (0,) * last + (out,), shape, (1,) * last + (outs,)))
+        shifted = slice_with_steps(
+            x, (0, *multiply_pairwise(position, window.strides), feature), shape, (1, *window.dilation, ins)
+        )
+        products.append(shifted * slice_with_steps(dy, (0,) * last + (out,), shape, (1,) * last + (outs,)))
     sums = lax.concatenate([lax.expand_dims(total, [0]) for total in sum_products(products)], 0)
     sums = sums.reshape(outs, ins, *positions, groups)
     return join_features([lax.index_in_dim(sums, out, 0, keepdims=False) for out in range(outs)], dtype)
@@ -80,7 +82,7 @@ def sum_products(products: Sequence[Array]) -> list[Array]:
 def pad_input(x: Array, window: Window) -> Array:
     """Return the input in float32 and in memory, with its padding and with the zeros between its elements."""
     space = [(low, high, spread - 1) for (low, high), spread in zip(window.padding, window.spread, strict=True)]
-    return kept(padded(x.astype("float32"), 0, [(0, 0, 0), *space, (0, 0, 0)]))
+    return keep_in_memory(pad_array(x.astype("float32"), 0, [(0, 0, 0), *space, (0, 0, 0)]))
 
 
 def join_features(results: Sequence[Array], dtype: DTypeLike) -> Array:

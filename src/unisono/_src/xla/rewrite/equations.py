@@ -19,7 +19,7 @@ Params: TypeAlias = Mapping[str, Any]
 """The parameters of an equation, by name."""
 
 
-class MadeBy(dict[Atom, JaxprEqn]):
+class Producers(dict[Atom, JaxprEqn]):
     """The equation that made a variable, for each variable of a program."""
 
     def __init__(self, program: Jaxpr) -> None:
@@ -27,7 +27,7 @@ class MadeBy(dict[Atom, JaxprEqn]):
         read = [atom for eqn in program.eqns for atom in eqn.invars] + list(program.outvars)
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
 
-    def of_once_read(self, atom: Atom) -> JaxprEqn | None:
+    def find_if_read_once(self, atom: Atom) -> JaxprEqn | None:
         """Return the equation that made a variable, if it made nothing else and the variable is read once."""
         eqn = self.get(atom) if isinstance(atom, Var) and self._times_read[atom] == 1 else None
         return eqn if eqn is not None and len(eqn.outvars) == 1 else None
@@ -40,11 +40,11 @@ class Replacement(NamedTuple):
     operands: Sequence[Atom]
 
 
-Rule = Callable[[JaxprEqn, MadeBy], Replacement | None]
+Rule = Callable[[JaxprEqn, Producers], Replacement | None]
 """A rule returns None for an equation that stays as it is."""
 
 
-def called(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
+def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
     """Return an equation that calls the replacement, with the name of `eqn` in profiles and in the context of `eqn`."""
     with eqn.ctx.manager:  # private: the mesh and the compute type that were set where the equation was traced
         traced = jax.make_jaxpr(jax.jit(replacement.function))(*(operand.aval for operand in replacement.operands))
@@ -52,5 +52,5 @@ def called(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
     return call.replace(invars=list(replacement.operands), outvars=eqn.outvars, source_info=eqn.source_info, ctx=eqn.ctx)
 
 
-def shape(atom: Atom) -> Shape:
+def get_shape(atom: Atom) -> Shape:
     return cast(ShapedArray, atom.aval).shape

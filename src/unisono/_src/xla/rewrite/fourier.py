@@ -14,16 +14,16 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn
 from jax.lax import FftType
 
-from unisono._src.xla.rewrite.equations import MadeBy, Replacement, shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement, get_shape
 
 MOST = 32767
 """Elements that DUCC transforms on one thread."""
 
 
-def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def replace_fourier_transform(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a Fourier transform of more elements than DUCC transforms on one thread."""
     lengths = eqn.params["fft_lengths"]
-    if max(math.prod(shape(eqn.invars[0])), math.prod(shape(eqn.outvars[0]))) <= MOST:
+    if max(math.prod(get_shape(eqn.invars[0])), math.prod(get_shape(eqn.outvars[0]))) <= MOST:
         return None
     return Replacement(functools.partial(transform_dimensions, kind=FftType(eqn.params["fft_type"]), lengths=lengths), eqn.invars)
 

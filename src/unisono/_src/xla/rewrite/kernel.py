@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.arrays import padded
+from unisono._src.xla.rewrite.arrays import pad_array
 from unisono._src.xla.rewrite.window import Window
 
 LEAST_FEATURES = 17
@@ -23,24 +23,26 @@ WIDE = 32
 """Features that a result is filled up to for YNNPACK; 17 would be enough, but are slower."""
 
 
-class Precision(NamedTuple):
+class Arithmetic(NamedTuple):
     """The arithmetic of a convolution; `result` is its "preferred" type."""
 
     precision: lax.PrecisionLike
     result: DTypeLike | None
 
 
-def channels_last(space: int) -> lax.ConvDimensionNumbers:
+def make_channels_last(space: int) -> lax.ConvDimensionNumbers:
     """Return the fast layout: x as (rows, *space, features), w as (*space, in, out), the result as (rows, *space, features)."""
     axes = tuple(range(1, space + 1))
     last = space + 1
     return lax.ConvDimensionNumbers((0, last, *axes), (last, last - 1, *range(space)), (0, last, *axes))
 
 
-def convolved(x: Array, w: Array, window: Window, precision: Precision, groups: int = 1) -> Array:
+def convolve_in_fast_layout(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int = 1) -> Array:
     """Return the convolution of arrays in the fast layout."""
     if len(window.strides) == 1:  # YNNPACK takes two dimensions
-        y = convolved(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.with_first(), precision, groups)
+        y = convolve_in_fast_layout(
+            lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension(), precision, groups
+        )
         return lax.squeeze(y, [1])
     if set(window.spread) != {1}:
         x, window = spread_beforehand(x, window)
@@ -51,7 +53,7 @@ def convolved(x: Array, w: Array, window: Window, precision: Precision, groups: 
         if has_larger_result(x.shape, w.shape, window):
             x, window = pad_beforehand(x, window)
         if is_narrow(w.shape):
-            w = padded(w, 0, [(0, 0, 0)] * (w.ndim - 1) + [(0, WIDE - outs, 0)])
+            w = pad_array(w, 0, [(0, 0, 0)] * (w.ndim - 1) + [(0, WIDE - outs, 0)])
     results = window.results(x.shape[1:-1], w.shape[:-2])
     if groups == 1 and is_slow_without_padding(x.shape, w.shape, window):
         window = add_padded_row(w.shape, window, results)
@@ -59,7 +61,7 @@ def convolved(x: Array, w: Array, window: Window, precision: Precision, groups: 
         x,
         w,
         **window.params,
-        dimension_numbers=channels_last(len(window.strides)),
+        dimension_numbers=make_channels_last(len(window.strides)),
         feature_group_count=groups,
         precision=precision.precision,
         preferred_element_type=precision.result,
@@ -107,11 +109,11 @@ def is_cut_away(x: Shape, window: Window) -> bool:
 
 def spread_beforehand(x: Array, window: Window) -> tuple[Array, Window]:
     """Return the input with zeros between its elements, behind a barrier, and the window over it: no fast kernel adds such zeros."""
-    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *((0, 0, spread - 1) for spread in window.spread), (0, 0, 0)]))
+    x = lax.optimization_barrier(pad_array(x, 0, [(0, 0, 0), *((0, 0, spread - 1) for spread in window.spread), (0, 0, 0)]))
     return x, dataclasses.replace(window, spread=(1,) * len(window.spread))
 
 
 def pad_beforehand(x: Array, window: Window) -> tuple[Array, Window]:
     """Return the padded input, behind a barrier, and the window over it: XLA would fold the padding back into the convolution."""
-    x = lax.optimization_barrier(padded(x, 0, [(0, 0, 0), *((low, high, 0) for low, high in window.padding), (0, 0, 0)]))
+    x = lax.optimization_barrier(pad_array(x, 0, [(0, 0, 0), *((low, high, 0) for low, high in window.padding), (0, 0, 0)]))
     return x, dataclasses.replace(window, padding=((0, 0),) * len(window.padding))

@@ -35,7 +35,7 @@ def has_phases(window: Window) -> bool:
     return is_possible and 1 < math.prod(window.spread) <= MOST_PHASES
 
 
-def in_phases(convolve: Callable[[Array, Array, Window], Array], x: Array, w: Array, window: Window) -> Array:
+def convolve_in_phases(convolve: Callable[[Array, Array, Window], Array], x: Array, w: Array, window: Window) -> Array:
     """Return the convolution of x and w, by one call of `convolve` for each phase."""
     space = x.shape[1:-1]
     kernel = w.shape[:-2]

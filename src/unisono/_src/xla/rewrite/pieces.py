@@ -68,9 +68,9 @@ class ConvolutionSizes(NamedTuple):
         return is_larger(self.taps, self.results)
 
 
-def has_some(x: Shape, w: Shape, params: Params) -> bool:
+def is_taken_in_pieces(x: Shape, w: Shape, params: Params) -> bool:
     """Return whether a convolution over rows is computed in pieces."""
-    return is_for_one_thread(x, w, params) or rows_at_once(x, w, params) < ConvolutionSizes.from_shapes(x, w, params).rows
+    return is_for_one_thread(x, w, params) or count_rows_at_once(x, w, params) < ConvolutionSizes.from_shapes(x, w, params).rows
 
 
 # Two halves at the same time.
@@ -85,7 +85,7 @@ def is_for_one_thread(x: Shape, w: Shape, params: Params) -> bool:
     return sizes.outs <= FEATURES_OF_A_THREAD or 4 * math.prod(w) <= KERNEL_OF_A_THREAD
 
 
-def by_two(convolve: Callable[[Array, Array], Array], x: Array, w: Array, params: Params) -> Array:
+def convolve_two_halves(convolve: Callable[[Array, Array], Array], x: Array, w: Array, params: Params) -> Array:
     """Return the convolution, by one call of `convolve` for each half of the batch."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
     if ConvolutionSizes.from_shapes(x.shape, w.shape, params).is_gradient:
@@ -101,16 +101,16 @@ def split_in_half(count: int) -> list[int]:
 # Some rows, or features, at a time.
 
 
-def rows_at_once(x: Shape, w: Shape, params: Params) -> int:
+def count_rows_at_once(x: Shape, w: Shape, params: Params) -> int:
     """Return the number of rows to take at a time: all of them if the padded copy is small, or if it is no convolution over rows."""
     sizes = ConvolutionSizes.from_shapes(x, w, params)
-    inputs = 4 * sizes.ins * math.prod(sizes.window.padded(sizes.space))
+    inputs = 4 * sizes.ins * math.prod(sizes.window.padded_size(sizes.space))
     if not sizes.is_one_group or sizes.is_gradient or set(sizes.taps) == {1} or sizes.rows * inputs < KEPT:
         return sizes.rows
     return max(1, min(sizes.rows, AT_ONCE // max(inputs, 4 * sizes.outs * math.prod(sizes.results))))
 
 
-def joined(convolve: Callable[[Array], Array], x: Array, axes: tuple[int, int], size: int) -> Array:
+def convolve_some_rows_at_a_time(convolve: Callable[[Array], Array], x: Array, axes: tuple[int, int], size: int) -> Array:
     """Return the convolution, by `convolve` of `size` rows at a time. `axes`: the axis of the rows in x, and in the result."""
     axis, result_axis = axes
     count = x.shape[axis]
@@ -126,7 +126,7 @@ def joined(convolve: Callable[[Array], Array], x: Array, axes: tuple[int, int], 
     return put(y, whole * size, rest) if rest else y
 
 
-def features_at_once(x: Shape, w: Shape, params: Params) -> int:
+def count_features_at_once(x: Shape, w: Shape, params: Params) -> int:
     """Return the number of features of a gradient by a kernel to take at a time; of another convolution, all of them."""
     sizes = ConvolutionSizes.from_shapes(x, w, params)
     if not sizes.is_one_group or not sizes.is_gradient:
@@ -135,7 +135,9 @@ def features_at_once(x: Shape, w: Shape, params: Params) -> int:
     return math.ceil(sizes.ins / math.ceil(sizes.ins / most))
 
 
-def summed(convolve: Callable[[Array, Array], Array], x: Array, w: Array, axes: tuple[int, int], size: int) -> Array:
+def convolve_some_features_at_a_time(
+    convolve: Callable[[Array, Array], Array], x: Array, w: Array, axes: tuple[int, int], size: int
+) -> Array:
     """Return the convolution, as a sum of `convolve` of `size` features at a time. `axes`: the axes of the features in x and in w."""
     count = x.shape[axes[0]]
 

@@ -11,9 +11,9 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn, Literal, Primitive
 
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.arrays import kept, padded, strided
-from unisono._src.xla.rewrite.equations import Atom, MadeBy, Replacement, shape
-from unisono._src.xla.rewrite.spread import Pool, spread_out
+from unisono._src.xla.rewrite.arrays import keep_in_memory, pad_array, slice_with_steps
+from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.spread import Pool, sum_over_windows
 
 MOST_TAPS = 64
 """They are unrolled."""
@@ -28,11 +28,11 @@ FOLDS: dict[str, tuple[Callable[[Array, Array], Array], float]] = {
 }
 
 
-def rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
+def replace_pooling(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace a pooling, or the gradient of a sum over windows, by elementwise expressions."""
     params = eqn.params
     (x,) = eqn.invars
-    results = shape(eqn.outvars[0])
+    results = get_shape(eqn.outvars[0])
     pool = Pool(params["window_dimensions"], params["window_strides"])
     padding = params["padding"]
     if math.prod(pool.size) > MOST_TAPS or any(distance != 1 for distance in params["base_dilation"] + params["window_dilation"]):
@@ -50,7 +50,7 @@ def rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     return Replacement(pooling, [x])
 
 
-def max_gradient_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
+def replace_max_gradient(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace the gradient of a maximum, or of a minimum, over windows of few elements."""
     params = eqn.params
     pool = Pool(params["window_dimensions"], params["window_strides"])
@@ -59,14 +59,14 @@ def max_gradient_rule(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
     is_cheap = is_biased_convolution(eqn.invars[1], made_by)
 
     def pooling_gradient(dy: Array, x: Array) -> Array:
-        return max_gradient(dy, x, pool, params["padding"], params["select_prim"], is_cheap)
+        return compute_max_gradient(dy, x, pool, params["padding"], params["select_prim"], is_cheap)
 
     return Replacement(pooling_gradient, eqn.invars)
 
 
-def max_gradient_rule_without_overlap(eqn: JaxprEqn, made_by: MadeBy) -> Replacement | None:
+def replace_max_gradient_without_overlap(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     pool = Pool(eqn.params["window_dimensions"], eqn.params["window_strides"])
-    return None if pool.overlaps else max_gradient_rule(eqn, made_by)
+    return None if pool.has_overlap else replace_max_gradient(eqn, made_by)
 
 
 def slice_taps(
@@ -77,12 +77,12 @@ def slice_taps(
     Args:
         is_cheap: Whether each reader may compute x again, if no element is read twice.
     """
-    if not is_cheap or pool.overlaps or any(map(any, padding)):
-        x = kept(padded(x, identity, [(low, high, 0) for low, high in padding]))
-    return [strided(x, tap, results, pool.strides) for tap in itertools.product(*map(range, pool.size))]
+    if not is_cheap or pool.has_overlap or any(map(any, padding)):
+        x = keep_in_memory(pad_array(x, identity, [(low, high, 0) for low, high in padding]))
+    return [slice_with_steps(x, tap, results, pool.strides) for tap in itertools.product(*map(range, pool.size))]
 
 
-def is_biased_convolution(x: Atom, made_by: MadeBy) -> bool:
+def is_biased_convolution(x: Atom, made_by: Producers) -> bool:
     """Return whether at most two simple steps, such as a bias and a ReLU, lead from a convolution to x.
 
     Normalization has more steps: to compute it again takes longer than to read it again.
@@ -91,11 +91,13 @@ def is_biased_convolution(x: Atom, made_by: MadeBy) -> bool:
         maker = made_by.get(x)
         if maker is None or maker.primitive.name not in ("add", "max", "jit", "custom_jvp_call"):
             break
-        x = next((operand for operand in maker.invars if shape(operand) == shape(x)), x)
+        x = next((operand for operand in maker.invars if get_shape(operand) == get_shape(x)), x)
     return (maker := made_by.get(x)) is not None and maker.primitive.name == "conv_general_dilated"
 
 
-def max_gradient(dy: Array, x: Array, pool: Pool, padding: Sequence[tuple[int, int]], keeps: Primitive, is_cheap: bool) -> Array:
+def compute_max_gradient(
+    dy: Array, x: Array, pool: Pool, padding: Sequence[tuple[int, int]], keeps: Primitive, is_cheap: bool
+) -> Array:
     """Return the gradient of a maximum: the dy of each window goes to the window's first best element, as in XLA's select-and-scatter.
 
     Padding counts as elements. `keeps` is >=, or <= for the minimum. It is false beside a NaN, so that the element after a NaN is chosen.
@@ -108,7 +110,7 @@ def max_gradient(dy: Array, x: Array, pool: Pool, padding: Sequence[tuple[int, i
         keep = keeps.bind(best, other)
         best = lax.select(keep, best, other)
         chosen = lax.select(keep, chosen, lax.full_like(chosen, number))
-    return spread_out(dy, chosen, [low for low, _ in padding], x.shape, pool)
+    return sum_over_windows(dy, chosen, [low for low, _ in padding], x.shape, pool)
 
 
 def replace_sum_gradient(size: Sequence[int], maker: JaxprEqn | None, results: Shape) -> Replacement | None:
@@ -124,6 +126,6 @@ def replace_sum_gradient(size: Sequence[int], maker: JaxprEqn | None, results: S
     low = [taps - 1 - int(low) for (low, _, _), taps in zip(config, size, strict=True)]
 
     def pooling_gradient(dy: Array) -> Array:
-        return spread_out(dy, None, low, results, pool)
+        return sum_over_windows(dy, None, low, results, pool)
 
     return Replacement(pooling_gradient, [source])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
-from unisono._src.xla.rewrite.equations import MadeBy, Replacement, shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement, get_shape
 
 LEAST = 1 << 13
 """Elements from which on a reduction is taken in stages."""
@@ -56,9 +56,9 @@ FOLDS = {
 }
 
 
-def rule(eqn: JaxprEqn, _: MadeBy) -> Replacement | None:
+def replace_reduction(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a reduction of many elements, or one whose results have many elements each."""
-    operand = shape(eqn.invars[0])
+    operand = get_shape(eqn.invars[0])
     axes = eqn.params["axes"]
     per_result = math.prod(operand[axis] for axis in axes)
     is_long = math.prod(operand) >= LEAST

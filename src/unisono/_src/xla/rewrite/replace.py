@@ -11,8 +11,8 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 
 from unisono._src.xla.rewrite import equations
-from unisono._src.xla.rewrite.equations import MadeBy, Rule
-from unisono._src.xla.rewrite.rules import replacement, rules_for
+from unisono._src.xla.rewrite.equations import Producers, Rule
+from unisono._src.xla.rewrite.rules import find_replacement, select_rules
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -36,17 +36,17 @@ NESTED = {
 """For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
 
 
-def rewritten(function: Callable[Arguments, Result], platform: str) -> Callable[Arguments, Result]:
+def rewrite_function(function: Callable[Arguments, Result], platform: str) -> Callable[Arguments, Result]:
     """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
 
     The function is traced as it is and its equations are replaced afterwards, so it should be differentiated already:
     `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients.
 
-    >>> total = rewritten(lambda x: x.sum(), "cpu")
+    >>> total = rewrite_function(lambda x: x.sum(), "cpu")
     >>> float(jax.jit(total)(jax.numpy.ones(3)))
     3.0
     """
-    rule = functools.partial(replacement, rules_for(platform))
+    rule = functools.partial(find_replacement, select_rules(platform))
 
     @functools.wraps(function)
     def with_replacements(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -81,14 +81,14 @@ class Rewriter:
         return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
 
     def _rewrite_open(self, program: Jaxpr) -> Jaxpr:
-        made_by = MadeBy(program)
+        made_by = Producers(program)
         eqns = [self._rewrite_equation(eqn, made_by) for eqn in program.eqns]
         return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
 
-    def _rewrite_equation(self, eqn: JaxprEqn, made_by: MadeBy) -> JaxprEqn:
+    def _rewrite_equation(self, eqn: JaxprEqn, made_by: Producers) -> JaxprEqn:
         substitute = self._rule(eqn, made_by)
         if substitute:
-            return equations.called(substitute, eqn)
+            return equations.make_call(substitute, eqn)
         primitive = eqn.primitive.name
         before = {name: eqn.params[name] for name in NESTED.get(primitive, ()) if primitive not in self._untouched}
         after = {name: self._rewrite_nested(value) for name, value in before.items()}

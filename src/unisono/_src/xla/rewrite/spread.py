@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jax import Array, lax
 
-from unisono._src.xla.rewrite.arrays import kept, padded, scaled, strided
+from unisono._src.xla.rewrite.arrays import keep_in_memory, multiply_pairwise, pad_array, slice_with_steps
 
 
 class Pool(NamedTuple):
@@ -19,17 +19,17 @@ class Pool(NamedTuple):
     strides: tuple[int, ...]
 
     @property
-    def overlaps(self) -> bool:
+    def has_overlap(self) -> bool:
         """Return whether windows share elements."""
         return any(size > stride for size, stride in zip(self.size, self.strides, strict=True))
 
     def number(self, tap: Sequence[int | Array]) -> int | Array:
-        """Return a number that is distinct for distinct taps, also for taps beyond the window's end, which `spread_out` needs."""
+        """Return a number that is distinct for distinct taps, also for taps beyond the window's end, which `sum_over_windows` needs."""
         numbers = zip(tap, self.size, self.strides, strict=True)
         return functools.reduce(lambda total, axis: total * (-(-axis[1] // axis[2]) * axis[2]) + axis[0], numbers, 0)
 
 
-def spread_out(source: Array, chosen: Array | None, low: Sequence[int], shape: Sequence[int], pool: Pool) -> Array:
+def sum_over_windows(source: Array, chosen: Array | None, low: Sequence[int], shape: Sequence[int], pool: Pool) -> Array:
     """Return, for each of `shape` elements, the sum of `source` over the windows that cover it and, if `chosen` is given, chose it.
 
     Element q * stride + phase, counted from `low` before the first, is tap phase + back * stride of window q - back. So there
@@ -45,13 +45,13 @@ def spread_out(source: Array, chosen: Array | None, low: Sequence[int], shape: S
 
     def read_windows(values: Array, back: Sequence[int]) -> Array:
         start = [far - steps for far, steps in zip(reach, back, strict=True)]
-        return lax.broadcast_in_dim(strided(values, start, blocks, [1] * len(blocks)), full, at_block)
+        return lax.broadcast_in_dim(slice_with_steps(values, start, blocks, [1] * len(blocks)), full, at_block)
 
-    source = kept(padded(source, 0, around))
-    chosen = None if chosen is None else kept(padded(chosen, -1, around))
+    source = keep_in_memory(pad_array(source, 0, around))
+    chosen = None if chosen is None else keep_in_memory(pad_array(chosen, -1, around))
     terms = []
     for back in itertools.product(*(range(far, -1, -1) for far in reach)):
-        tap = [phase + first for phase, first in zip(phases, scaled(back, pool.strides), strict=True)]
+        tap = [phase + first for phase, first in zip(phases, multiply_pairwise(back, pool.strides), strict=True)]
         if chosen is not None:
             masks = [lax.eq(read_windows(chosen, back), pool.number(tap))]
         else:
@@ -59,5 +59,5 @@ def spread_out(source: Array, chosen: Array | None, low: Sequence[int], shape: S
             masks = [lax.lt(place, lax.full_like(place, size)) for place, size in uneven]
         term = read_windows(source, back)
         terms.append(functools.reduce(lambda total, mask: lax.select(mask, total, lax.full_like(total, 0)), masks, term))
-    total = lax.reshape(functools.reduce(lax.add, terms), scaled(blocks, pool.strides))
-    return strided(total, low, shape, [1] * len(blocks))
+    total = lax.reshape(functools.reduce(lax.add, terms), multiply_pairwise(blocks, pool.strides))
+    return slice_with_steps(total, low, shape, [1] * len(blocks))

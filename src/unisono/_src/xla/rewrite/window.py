@@ -37,26 +37,26 @@ class Window:
 
     def results(self, space: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
         """Return the output's size."""
-        sizes = zip(self.padded(space), kernel, self.strides, self.dilation, strict=True)
+        sizes = zip(self.padded_size(space), kernel, self.strides, self.dilation, strict=True)
         return tuple((size - (taps - 1) * dilation - 1) // stride + 1 for size, taps, stride, dilation in sizes)
 
-    def padded(self, space: Sequence[int]) -> tuple[int, ...]:
+    def padded_size(self, space: Sequence[int]) -> tuple[int, ...]:
         """Return the input's size with zeros between its elements and around it."""
         sizes = zip(space, self.padding, self.spread, strict=True)
         return tuple((size - 1) * spread + 1 + low + high for size, (low, high), spread in sizes)
 
-    def swapped(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
+    def swap_operands(self, space: Sequence[int], kernel: Sequence[int]) -> Window:
         """Return the window of the same convolution with operands swapped: the (reversed) kernel as input, the (reversed) input as kernel."""
         sizes = zip(space, kernel, self.padding, self.spread, self.dilation, strict=True)
         grown = [(size - 1) * spread - (taps - 1) * dilation for size, taps, _, spread, dilation in sizes]
         padding = tuple((low + more, high + more) for (low, high), more in zip(self.padding, grown, strict=True))
         return dataclasses.replace(self, padding=padding, spread=self.dilation, dilation=self.spread)
 
-    def with_first(self) -> Window:
+    def add_first_dimension(self) -> Window:
         """Return the window over one more dimension, of size 1."""
         return Window((1, *self.strides), ((0, 0), *self.padding), (1, *self.spread), (1, *self.dilation))
 
-    def without_first(self) -> Window:
+    def drop_first_dimension(self) -> Window:
         return Window(self.strides[1:], self.padding[1:], self.spread[1:], self.dilation[1:])
 
 
