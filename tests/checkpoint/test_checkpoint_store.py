@@ -328,6 +328,8 @@ checkpoint.save(sys.argv[1] + "/ckpt")
 """
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_process_that_ends_writes_its_last_checkpoint(tmp_path):
     done = python("-c", ENDS, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")

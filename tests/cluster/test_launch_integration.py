@@ -128,6 +128,7 @@ def test_one_that_is_alone_and_stopped_is_ended_and_started_again(tmp_path):
     assert "unisono launch: process 0 was stopped (SIGSTOP), and was ended." in err
 
 
+@pytest.mark.slow
 def test_one_progress_bar_and_both_streams(tmp_path):
     source = r"""
 if me == 0:

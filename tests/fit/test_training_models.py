@@ -104,6 +104,8 @@ def test_a_plain_model_is_opened_and_trained_in_a_scope(tmp_path):
     assert distance(ours, model) <= ADAM_TOLERANCE
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_what_is_saved_opens_where_unisono_is_not(tmp_path):
     """In a process that cannot import Unisono: the model, its weights, and a step of training."""
     model = run(sequential, FIT, on(3)).model

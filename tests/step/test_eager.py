@@ -320,6 +320,13 @@ def test_values_pass_between_compiled_and_other_runs():
     np.testing.assert_array_equal(strategy.gather(there, axis=0), 8 * X[:6])
 
 
+def test_the_default_strategy_runs_code_that_is_not_compiled():
+    strategy = un.get_strategy()
+    double = un.function(lambda x: strategy.run(lambda x: x * 2, args=(x,)), eager=True)
+    with pytest.warns(UserWarning, match="is not compiled"):
+        np.testing.assert_array_equal(strategy.local_results(double(X[:3]))[0], 2 * X[:3])
+
+
 def test_a_model_that_says_run_eagerly_does_so_in_a_loop():
     steps = Steps(on(1, 2), "dense")
     steps.model.compile(run_eagerly=True)

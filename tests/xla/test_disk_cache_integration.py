@@ -51,6 +51,8 @@ def fresh() -> tuple[int, str]:
     return trained(None)
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_a_later_process_compiles_nothing_that_an_earlier_one_has(tmp_path):
     made, bits = trained(tmp_path)
     assert len(ours(tmp_path)) == made > 0

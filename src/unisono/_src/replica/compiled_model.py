@@ -37,11 +37,11 @@ class ModelComputation:
         """Positions, among the non-trainable variables, of the variables that the forward pass assigns. A trace finds them; they are the
         same for every number of rows."""
         self._batch_means: dict[int, bool] = {}
-        """For the ids of metrics' variables, whether they are means of batches. `look` finds them."""
+        """For the ids of metrics' variables, whether they are means of batches. `probe` finds them."""
         self.eager = eager
         self._by_rows = OutputRows(eager, self.has_one_replica)
         self.growth = Growth()
-        """The growth of losses that are one number for all rows. `look` finds it."""
+        """The growth of losses that are one number for all rows. `probe` finds it."""
         self._probe: ModelProbe | None = None
 
     @keras_private.hide_masks()
@@ -253,7 +253,7 @@ class ModelComputation:
         return (self.growth.decision_count, self._batch_means) != before
 
     @property
-    def is_looked_at(self) -> bool:
+    def needs_probe(self) -> bool:
         return self._probe is not None
 
     @property

@@ -118,7 +118,7 @@ class ModelProbe:
         self._is_random: bool | None = None
         """Whether the step draws random numbers that cannot be held still; None before it was tried."""
         self.batch_means: dict[int, bool] = {}
-        """The results of `metric_probe.weighted_by_share` so far."""
+        """The results of `metric_probe.find_batch_means` so far."""
         self._undecided: set[int] = set()
         self._warned: set[int] = set()
 

@@ -16,7 +16,7 @@ Divisor: TypeAlias = float | Array | None
 
 
 class ReplicaComputation(Protocol):
-    """The functions that a step of R replicas runs. All but `look` and `check` are traced."""
+    """The functions that a step of R replicas runs. All but `probe` and `check` are traced."""
 
     has_one_replica: bool
     """Whether there is one replica. It then has the whole state, as in plain Keras, and nothing is merged."""
@@ -81,7 +81,7 @@ class ReplicaComputation(Protocol):
         ...
 
     @property
-    def is_looked_at(self) -> bool:
+    def needs_probe(self) -> bool:
         """Return whether a probe has something to measure."""
         ...
 

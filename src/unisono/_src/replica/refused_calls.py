@@ -42,7 +42,7 @@ class CodeRecord(Protocol):
     masks: list[Array]
     inside: int
     """How many calls of layers and losses are around this line."""
-    is_looked_at: bool
+    is_inspected: bool
     may_be_rows: Callable[[AnyArray], bool]
 
     @property
@@ -94,7 +94,7 @@ def enter_keras_code(code: CodeRecord) -> Iterator[None]:
     """Mark the block as the code of a layer, a loss or a metric, which may use arrays of its own."""
     code.inside += 1
     try:
-        with jax.named_scope(KERAS_MARK) if code.is_looked_at else contextlib.nullcontext():
+        with jax.named_scope(KERAS_MARK) if code.is_inspected else contextlib.nullcontext():
             yield
     finally:
         code.inside -= 1
@@ -187,7 +187,7 @@ def call_loss(
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
     if (
-        code.is_looked_at
+        code.is_inspected
         and code.replicas > 1
         and not keras_private.is_loss_of_keras(loss)
         and couples_rows(loss.call, (y_true, y_pred))
@@ -243,7 +243,7 @@ def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric
 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            if code.is_looked_at:
+            if code.is_inspected:
                 stack.enter_context(keras_private.wrap_method(metric, "update_state", wrap_update))
             for name in ("result", "reset_state"):
                 refuse = make_refusal(metric, name)

@@ -92,7 +92,7 @@ class ReplicaCode:
         """Masks of the losses that were called. The engine divides by what a mask leaves."""
         self.inside = 0
         """How many calls of layers and losses are around the line that runs."""
-        self.is_looked_at = False
+        self.is_inspected = False
         """Whether mistakes are looked for in this trace: the operations of layers and metrics are then marked."""
         self.may_be_rows: Callable[[AnyArray], bool] = lambda array: False
         """Whether an array that is the same for all replicas may be rows from outside; asked in an inspected trace."""
@@ -143,7 +143,7 @@ class ReplicaCode:
 
     def note(self, kind: str, arrays: T, of: object = None) -> T:
         """Note arrays, and return them. `value_and_grad` hands out what was noted inside of it."""
-        if (self.is_looked_at or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
+        if (self.is_inspected or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
             self.noted.append(NotedArrays(kind, arrays, of))
         return arrays
 

@@ -300,7 +300,7 @@ class UserComputation:
         return HALF if keras_private.have_coarse_layers(self._find_layers()) else EXACT
 
     @property
-    def is_looked_at(self) -> bool:
+    def needs_probe(self) -> bool:
         return self._probe_count > 0
 
     @property

@@ -145,7 +145,7 @@ def trace_code(
 ) -> ClosedJaxpr:
     """Return the program of the code, and of the arrays that it notes."""
     code.rows = jax.tree.leaves(batch)[0].shape[0]
-    code.is_looked_at = True
+    code.is_inspected = True
 
     def outputs(
         batch: PyTree, constants: Sequence[Array], replica: Array, row_fraction: Array

@@ -30,11 +30,11 @@ class ProbeSchedule:
             self._next = 2 * self._trained + 1
         return is_due
 
-    def count(self, batches: int, is_looked_at: bool, is_undecided: bool) -> int:
+    def count(self, batches: int, needs_probe: bool, is_undecided: bool) -> int:
         """Return how many of these batches come before the next probe: the same number on every placement and in every process."""
         if is_undecided:
             return 1
-        return min(batches, max(1, self._next - self._trained)) if is_looked_at else batches
+        return min(batches, max(1, self._next - self._trained)) if needs_probe else batches
 
     def note_trained(self, batches: int) -> None:
         """Note that these batches were trained on."""

@@ -105,7 +105,7 @@ class Step:
         while batches:
             if self._probe_schedule.is_due(self._functions.is_undecided):
                 self._probe(batches[0], state)
-            count = self._probe_schedule.count(len(batches), self._functions.is_looked_at, self._functions.is_undecided)
+            count = self._probe_schedule.count(len(batches), self._functions.needs_probe, self._functions.is_undecided)
             now = batches[:count]
             batches = batches[count:]
             self._probe_schedule.note_trained(count)

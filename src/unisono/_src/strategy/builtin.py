@@ -70,6 +70,7 @@ class DefaultStrategy(Strategy):
         keras_private.check_keras_version()
         self.deterministic = True
         self._to_announce = False
+        self._said = set()
         self.owned = OwnedObjects()
         self._runs = FunctionCache(self)  # pyright: ignore[reportArgumentType]
 

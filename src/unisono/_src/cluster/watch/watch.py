@@ -170,7 +170,7 @@ class ProcessWatch(Activity):
             stopped = now - last_look
             if stopped > self.bound * PATIENCE / 2:  # this process itself was stopped: what it has not heard proves nothing
                 self._store_read_at = self._begun_at = now
-                self._heard_at = dict.fromkeys(self._heard_at, now)
+                self._heard_at = dict.fromkeys(list(self._heard_at), now)  # a copy of the keys: the talking thread may add one
             last_look = now
             verdict = self._verdict or self._find_verdict(now, stopped)
             if verdict is not None:
@@ -190,7 +190,9 @@ class ProcessWatch(Activity):
         """Return what is known of each process. Silence counts up to the last time that the store was read, but for process 0, which keeps it."""
         return {
             process: Observation(
-                record, (now if process == 0 else self._store_read_at) - self._heard_at[process], self._read_state(record)
+                record,
+                (now if process == 0 else self._store_read_at) - self._heard_at.get(process, now),
+                self._read_state(record),
             )
             for process, record in self._heartbeats.items()
         }

@@ -1,7 +1,7 @@
 """Sums in forms that are fast, with an order of additions that we choose.
 
 By default XLA:CPU gives long sums to YNNPACK, which cuts them by the number of threads, so that their bits depend on it. Our programs are
-compiled without YNNPACK's sums (`determinism.compiler_options`). XLA's own loops compute one result after another, over columns ten times
+compiled without YNNPACK's sums (`determinism.get_compiler_options`). XLA's own loops compute one result after another, over columns ten times
 slower. So a long sum becomes additions of whole blocks, up to sixteen in one expression, repeated until few elements are left. The rest, like
 a sum of some hundred elements, is computed in two steps. Shapes alone decide how a sum is cut. Maxima and minima are computed the same way.
 """
