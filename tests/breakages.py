@@ -70,7 +70,7 @@ def statistics(patch: pytest.MonkeyPatch) -> None:
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
     """Rows dealt out like cards, one after another."""
-    held = keras_adapter.held
+    held = keras_adapter.wrap_arrays
 
     def dealt(batch, *args, **options):
         like_cards = lambda rows: BatchArray(np.concatenate([rows.array[r::8] for r in range(8)]), rows.position)
@@ -111,7 +111,7 @@ def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
 
 def position_after_resume(patch: pytest.MonkeyPatch) -> None:
     """A resume in the middle of a pass leaves one batch out."""
-    indexed = keras_adapter.indexed
+    indexed = keras_adapter.resume_indexed
 
     def late(place, begin, skip, size):
         is_later = lambda pass_, number: number > 0 and (pass_, number) == place.position
