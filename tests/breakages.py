@@ -87,7 +87,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def sums_by_device(patch: pytest.MonkeyPatch) -> None:
     """Each device sums what it has, then the devices are summed: what mirrored training with accumulation often does."""
 
-    def total(self, nodes, add, leaves, elsewhere=None):
+    def total(self, nodes, add, leaves, description=None):
         lead = self.placement.lead
         values = [jax.device_put(value, lead) for of_device in nodes for value in of_device.values() if value is not None]
         return [functools.reduce(functools.partial(add, lead), values)]

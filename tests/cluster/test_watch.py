@@ -21,8 +21,8 @@ from unisono._src.cluster.watch.board import Board
 from unisono._src.cluster.watch.verdict import PATIENCE, Observation, Verdict, judge_processes
 from unisono._src.cluster.watch.watch import SOON, ProcessWatch
 from unisono._src.processes import names
-from unisono._src.processes.progress import Activity
-from unisono._src.processes.record import Heartbeat, parse_heartbeat
+from unisono._src.processes.activity import Activity
+from unisono._src.processes.heartbeat import Heartbeat, parse_heartbeat
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"

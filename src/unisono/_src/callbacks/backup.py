@@ -108,7 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._step = batch + 1
         if self._stop.is_due:
             self._save_and_leave()
-        at_end = self._course.epochs.steps == self._step or self._bond.model.stop_training
+        at_end = self._data_position.epochs.steps == self._step or self._bond.model.stop_training
         if self._interval.is_due and not at_end:  # else it is saved after validation and the other callbacks
             self._save(self._epoch, self._step)
 
@@ -158,7 +158,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self._store.is_busy
 
     def _save(self, epoch: int, step: int) -> None:
-        course = self._course
+        course = self._data_position
         training: dict[str, Json] = {
             "epoch": epoch,
             "step": step,
@@ -188,7 +188,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._stop.exit_program(self._path)
 
     @property
-    def _course(self) -> DataPosition:
+    def _data_position(self) -> DataPosition:
         return cast("DataPosition", self._bond.data_position)  # fit has one while it calls callbacks
 
     @property
@@ -211,7 +211,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._run_checkpoint.assign_again(loaded)
             callback_states.set_states(self._others, restored["callbacks"])
 
-        self._course.resume_at(training["data"], step, training["logs"], restore_again if step else None)
+        self._data_position.resume_at(training["data"], step, training["logs"], restore_again if step else None)
         self._epoch = training["epoch"]
         self._step = step
         self._interval.steps = training["steps"]

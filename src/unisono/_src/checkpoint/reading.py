@@ -17,8 +17,8 @@ import numpy as np
 
 from unisono._src.checkpoint.folders import find_checkpoints
 from unisono._src.checkpoint.host_copies import digest_array
+from unisono._src.processes.activity import get_activity as progress
 from unisono._src.processes.agreement import get_agreement
-from unisono._src.processes.progress import get_activity as progress
 from unisono._src.typing import Json
 
 FORMAT = 2

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 
 
 class BackgroundWriter:

@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono._src import keras_private
 from unisono._src.data.global_batch import select_rows
-from unisono._src.data.progress import Size
+from unisono._src.data.resume_point import Size
 from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import UserBatch
 

@@ -14,8 +14,8 @@ from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.forked_workers import warn_of_forks
 from unisono._src.data.global_batch import wrap_arrays
-from unisono._src.data.progress import Digest, ResumePoint, Size
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
+from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import PyTree, UserBatch
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 from unisono._src.data.global_batch import Position
-from unisono._src.data.progress import Digest, ResumePoint, Size, digest_batch, update_digest
+from unisono._src.data.resume_point import Digest, ResumePoint, Size, digest_batch, update_digest
 from unisono._src.typing import PyTree
 
 SAY_AFTER = 2.0

@@ -14,8 +14,8 @@ from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.global_batch import is_batch_array, wrap_arrays
 from unisono._src.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
-from unisono._src.data.progress import ResumePoint, Size
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
+from unisono._src.data.resume_point import ResumePoint, Size
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.distributed.replicated import is_array

@@ -12,8 +12,8 @@ import jax
 
 from unisono._src import execution_mode
 from unisono._src.data.global_batch import Position, is_batch_array
-from unisono._src.data.progress import ResumePoint, SourceProgress, restore_progress
 from unisono._src.data.resume import NumberedBatch
+from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
 from unisono._src.distributed import batch_sources, replicated
 from unisono._src.distributed.batch_sources import BatchSource, SourceAdapter
 from unisono._src.distributed.per_replica import Shards

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from unisono._src.data.global_batch import BatchArray, Position, is_batch_array
-from unisono._src.data.progress import Size
 from unisono._src.data.resume import NumberedBatch
+from unisono._src.data.resume_point import Size
 from unisono._src.data.row_order import RowOrder
 from unisono._src.distributed.batch_sources import BatchSource, make_source
 from unisono._src.distributed.replicated import is_array

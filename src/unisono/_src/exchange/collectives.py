@@ -21,7 +21,7 @@ from unisono._src import reduction_tree
 from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
 from unisono._src.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Array, PyTree
 from unisono._src.xla.determinism import get_compiler_options
 from unisono._src.xla.programs import DeviceProgram

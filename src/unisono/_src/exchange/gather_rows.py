@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from unisono._src.exchange.collectives import find_device_data
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Array
 
 

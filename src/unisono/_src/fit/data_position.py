@@ -8,7 +8,7 @@ import keras
 
 from unisono._src import keras_private
 from unisono._src.data.global_batch import Position
-from unisono._src.data.progress import ResumePoint, SourceProgress, restore_progress
+from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
 from unisono._src.data.row_order import RowOrder
 from unisono._src.typing import Json, KerasObject, Logs, UserBatch
 

@@ -17,10 +17,10 @@ import numpy as np
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch, send_rows
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, ReplicaComputation, State
-from unisono._src.step.constants import DeviceNumbers
+from unisono._src.step.device_copies import DeviceNumbers
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes

@@ -15,7 +15,7 @@ class DivisorCache:
     """The cached divisors of each loss term of a replica: a number, or None where masks or weights decide on the devices."""
 
     def __init__(self, divisors: Callable[..., Sequence[Divisor]]) -> None:
-        """`divisors` is that of `Functions`."""
+        """`divisors` is that of `ReplicaComputation`."""
         self._divisors = divisors
         self._cache: dict[Hashable, list[float | None]] = {}
 

@@ -17,7 +17,7 @@ from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.contribution import AssignedState
 from unisono._src.replica.protocol import State
 from unisono._src.replica.state_merging import merge_assigned
-from unisono._src.step.constants import DeviceCopies, DeviceNumbers
+from unisono._src.step.device_copies import DeviceCopies, DeviceNumbers
 from unisono._src.step.eager import EagerProgram
 from unisono._src.step.plan import BatchPlan, Shard, plan_batch
 from unisono._src.step.replica_sums import ReplicaSum

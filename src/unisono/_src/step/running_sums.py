@@ -1,7 +1,7 @@
 """The sum of the reduction tree inside a compiled loop: a stack of sums of 1, 2, 4, ... neighbours, the longest at the bottom.
 
 Adding a replica is counting up by one in binary: sums of equal length are added, the left one in front, until all lengths differ.
-At the end the stack is added from the top down. Both are the additions of `reduction_tree.total`, in its order; replicas
+At the end the stack is added from the top down. Both are the additions of `reduction_tree.sum_tree`, in its order; replicas
 without rows are the last ones and are not counted at all. A replica's contribution takes a place only when nothing is left to add to it.
 
 What is added was written outside of the loop that adds it, so that no multiplication before a sum can be fused into it.

@@ -15,11 +15,11 @@ from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, as_globa
 from unisono._src.exchange.protocol import Exchange, SumDescription
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
-from unisono._src.step.constants import DeviceNumbers
+from unisono._src.step.device_copies import DeviceNumbers
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import DivisorCache, sum_divisors
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch

@@ -26,7 +26,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-from unisono._src.processes.progress import get_activity
+from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache, tracing
 

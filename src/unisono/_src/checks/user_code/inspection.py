@@ -16,7 +16,7 @@ from unisono._src.checks.user_code.loss_scaling import is_near_number, list_prod
 from unisono._src.checks.user_code.numpy_draws import check_numpy_draws
 from unisono._src.checks.user_code.provenance import NumberArgument, Provenance, RowSum
 from unisono._src.checks.user_code.results import find_origins
-from unisono._src.checks.user_code.undistributed_arrays import check_captured_arrays
+from unisono._src.checks.user_code.undistributed_arrays import refuse_undistributed_arrays
 from unisono._src.ownership import OwnedObjects
 from unisono._src.replica import refused_calls
 from unisono._src.replica.variable_discovery import Trace
@@ -48,7 +48,7 @@ def inspect_program(name: str, function: UserFunction, trace: Trace, strategy: I
     check_collectives(name, trace.program)
     check_mean_metrics(trace, strategy.num_replicas_in_sync, inputs)
     check_numpy_draws(trace, inputs.trace_of, inputs.size, strategy.num_replicas_in_sync)
-    check_captured_arrays(function, trace, inputs.trace_of, inputs.has_rows, inputs.size, strategy.num_replicas_in_sync)
+    refuse_undistributed_arrays(function, trace, inputs.trace_of, inputs.has_rows, inputs.size, strategy.num_replicas_in_sync)
     check_data_in_variables(function, trace, inputs.trace_of, inputs.size, strategy.owned, strategy.num_replicas_in_sync)
     check_same_gradients(trace, strategy.num_replicas_in_sync)
     check_summed_gradients(trace, strategy.num_replicas_in_sync)

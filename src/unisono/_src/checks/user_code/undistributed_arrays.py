@@ -38,7 +38,7 @@ class Suspect(NamedTuple):
     """The way by which the array reaches the code, in words."""
 
 
-def check_captured_arrays(
+def refuse_undistributed_arrays(
     function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, has_rows: bool, size: int, replicas: int
 ) -> None:
     """Refuse captured arrays that take the place of rows.

@@ -14,8 +14,8 @@ from unisono._src.cluster.watch.blame import is_fault_of_others
 from unisono._src.cluster.watch.ends import MOMENT, end_after_verdict, run_briefly, wait_until
 from unisono._src.cluster.watch.watch import ProcessWatch
 from unisono._src.jax_private import distributed
-from unisono._src.processes.progress import Activity, get_activity, set_activity
-from unisono._src.processes.record import ENDED, FAILING, RAISED, RUNNING
+from unisono._src.processes.activity import Activity, get_activity, set_activity
+from unisono._src.processes.heartbeat import ENDED, FAILING, RAISED, RUNNING
 
 POLL = 0.05
 """Seconds between two looks at the other processes, when the program is over."""

@@ -7,8 +7,7 @@ import jax
 from unisono._src.cluster.watch import verdict
 from unisono._src.cluster.watch.verdict import Verdict
 from unisono._src.jax_private.distributed import KeyValueStore
-from unisono._src.processes import record
-from unisono._src.processes.record import Heartbeat
+from unisono._src.processes.heartbeat import Heartbeat, parse_heartbeat
 
 RECORDS = "unisono/watch/records/"
 VERDICTS = "unisono/watch/verdict/"
@@ -28,7 +27,7 @@ class Board:
 
     def read_heartbeats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of each process, by its number."""
-        heartbeats = [record.parse_heartbeat(text) for _, text in self._client.key_value_dir_get(RECORDS)]
+        heartbeats = [parse_heartbeat(text) for _, text in self._client.key_value_dir_get(RECORDS)]
         return {heartbeat.process: heartbeat for heartbeat in heartbeats}
 
     def read_verdict(self) -> Verdict | None:

@@ -13,7 +13,7 @@ from unisono._src.cluster.watch import main_stack
 from unisono._src.cluster.watch.verdict import Verdict
 from unisono._src.cluster.watch.watch import ProcessWatch
 from unisono._src.processes import names
-from unisono._src.processes.record import ENDED, LEFT, RAISED
+from unisono._src.processes.heartbeat import ENDED, LEFT, RAISED
 
 LAST_PART = 1 / 3
 """The part of the bound in which process 0 waits until the others have left."""

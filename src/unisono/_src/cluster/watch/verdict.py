@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from unisono._src.cluster.watch import local_processes
 from unisono._src.processes import names
-from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WAITING, WORKING, Heartbeat
+from unisono._src.processes.heartbeat import DONE, ENDED, RAISED, RUNNING, WAITING, WORKING, Heartbeat
 
 PATIENCE = 0.7
 """The part of the bound after which a silent process is given up. The rest of the bound is for saying so and leaving."""

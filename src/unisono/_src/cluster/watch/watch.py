@@ -20,8 +20,8 @@ from unisono._src.cluster.watch.verdict import (
     make_error_verdict,
 )
 from unisono._src.jax_private import distributed
-from unisono._src.processes.progress import Activity
-from unisono._src.processes.record import DONE, ENDED, RAISED, RUNNING, WORKING, Heartbeat
+from unisono._src.processes.activity import Activity
+from unisono._src.processes.heartbeat import DONE, ENDED, RAISED, RUNNING, WORKING, Heartbeat
 
 OFTEN = 10
 """Heartbeats in a bound."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from unisono._src.processes.record import BUSY, WAITING, WORKING
+from unisono._src.processes.heartbeat import BUSY, WAITING, WORKING
 
 
 class Activity:
