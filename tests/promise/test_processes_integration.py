@@ -99,8 +99,8 @@ import unisono as un
 from unisono._src.xla import processor
 
 if os.environ["UNISONO_PROCESS"] == "1":
-    facts = processor.facts() | {"caches": "1K"}
-    processor.facts = lambda: facts
+    facts = processor.describe_processor() | {"caches": "1K"}
+    processor.describe_processor = lambda: facts
 un.MultiWorkerMirroredStrategy(replicas=4)
 """
 
