@@ -23,7 +23,6 @@ def test_parts_are_contiguous_and_differ_by_one_at_most(total, parts):
 def test_devices_run_contiguous_blocks():
     placement = Placement(8, tuple(jax.devices()[:3]))
     assert placement.blocks == (range(0, 3), range(3, 6), range(6, 8))
-    assert placement.device_indices == dict(enumerate((0, 0, 0, 1, 1, 1, 2, 2)))
     assert placement.lead == jax.devices()[0]
 
 

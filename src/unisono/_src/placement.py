@@ -76,10 +76,5 @@ class Placement:
         return tuple(range(blocks[start].start, blocks[end - 1].stop) for start, end in itertools.pairwise(ends))
 
     @property
-    def device_indices(self) -> dict[int, int]:
-        """Return the index of the device of each replica of this process."""
-        return {replica: index for index, block in enumerate(self.blocks) for replica in block}
-
-    @property
     def _counts(self) -> tuple[int, ...]:
         return self.processes.counts if self.processes else (len(self.devices),)

@@ -22,7 +22,7 @@ GROWTH = 4
 
 
 class StepsPerCall:
-    """The steps per call of one loop over batches, in which nothing looks at single batches."""
+    """The steps per call of one loop over batches, in which nothing needs to see single batches."""
 
     def __init__(self) -> None:
         self._steps = 1

@@ -9,9 +9,6 @@ from __future__ import annotations
 import ctypes
 import signal
 
-SECONDS = int(signal.SIGABRT)
-"""Seconds of the delay."""
-
 
 def delay_aborts() -> None:
     """Let each abort sleep for six seconds first, in its own thread: the handler of SIGABRT becomes C's `sleep`, whose argument, the number
