@@ -23,7 +23,6 @@ from sizes import STEPS, cases, slow
 from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
-from unisono._src import keras_private
 from unisono._src.callbacks.callback_states import collect_states, set_states
 from unisono._src.checkpoint import stop_signals
 from unisono._src.checkpoint.reading import load_checkpoint
@@ -31,6 +30,8 @@ from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.data import indexed_reading
 from unisono._src.data.row_order import RowOrder
+from unisono._src.keras_private.callback_calls import CHANGING_ATTRIBUTES
+from unisono._src.keras_private.data_adapters import make_adapter
 
 BATCH = cases(4, 8)
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -304,7 +305,7 @@ def test_states_of_keras_callbacks_are_whole():
     import textwrap
 
     free = {"monitor_op", "min_delta", "model", "stop_training", "learning_rate"}
-    for kind, names in keras_private.CHANGING_ATTRIBUTES.items():
+    for kind, names in CHANGING_ATTRIBUTES.items():
         changed = set()
         for of in kind.__mro__[: kind.__mro__.index(keras.callbacks.Callback)]:
             for function in vars(of).values():
@@ -581,7 +582,7 @@ def test_a_map_dataset_of_grain_begins_at_any_batch():
     read = []
     rows = grain.MapDataset.range(40).seed(3).shuffle().repeat(3)
     dataset = rows.batch(10).map_with_index(lambda index, batch: (read.append(index), batch)[1])
-    source, order = keras_private.make_adapter(dataset, None, None), RowOrder(0)
+    source, order = make_adapter(dataset, None, None), RowOrder(0)
     wanted = list(indexed_reading.read_batches(source, order))
     assert indexed_reading.has_index(source)
     for start in (0, 5, 11, 12):

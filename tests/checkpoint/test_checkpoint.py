@@ -20,8 +20,8 @@ from sizes import cases, slow
 from sources import Batches
 from threads import in_thread
 from trainings import on, rows
-from unisono._src import keras_private
 from unisono._src.checkpoint.reading import DamagedError
+from unisono._src.keras_private.variable_paths import walk_variables
 
 ROWS, BATCH = cases((13, 4), (43, 12))
 """In `make test` each of four replicas has one row, or none: that is one program."""
@@ -391,7 +391,7 @@ def test_attributes_that_are_called_like_our_groups(tmp_path):
     """Two variables never have one name."""
     first, second = WithSeeds(), WithSeeds()
     first.build((None, 6))
-    assert [name for name, _ in keras_private.walk_variables(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
+    assert [name for name, _ in walk_variables(first, "of")] == ["of/seeds/0", "of/seeds/0'", "of/seeds/1"]
     un.Checkpoint(layer=second).restore(saved(tmp_path, layer=first))
     assert un.fingerprint(second) == un.fingerprint(first)
 

@@ -15,8 +15,8 @@ import unisono as un
 from layer_groups import chain, places
 from sizes import slow
 from trainings import assert_equals_keras, fitting, labels, on, rows, run
-from unisono._src import keras_private
 from unisono._src.checks.jax_errors import StepError
+from unisono._src.keras_private.compiled_losses import call_model
 
 IMAGES, Y = rows(8, 8, 8, 3), labels(8, 3)
 
@@ -84,7 +84,7 @@ def test_one_replica_is_plain_keras(body):
 def called(model, state, x):
     """The outputs of a training step."""
     with keras.StatelessScope(state_mapping=list(zip(model.variables, state, strict=True))):
-        return keras_private.call_model(model, x, training=True)
+        return call_model(model, x, training=True)
 
 
 @pytest.mark.parametrize("data_format", ["channels_last", *slow("channels_first")])

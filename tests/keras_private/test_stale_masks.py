@@ -13,8 +13,7 @@ from keras.src.backend.common import global_state
 
 import unisono as un
 from sizes import slow
-from unisono._src import keras_private
-from unisono._src.keras_private.masks import MASKS
+from unisono._src.keras_private.masks import MASKS, hide_masks, set_keras_mask
 
 pytestmark = pytest.mark.compat
 
@@ -50,7 +49,7 @@ def mask_left_behind():
     def trace(x):
         around = [x + 1]
         around.append(around)  # nothing but the collector finds that this is garbage
-        keras_private.set_keras_mask(around[0], x > 0)
+        set_keras_mask(around[0], x > 0)
         del around
         in_a_thread(gc.collect)
         found.append(len(global_state.get_global_attribute(MASKS) or ()))
@@ -62,15 +61,15 @@ def mask_left_behind():
 
 def test_keras_forgets_masks_in_the_thread_that_collects_alone():
     """Where this fails, `fresh_masks` can go."""
-    with keras_private.hide_masks():
+    with hide_masks():
         assert mask_left_behind() == 1
 
 
 def test_masks_around_are_neither_seen_nor_lost():
     before = global_state.get_global_attribute(MASKS)
-    with keras_private.hide_masks():
+    with hide_masks():
         assert global_state.get_global_attribute(MASKS) == {}
-        with keras_private.hide_masks():
+        with hide_masks():
             pass
     assert global_state.get_global_attribute(MASKS) is before
 

@@ -11,7 +11,7 @@ from keras import layers, ops
 
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
 from trainings import assert_equals_keras, fitting, labels, on, rows, run
-from unisono._src import keras_private
+from unisono._src.keras_private.evaluation import call_as_in_evaluation
 
 X, Y = rows(43, 4), rows(43, 2, seed=1)
 CLASS = labels(43, 2)
@@ -177,7 +177,7 @@ def test_layers_draw_again_after_the_look():
     """What a layer does in training is what it does after the steps that are looked at in evaluation."""
     model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.BatchNormalization()])
     before = [dict(layer.__dict__) for layer in model.layers]
-    with keras_private.call_as_in_evaluation(model):
+    with call_as_in_evaluation(model):
         np.testing.assert_allclose(model(np.ones((3, 4), "float32"), training=True), 1, atol=1e-3)
     assert [dict(layer.__dict__) for layer in model.layers] == before
     assert np.any(model.layers[0](np.ones((3, 4), "float32"), training=True) == 0)

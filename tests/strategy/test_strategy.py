@@ -13,8 +13,8 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono._src import keras_private
 from unisono._src.fit import keras_hooks
+from unisono._src.keras_private.keras_versions import CHECKED_VERSIONS
 from unisono._src.strategy.builtin import DefaultStrategy
 
 pytestmark = pytest.mark.compat
@@ -281,4 +281,4 @@ def test_another_keras_is_refused_by_name(monkeypatch):
 
 def test_a_strategy_is_its_own_description():
     assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"
-    assert keras_private.CHECKED_VERSIONS[-1] == "3.15.1"
+    assert CHECKED_VERSIONS[-1] == "3.15.1"

@@ -10,7 +10,8 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.models import get_bond
+from unisono._src.keras_private.trainer_state import group_variables, has_value, map_newest_values
 from unisono._src.typing import AnyArray
 
 Content: TypeAlias = keras.Variable | AnyArray | np.generic | complex
@@ -44,7 +45,7 @@ def fingerprint(*objects: object) -> str:
     contents = FingerprintContents(objects)
     newest: dict[int, AnyArray] = {}
     for model in contents.models:
-        newest |= keras_private.map_newest_values(model)
+        newest |= map_newest_values(model)
     return contents.digest(lambda content: newest[id(content)] if id(content) in newest else read_value(content))
 
 
@@ -59,7 +60,7 @@ class FingerprintContents:
         ]
         leaves = [leaf for holder in objects for leaf in jax.tree.leaves(holder, is_leaf=is_keras_object)]
         self.models = [leaf for leaf in leaves if isinstance(leaf, keras.Model)]
-        bonds = [keras_private.get_bond(model) for model in self.models]
+        bonds = [get_bond(model) for model in self.models]
         self._promised = all(bond is None or bond.has_promised_bits for bond in bonds)
 
     def digest(self, value_of: Callable[[Content], AnyArray | np.generic | complex]) -> str:
@@ -75,7 +76,7 @@ class FingerprintContents:
 def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
     """Return (kind, variable or array) for all state of an object."""
     if isinstance(holder, keras.Model):
-        variables = keras_private.group_variables(holder)
+        variables = group_variables(holder)
         yield from ((group, variable) for group in MODEL_STATE for variable in variables[group])
     elif isinstance(holder, keras.Variable):
         yield "variable", holder
@@ -105,7 +106,7 @@ def read_value(content: Content) -> AnyArray | np.generic | complex:
     """Return the value of a variable, or an array as it is. Refuse a variable whose value Keras holds outside of it."""
     if not isinstance(content, keras.Variable):
         return content
-    if not keras_private.has_value(content):
+    if not has_value(content):
         raise ValueError(
             f"The variable {content.path!r} has no value here: while fit runs, Keras holds the state of model and optimizer "
             f"outside of them. Write fingerprint(model), which finds it."

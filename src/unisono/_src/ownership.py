@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import list_all_metrics
 from unisono._src.typing import UserObject
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class OwnedObjects:
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """Return the metrics, those of compiled models included."""
-        of_models = [metric for model in self.models for metric in keras_private.list_all_metrics(model)]
+        of_models = [metric for model in self.models for metric in list_all_metrics(model)]
         return list({id(metric): metric for metric in [*self._find(keras.metrics.Metric), *of_models]}.values())
 
     @property

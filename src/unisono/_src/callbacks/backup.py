@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.callbacks import callback_states
 from unisono._src.callbacks.save_interval import SaveInterval
 from unisono._src.checkpoint.reading import LoadedCheckpoint
@@ -20,6 +19,8 @@ from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
+from unisono._src.keras_private.callback_calls import set_first_epoch
+from unisono._src.keras_private.models import get_bond
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
@@ -219,9 +220,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at = (training["epoch"], step)
         self._path = loaded.path
         params = cast("dict[str, int]", self.params)
-        keras_private.set_first_epoch(
-            cast("keras.Model", self.model), params["epochs"] if training["stopped"] else training["epoch"]
-        )
+        set_first_epoch(cast("keras.Model", self.model), params["epochs"] if training["stopped"] else training["epoch"])
 
     def _warn_of_others(self, loaded: LoadedCheckpoint, states: dict[str, PyTree]) -> None:
         lost = callback_states.find_lost_states(self._others, states)
@@ -248,7 +247,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
 def require_bond(model: keras.Model) -> Bond:
     """Return what ties the model to its strategy; refuse a model that was made outside every scope."""
-    bond = keras_private.get_bond(model)
+    bond = get_bond(model)
     if bond is None:
         raise ValueError(
             "unisono's BackupAndRestore resumes trainings of a strategy, and this model was made outside of every scope. Make it inside "

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.checkpoint.checkpoint import is_stateful
+from unisono._src.keras_private.callback_calls import CALLBACK_ATTRIBUTES, CHANGING_ATTRIBUTES, STATELESS_CALLBACKS
 from unisono._src.typing import PyTree
 
 Access: TypeAlias = tuple[Callable[[], PyTree], Callable[[PyTree], None]]
@@ -50,8 +50,8 @@ def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> lis
         for callback in callbacks
         if find_attributes(callback) is None
         and not is_stateful(callback)
-        and not isinstance(callback, keras_private.STATELESS_CALLBACKS)
-        and set(vars(callback)) - keras_private.CALLBACK_ATTRIBUTES
+        and not isinstance(callback, STATELESS_CALLBACKS)
+        and set(vars(callback)) - CALLBACK_ATTRIBUTES
     ]
 
 
@@ -78,7 +78,7 @@ def find_access(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Acce
 
 def find_attributes(callback: keras.callbacks.Callback) -> tuple[str, ...] | None:
     """Return the attributes in which a callback of Keras keeps its state; None where no state is known."""
-    return next((names for kind, names in keras_private.CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
+    return next((names for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
 
 
 def make_getter(callback: keras.callbacks.Callback, names: tuple[str, ...]) -> Callable[[], dict[str, PyTree]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.models import find_eager_option, list_layers
 from unisono._src.typing import Json
 
 DROPPED = {"name", "trainable", "dtype", "module", "registered_name", "build_config", "batch_shape", "optional"}
@@ -19,12 +19,12 @@ LOSS_SETTINGS = ("loss", "loss_weights")
 
 def describe_configuration(model: keras.Model) -> dict[str, Json]:
     """Return the configuration of a model's layers, in order, and of its loss and its learning rate schedule, in JSON."""
-    layers = [layer for layer in keras_private.list_layers(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
+    layers = [layer for layer in list_layers(model) if not isinstance(layer, keras.Model | keras.layers.InputLayer)]
     described: dict[str, Json] = {"layers": [[type(layer).__name__, read_settings(layer.get_config)] for layer in layers]}
     if getattr(model, "compiled", False):
         compiled = read_settings(model.get_compile_config)
         described["compile()"] = {name: compiled.get(name) for name in LOSS_SETTINGS}
-        described["compile()"]["run_eagerly"] = keras_private.find_eager_option(model) is not None
+        described["compile()"]["run_eagerly"] = find_eager_option(model) is not None
         rate = read_settings(model.optimizer.get_config).get("learning_rate")
         if isinstance(rate, dict):  # a number is a variable, and so part of the state
             described["compile()"]["learning_rate"] = rate

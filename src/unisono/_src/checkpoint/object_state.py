@@ -9,9 +9,12 @@ from typing import TypeAlias, TypedDict, cast
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.checkpoint import compatibility, configuration
 from unisono._src.fingerprint import FingerprintContents
+from unisono._src.keras_private.models import is_built, list_layers
+from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
+from unisono._src.keras_private.trainer_state import list_model_variables, map_newest_values
+from unisono._src.keras_private.variable_paths import BUILT_LATER, get_build_config, walk_variables
 from unisono._src.typing import AnyArray, Config, Json
 
 KerasThing: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
@@ -43,7 +46,7 @@ class KerasState:
         if ids != self._known[0]:  # a walk through a large model takes a while
             named: dict[int, tuple[str, keras.Variable]] = {}
             for name, thing in self.things.items():
-                for path, variable in keras_private.walk_variables(thing, name):
+                for path, variable in walk_variables(thing, name):
                     named.setdefault(id(variable), (path, variable))
             self._known = ids, dict(named.values())
         return self._known[1]
@@ -53,7 +56,7 @@ class KerasState:
         newest: dict[int, AnyArray] = {}
         for thing in self.things.values():
             if isinstance(thing, keras.Model):
-                newest |= keras_private.map_newest_values(thing)
+                newest |= map_newest_values(thing)
         newest |= {id(variable): variable.value for variable in self.variables.values() if id(variable) not in newest}
         return {name: newest[id(variable)] for name, variable in self.variables.items()}
 
@@ -71,7 +74,7 @@ class KerasState:
     def describe_builds(self) -> dict[str, LayerBuild]:
         """Return which layers are built, and for which shapes."""
         return {
-            name: {"built": list_built(thing), "config": keras_private.get_build_config(thing)}
+            name: {"built": list_built(thing), "config": get_build_config(thing)}
             for name, thing in self.things.items()
             if isinstance(thing, keras.Layer)
         }
@@ -81,7 +84,7 @@ class KerasState:
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
         for name, layer in layers.items():
             saved = makes.get(name, {"built": [True], "config": None})
-            if keras_private.is_built(layer) or list_built(layer) == saved["built"]:
+            if is_built(layer) or list_built(layer) == saved["built"]:
                 if not layer.built:
                     warn_of_unbuilt(where, name, layer)
                 continue
@@ -94,7 +97,7 @@ class KerasState:
         for name, optimizer in self._find_optimizers().items():
             built_for = optimizers.get(name, {}).get("of", ())
             if not optimizer.built and built_for and set(built_for) <= self.variables.keys():
-                with keras_private.open_name_scope(optimizer):
+                with open_name_scope(optimizer):
                     optimizer.build([self.variables[variable] for variable in built_for])
 
     def optimizers(self) -> dict[str, dict[str, Json]]:
@@ -102,11 +105,7 @@ class KerasState:
         names = {id(variable): name for name, variable in self.variables.items()}
         return {
             name: describe_optimizer(optimizer)
-            | {
-                "of": [names.get(id(weight)) for weight in keras_private.list_optimizer_weights(optimizer)]
-                if optimizer.built
-                else []
-            }
+            | {"of": [names.get(id(weight)) for weight in list_optimizer_weights(optimizer)] if optimizer.built else []}
             for name, optimizer in self._find_optimizers().items()
         }
 
@@ -120,7 +119,7 @@ class KerasState:
     def list_policies(self) -> dict[str, list[str]]:
         """Return the precision of each layer, in order."""
         layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
-        return {name: [layer.dtype_policy.name for layer in keras_private.list_layers(thing)] for name, thing in layers.items()}
+        return {name: [layer.dtype_policy.name for layer in list_layers(thing)] for name, thing in layers.items()}
 
     def describe_configurations(self) -> dict[str, dict[str, Json]]:
         """Return the configuration of each model, in JSON."""
@@ -146,13 +145,13 @@ class KerasState:
 
 def collect_variables(thing: KerasThing) -> list[keras.Variable]:
     if isinstance(thing, keras.Model):
-        return keras_private.list_model_variables(thing)
+        return list_model_variables(thing)
     return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
 
 
 def list_built(layer: keras.Layer) -> list[bool]:
     """Return whether the layer is built, and each layer in it."""
-    return [bool(inner.built) for inner in keras_private.list_layers(layer)]
+    return [bool(inner.built) for inner in list_layers(layer)]
 
 
 def warn_of_unbuilt(where: str, name: str, layer: keras.Layer) -> None:
@@ -172,7 +171,7 @@ def drop_unbuilt_metrics(
     """
     fresh = set()
     for name in {path.split("/")[0] for path in [*ours, *theirs]}:
-        for group in keras_private.BUILT_LATER:
+        for group in BUILT_LATER:
             our_group, their_group = ([path for path in side if path.startswith(f"{name}/{group}/")] for side in (ours, theirs))
             if not our_group or not their_group:
                 ours = {path: variable for path, variable in ours.items() if path not in our_group}

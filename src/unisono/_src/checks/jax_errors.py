@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import jax
 import keras
 
-from unisono._src import keras_private
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.keras_private.trace_failures import find_failed_layer, find_first_error
 from unisono._src.placement import split_evenly
 from unisono._src.typing import PyTree
 
@@ -30,7 +30,7 @@ CONCRETIZATION_ERRORS = (
 
 def is_concretization_error(error: BaseException) -> bool:
     """Return whether code could not be traced because it asks for the value of an array."""
-    cause = keras_private.find_first_error(error)
+    cause = find_first_error(error)
     return isinstance(cause, CONCRETIZATION_ERRORS) and is_raised_by_jax(cause)
 
 
@@ -118,7 +118,7 @@ def explain_compile_errors(name: str) -> Iterator[None]:
 
 def refuse_uncompilable_layer(error: BaseException) -> None:
     """Refuse, by its name, a layer whose trace needs the value of an array, or that says itself that it may not be compiled."""
-    failure = keras_private.find_failed_layer(error)
+    failure = find_failed_layer(error)
     if failure is None:
         return
     layer, cause = failure

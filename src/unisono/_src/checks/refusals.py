@@ -6,7 +6,11 @@ from typing import Protocol
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
+from unisono._src.keras_private.instances import set_untracked
+from unisono._src.keras_private.models import list_layers
+from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_attributes
+from unisono._src.keras_private.trainer_state import find_stateless_scope
 from unisono._src.ownership import OwnedObjects
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
@@ -63,7 +67,7 @@ def check_changed_model(model: keras.Model, training: bool) -> None:
 
 def check_layers(model: keras.Model, strategy: CheckedStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
-        for layer in keras_private.list_layers(model):
+        for layer in list_layers(model):
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
@@ -86,12 +90,12 @@ def find_accumulation_steps(optimizer: keras.optimizers.Optimizer | None) -> int
     return next((steps for each in optimizers if (steps := getattr(each, "gradient_accumulation_steps", None))), None)
 
 
-def check_data_source(adapter: keras_private.DataAdapter, steps: int | None) -> None:
+def check_data_source(adapter: DataAdapter, steps: int | None) -> None:
     """Refuse, before the first batch, data that would never end, and data without a batch."""
-    endless = isinstance(adapter, keras_private.PyDatasetAdapter) and adapter.num_batches is None
-    if isinstance(adapter, keras_private.TFDatasetAdapter):
-        check_auto_sharding(keras_private.get_tf_dataset(adapter))
-        endless = int(keras_private.get_tf_dataset(adapter).cardinality()) == -1
+    endless = isinstance(adapter, PyDatasetAdapter) and adapter.num_batches is None
+    if isinstance(adapter, TFDatasetAdapter):
+        check_auto_sharding(get_tf_dataset(adapter))
+        endless = int(get_tf_dataset(adapter).cardinality()) == -1
     if endless and not steps:
         raise ValueError(
             "The dataset has no end, so an epoch would not end either. Write steps_per_epoch= (fit), validation_steps= (its "
@@ -220,8 +224,8 @@ def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
     def apply(*args: object, **kwargs: object) -> object:
         check_optimizer_attributes(optimizer)
-        outside = get_current_code() is None and keras_private.find_stateless_scope() is None
-        if outside and isinstance(optimizer, keras_private.LossScaleOptimizer):
+        outside = get_current_code() is None and find_stateless_scope() is None
+        if outside and isinstance(optimizer, LossScaleOptimizer):
             raise ValueError(
                 f"The optimizer {optimizer.name!r} has a loss scale and is applied outside of replica code, where gradients are those of a "
                 f"loss without it. Apply it in the function that strategy.run gets; what has to happen to the gradients before that, return "
@@ -229,12 +233,12 @@ def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
             )
         return type(optimizer).apply(optimizer, *args, **kwargs)
 
-    keras_private.set_untracked(optimizer, "apply", apply)
+    set_untracked(optimizer, "apply", apply)
 
 
 def check_optimizer_attributes(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse attributes that older programs set, and that do nothing."""
-    dead = keras_private.list_dead_attributes(optimizer)
+    dead = list_dead_attributes(optimizer)
     if not dead:
         return
     write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or keep the value elsewhere."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 
-from unisono._src import keras_private
+from unisono._src.keras_private.data_adapters import DataAdapter, find_torch_loader
 
 
-def warn_of_forks(adapter: keras_private.DataAdapter) -> None:
+def warn_of_forks(adapter: DataAdapter) -> None:
     """Warn that workers are forked, which may deadlock while JAX runs threads."""
-    loader = keras_private.find_torch_loader(adapter)
+    loader = find_torch_loader(adapter)
     if loader is None or not loader.num_workers:
         return
     context = loader.multiprocessing_context or multiprocessing

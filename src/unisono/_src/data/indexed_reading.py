@@ -8,41 +8,47 @@ from typing import Protocol, runtime_checkable
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.data.global_batch import select_rows
 from unisono._src.data.resume_point import Size
 from unisono._src.data.row_order import RowOrder
+from unisono._src.keras_private.data_adapters import (
+    ArrayDataAdapter,
+    DataAdapter,
+    PyDatasetAdapter,
+    get_array_order,
+    is_map_dataset,
+    iterate_array_batches,
+    iterate_map_batches,
+)
 from unisono._src.typing import UserBatch
 
 
-def read_batches(source: keras_private.DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
+def read_batches(source: DataAdapter, order: RowOrder, start: int = 0) -> Iterable[UserBatch]:
     """Return the global batches of one pass over the source of a Keras adapter; `start` may be above 0 only where it has an index."""
-    if isinstance(source, keras_private.ArrayDataAdapter):
+    if isinstance(source, ArrayDataAdapter):
         return read_arrays(source, order, start)
-    if isinstance(source, keras_private.PyDatasetAdapter):
+    if isinstance(source, PyDatasetAdapter):
         return read_dataset(source, order, start)
     if start and isinstance(source, IndexedAdapter):
         return source.batches_from(start)
-    if start and keras_private.is_map_dataset(source):
-        return keras_private.iterate_map_batches(source, start)
+    if start and is_map_dataset(source):
+        return iterate_map_batches(source, start)
     return source.get_jax_iterator()
 
 
-def has_index(source: keras_private.DataAdapter) -> bool:
+def has_index(source: DataAdapter) -> bool:
     """Return whether a later batch can be read without the batches before it."""
-    known = isinstance(source, keras_private.ArrayDataAdapter | keras_private.PyDatasetAdapter) or keras_private.is_map_dataset(
-        source
-    )
+    known = isinstance(source, ArrayDataAdapter | PyDatasetAdapter) or is_map_dataset(source)
     return source.has_index if isinstance(source, IndexedAdapter) else known
 
 
-def read_size(source: keras_private.DataAdapter) -> Size:
+def read_size(source: DataAdapter) -> Size:
     """Return the number of batches and of rows of a pass, as far as the source knows them."""
     if isinstance(source, IndexedAdapter):
         return source.size()
-    if isinstance(source, keras_private.PyDatasetAdapter) and changes_at_begin(source.py_dataset):
+    if isinstance(source, PyDatasetAdapter) and changes_at_begin(source.py_dataset):
         return {}
-    rows = keras_private.get_array_order(source)[0] if isinstance(source, keras_private.ArrayDataAdapter) else None
+    rows = get_array_order(source)[0] if isinstance(source, ArrayDataAdapter) else None
     return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
 
 
@@ -65,7 +71,7 @@ class IndexedAdapter(Protocol):
     def skip(self, passes: range) -> None: ...
 
 
-def skip_passes(source: keras_private.DataAdapter, passes: range) -> None:
+def skip_passes(source: DataAdapter, passes: range) -> None:
     """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
     if isinstance(source, IndexedAdapter):
         source.skip(passes)
@@ -75,9 +81,9 @@ def skip_passes(source: keras_private.DataAdapter, passes: range) -> None:
         find_hooks(source).on_epoch_end()
 
 
-def read_arrays(adapter: keras_private.ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Return the batches of arrays. Keras shuffles them by NumPy's global generator; here the pass and the batch decide."""
-    count, shuffle = keras_private.get_array_order(adapter)
+    count, shuffle = get_array_order(adapter)
     pass_ = order.passes
     permutation = order.permute_pass(count) if shuffle and shuffle != "batch" else None
 
@@ -86,10 +92,10 @@ def read_arrays(adapter: keras_private.ArrayDataAdapter, order: RowOrder, start:
             return begin + order.permute_batch(pass_, batch, end - begin)
         return slice(begin, end) if permutation is None else permutation[begin:end]
 
-    return keras_private.iterate_array_batches(adapter, rows_of_batch, select_rows, start)
+    return iterate_array_batches(adapter, rows_of_batch, select_rows, start)
 
 
-def read_dataset(adapter: keras_private.PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
+def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Yield the batches of a PyDataset, with new workers for each pass.
 
     The workers of a pass that was broken off, as Keras does to look at the first batch, would leave their batches to the next pass.
@@ -148,6 +154,6 @@ class PassHooks(Protocol):
     def on_epoch_end(self) -> None: ...
 
 
-def find_hooks(source: keras_private.DataAdapter) -> PassHooks:
+def find_hooks(source: DataAdapter) -> PassHooks:
     """Return the object whose hooks are called for a pass: the dataset alone of a PyDataset, whose workers we start."""
-    return source.py_dataset if isinstance(source, keras_private.PyDatasetAdapter) else source
+    return source.py_dataset if isinstance(source, PyDatasetAdapter) else source

@@ -10,29 +10,29 @@ import functools
 from collections.abc import Iterator
 from typing import TypeVar, cast
 
-from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.forked_workers import warn_of_forks
 from unisono._src.data.global_batch import wrap_arrays
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
+from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter, GeneratorDataAdapter
 from unisono._src.typing import PyTree, UserBatch
 
 T = TypeVar("T")
 
 
-class GlobalBatchAdapter(keras_private.DataAdapter):
+class GlobalBatchAdapter(DataAdapter):
     """The batches of a Keras adapter, in an order that seed, pass and batch decide, with their positions."""
 
-    def __init__(self, source: keras_private.DataAdapter, order: RowOrder) -> None:
+    def __init__(self, source: DataAdapter, order: RowOrder) -> None:
         warn_of_forks(source)
         self.source = source
         self.order = order
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
-        return batches if isinstance(self.source, keras_private.GeneratorDataAdapter) else read_one_ahead(batches)
+        return batches if isinstance(self.source, GeneratorDataAdapter) else read_one_ahead(batches)
 
     def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
@@ -40,7 +40,7 @@ class GlobalBatchAdapter(keras_private.DataAdapter):
             yield (
                 pass_,
                 number,
-                wrap_arrays(batch, (pass_, number), copy=not isinstance(self.source, keras_private.ArrayDataAdapter)),
+                wrap_arrays(batch, (pass_, number), copy=not isinstance(self.source, ArrayDataAdapter)),
             )
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:

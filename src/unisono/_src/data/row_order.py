@@ -13,7 +13,7 @@ import secrets
 
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.data_adapters import get_random_seed
 from unisono._src.processes.agreement import get_agreement
 
 
@@ -27,7 +27,7 @@ def draw_seed() -> int:
 
 
 def read_seed() -> int:
-    seed = keras_private.get_random_seed()
+    seed = get_random_seed()
     if seed is not None:
         return seed
     state = np.random.get_state(legacy=False)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import keras
 
-from unisono._src import keras_private
 from unisono._src.data import indexed_reading
 from unisono._src.data.global_batch import is_batch_array, wrap_arrays
 from unisono._src.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
@@ -19,6 +18,14 @@ from unisono._src.data.resume_point import ResumePoint, Size
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.distributed.replicated import is_array
+from unisono._src.keras_private.data_adapters import (
+    ArrayDataAdapter,
+    DataAdapter,
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    is_pipeline,
+    make_adapter,
+)
 from unisono._src.typing import KerasObject, UserBatch, UserObject
 
 
@@ -33,7 +40,7 @@ class BatchSource:
     @property
     def is_stream(self) -> bool:
         """Return whether a batch that was read and not trained on is lost."""
-        return isinstance(self._adapter, keras_private.GeneratorDataAdapter)
+        return isinstance(self._adapter, GeneratorDataAdapter)
 
     @functools.cached_property
     def order(self) -> RowOrder:
@@ -138,7 +145,7 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-class SourceAdapter(keras_private.DataAdapter):
+class SourceAdapter(DataAdapter):
     """A source as an adapter for Keras' loops."""
 
     def __init__(self, source: BatchSource) -> None:
@@ -203,20 +210,18 @@ def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> B
                 f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
                 f"another iterable."
             )
-        return BatchSource(
-            keras_private.ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple)
-        )
+        return BatchSource(ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple))
     if batch_size is not None:
         raise ValueError(
             f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
             f"out, or give a tuple of arrays."
         )
     if isinstance(dataset, keras.utils.PyDataset):
-        return BatchSource(keras_private.PyDatasetAdapter(dataset, shuffle=shuffle))
+        return BatchSource(PyDatasetAdapter(dataset, shuffle=shuffle))
     if shuffle:
         raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
-    if keras_private.is_pipeline(dataset):
-        return BatchSource(keras_private.make_adapter(dataset, None, None))
+    if is_pipeline(dataset):
+        return BatchSource(make_adapter(dataset, None, None))
     if not isinstance(dataset, Iterable):
         raise TypeError(
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "

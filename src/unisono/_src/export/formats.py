@@ -7,9 +7,10 @@ from pathlib import Path
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.export import onnx, saved_model, stablehlo, write_place
 from unisono._src.export.saved_model import SavedModel
+from unisono._src.keras_private.export_inputs import list_lost_variables
+from unisono._src.keras_private.models import is_built
 from unisono._src.near_names import says_near_names
 from unisono._src.typing import UserBatch
 
@@ -104,12 +105,12 @@ def check_exportable(model: object) -> None:
             f"un.export received {model!r} of type {type(model).__name__}. It exports a keras.Model; write keras.Sequential([layer]) for a "
             f"layer."
         )
-    if not keras_private.is_built(model):
+    if not is_built(model):
         raise ValueError(
             f"The model {model.name!r} is not built, so that it has no weights yet. Call it on one batch, or make it with keras.Input(shape), "
             f"before un.export."
         )
-    lost = keras_private.list_lost_variables(model)
+    lost = list_lost_variables(model)
     if lost:
         raise ValueError(
             f"The model {model.name!r} has no values of {len(lost)} variables ({lost[0].path!r} among them) now: it is part of a model that fit "

@@ -13,10 +13,15 @@ import jax
 import keras
 from jax import export as jax_export
 
-from unisono._src import keras_private
 from unisono._src.export import open_batch
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.structure import Structure, StructureError, flatten_tree
+from unisono._src.keras_private.compiled_losses import call_model
+from unisono._src.keras_private.export_inputs import avoid_platform_kernels
+from unisono._src.keras_private.masks import get_keras_mask, hide_masks
+from unisono._src.keras_private.method_calls import replace_methods
+from unisono._src.keras_private.trace_failures import find_first_error
+from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction
 from unisono._src.xla.tracebacks import omit_source_lines
 
@@ -99,13 +104,13 @@ class ForwardPass:
 
     def __call__(self, values: list[Array], arrays: list[Array]) -> tuple[list[Array], ...]:
         mapping = list(zip(self._variables, values, strict=True))
-        scope = keras_private.ReadingScope(state_mapping=mapping, collect_losses=True)
+        scope = ReadingScope(state_mapping=mapping, collect_losses=True)
         self._failed.clear()
-        with keras_private.hide_masks(), scope, self._watching():
-            result = keras_private.call_model(self._model, self._inputs.nest(arrays), self._training)
+        with hide_masks(), scope, self._watching():
+            result = call_model(self._model, self._inputs.nest(arrays), self._training)
             losses = list(self._model.losses)
             self.outputs, outputs = flatten_tree(result)
-            masks = [keras_private.get_keras_mask(output) for output in outputs]
+            masks = [get_keras_mask(output) for output in outputs]
         self._check(scope)
         self.masked = tuple(index for index, mask in enumerate(masks) if mask is not None)
         self.assigned = tuple(index for index, variable in enumerate(self._variables) if id(variable) in scope.assigned)
@@ -149,7 +154,7 @@ class ForwardPass:
             return call
 
         try:
-            with keras_private.replace_methods({"layer": watch}):
+            with replace_methods({"layer": watch}):
                 yield
         except Exception:
             self._failed.append((0, self._model))
@@ -164,7 +169,7 @@ class ForwardPass:
             culprit = layer
         return culprit
 
-    def _check(self, scope: keras_private.ReadingScope) -> None:
+    def _check(self, scope: ReadingScope) -> None:
         """Refuse variables that the model does not track: the program takes no others. Metrics are ignored, since a file measures nothing."""
         known = {id(variable) for variable in [*self._variables, *self._model.metrics_variables]}
         used = {"assigns": scope.assigned, "reads": scope.read}
@@ -180,7 +185,7 @@ class ForwardPass:
 def lower_forward(
     forward: ForwardPass, variables: list[jax.ShapeDtypeStruct], inputs: list[jax.ShapeDtypeStruct]
 ) -> ForwardProgram:
-    with keras_private.avoid_platform_kernels(), omit_source_lines():
+    with avoid_platform_kernels(), omit_source_lines():
         function = jax.jit(forward.__call__, keep_unused=True)
         exported = jax_export.export(function, platforms=PLATFORMS)(variables, inputs)
         code = bytes(exported.serialize(vjp_order=1))
@@ -189,7 +194,7 @@ def lower_forward(
 
 def summarize_failure(error: BaseException) -> str:
     """Return the first line of the error of JAX or of the layer, without the text that Keras adds."""
-    error = keras_private.find_first_error(error)
+    error = find_first_error(error)
     inner = re.search(r"\x1b\[1m(.*?)\x1b\[0m", str(error), re.DOTALL)
     line = (inner[1] if inner else str(error)).strip().partition("\n")[0]
     return f"{line or type(error).__name__}{'' if line.endswith('.') else '.'}"

@@ -13,8 +13,8 @@ import numpy as np
 from jax import export as jax_export
 from keras import ops
 
-from unisono._src import keras_private
 from unisono._src.export.structure import Structure, build_tree, flatten_tree, match_leaves
+from unisono._src.keras_private.export_inputs import find_input_tensors
 from unisono._src.typing import KerasObject, PyTree, UserBatch
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def read_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature
         model: A Keras model.
         example: Arrays of a batch, or objects with their shapes and dtypes; None if the model itself tells them.
     """
-    tensors = keras_private.find_input_tensors(model)
+    tensors = find_input_tensors(model)
     if tensors is None and example is None:
         raise ValueError(
             f"The model {model.name!r} is a subclassed one ({type(model).__name__}), which does not know the dtypes of its inputs. Write "

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.export import model_variables
 from unisono._src.export.content import ExportContent
 from unisono._src.export.input_signature import InputSignature, read_inputs
 from unisono._src.export.structure import build_tree
+from unisono._src.keras_private.instances import set_untracked
+from unisono._src.keras_private.masks import set_keras_mask
 from unisono._src.typing import Config, Json, Outputs, UserBatch
 
 
@@ -33,7 +34,7 @@ class LoadedModel(keras.Model):
     def __init__(
         self, content: ExportContent, values: Sequence[np.ndarray] | None = None, name: str | None = None, trainable: bool = True
     ) -> None:
-        keras_private.set_untracked(self, "_in_order", [])
+        set_untracked(self, "_in_order", [])
         super().__init__(name=name, dtype=content.policy, autocast=False)
         self.content = content
         if values is None:
@@ -71,7 +72,7 @@ class LoadedModel(keras.Model):
         for loss in results.losses:
             self.add_loss(loss)
         for index, mask in zip(program.masked, results.masks, strict=True):
-            keras_private.set_keras_mask(results.outputs[index], mask)
+            set_keras_mask(results.outputs[index], mask)
         return build_tree(program.outputs, results.outputs)
 
     def get_config(self) -> dict[str, Json]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.trainer_state import map_newest_values
+from unisono._src.keras_private.variable_paths import walk_variables
 from unisono._src.replica import random_keys
 from unisono._src.typing import Json
 
@@ -40,7 +41,7 @@ class VariableDescription:
 
 def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[VariableDescription, ...]]:
     """Return the variables and their descriptions in the model's order, without those of its optimizer and its metrics."""
-    named = {id(variable): name for name, variable in keras_private.walk_variables(model, "model")}
+    named = {id(variable): name for name, variable in walk_variables(model, "model")}
     variables = list(model.variables)
     trainable = {id(variable) for variable in model.trainable_variables}
     names = [name_variable(named[id(variable)], variable) for variable in variables]
@@ -86,7 +87,7 @@ def describe_variable(variable: keras.Variable, name: str, trainable: bool) -> V
 
 def read_values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:
     """Return the newest values, also in a callback, while fit holds them outside the model."""
-    newest = keras_private.map_newest_values(model)
+    newest = map_newest_values(model)
     return [np.array(newest[id(variable)]) for variable in variables]
 
 

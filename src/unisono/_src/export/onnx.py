@@ -11,9 +11,9 @@ from typing import NoReturn
 import jax.numpy
 import keras
 
-from unisono._src import keras_private
 from unisono._src.export import extras
 from unisono._src.export.loaded_model import find_export_inputs
+from unisono._src.keras_private.export_inputs import write_back_state
 from unisono._src.typing import UserBatch
 
 
@@ -23,7 +23,7 @@ def check_jax2onnx() -> None:
 
 def write_onnx(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     taken = find_export_inputs(model, example)
-    keras_private.write_back_state(model)
+    write_back_state(model)
     with restore_names(jax.numpy):  # jax2onnx leaves its own `cumsum` there
         model.export(str(path), format="onnx", verbose=False, input_signature=taken.keras_signature)
 

@@ -11,11 +11,12 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.export import extras
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.loaded_model import find_export_inputs
 from unisono._src.export.structure import Structure, build_tree, flatten_tree
+from unisono._src.keras_private.export_inputs import write_back_state
+from unisono._src.keras_private.instances import set_untracked
 from unisono._src.typing import Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
@@ -35,7 +36,7 @@ def check_tensorflow() -> None:
 
 def write_saved_model(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     taken = find_export_inputs(model, example)
-    keras_private.write_back_state(model)
+    write_back_state(model)
     with warnings.catch_warnings():
         # Keras 3.15.1 gives jax2tf an argument that is the default there, and JAX 0.10.2 warns of it.
         warnings.filterwarnings(
@@ -64,8 +65,8 @@ class SavedModel(keras.Model):
                 f"The SavedModel {path} has no endpoint {ENDPOINT!r}, only {sorted(restored.signatures)}: Keras did not write it by "
                 f"model.export. Call it by tensorflow.saved_model.load."
             )
-        keras_private.set_untracked(self, "_restored", restored)  # hidden from Keras, which would track it
-        keras_private.set_untracked(self, "_known", {})
+        set_untracked(self, "_restored", restored)  # hidden from Keras, which would track it
+        set_untracked(self, "_known", {})
         self._path = path
         self._inputs = read_signature(restored.serve)
         self.built = True

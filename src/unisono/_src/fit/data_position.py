@@ -6,26 +6,27 @@ from collections.abc import Callable
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.data.global_batch import Position
 from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
 from unisono._src.data.row_order import RowOrder
+from unisono._src.keras_private.callback_calls import has_keeper, list_step_bounds
+from unisono._src.keras_private.data_adapters import EpochSteps
 from unisono._src.typing import Json, KerasObject, Logs, UserBatch
 
 
 class DataPosition:
     """The data position of one call of fit. It is made when fit has its source of data; callbacks find it at the model's bond."""
 
-    def __init__(self, epochs: keras_private.EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
+    def __init__(self, epochs: EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
         self.epochs = epochs
-        self._bounds: list[Callable[[int], int]] = keras_private.list_step_bounds(callbacks)
+        self._bounds: list[Callable[[int], int]] = list_step_bounds(callbacks)
         """Functions of callbacks. Each returns, for the next step, the most steps of one call after which its callback still acts in time."""
         self.order: RowOrder = epochs.adapter.order
         self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}
         """The logs of the last step."""
         self._before_step: Callable[[], None] | None = None
-        if not epochs.adapter.has_index and keras_private.has_keeper(callbacks):
+        if not epochs.adapter.has_index and has_keeper(callbacks):
             self.progress.digest_all()
 
     def note_trained(self, batches: list[UserBatch], position: Position | None, logs: Logs) -> None:

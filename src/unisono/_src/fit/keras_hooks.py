@@ -14,7 +14,6 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.data.global_batch import as_global_batch
@@ -26,6 +25,48 @@ from unisono._src.distributed.replicated import refuse_tensorflow_data
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.fit.data_position import DataPosition, read_position
 from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
+from unisono._src.keras_private.building import build_by_calling, needs_batch
+from unisono._src.keras_private.callback_calls import (
+    BATCH_HOOKS,
+    forget_first_epoch,
+    has_batch_callbacks,
+    list_callbacks,
+    put_keepers_last,
+    read_argument,
+    remove_writing_callbacks,
+    select_silent_callbacks,
+    tell_fit_is_over,
+)
+from unisono._src.keras_private.data_adapters import (
+    EpochSteps,
+    GeneratorDataAdapter,
+    NoStep,
+    count_static_rows,
+    has_known_length,
+    make_adapter,
+    read_first_batch,
+    replace_adapter,
+)
+from unisono._src.keras_private.instances import set_untracked
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.models import (
+    BOND,
+    TRAINER_METHODS,
+    find_eager_option,
+    get_bond,
+    get_class_method,
+    is_built,
+    overrides_method,
+    release_state,
+)
+from unisono._src.keras_private.trainer_state import (
+    STATE_NAMES,
+    WITHOUT_OPTIMIZER,
+    hold_state,
+    list_model_variables,
+    list_variable_ids,
+)
+from unisono._src.keras_private.trainer_state import take_state as take_model_state
 from unisono._src.placement import split_evenly
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.protocol import State
@@ -54,7 +95,7 @@ ALIKE = (
 
 def find_owning_strategy(model: keras.Model) -> ReplicaStrategy | None:
     """Return the strategy in whose scope the model was made; None for a model from outside of every scope."""
-    bond = keras_private.get_bond(model)
+    bond = get_bond(model)
     return None if bond is None else bond.strategy
 
 
@@ -90,14 +131,14 @@ class Bond:
         """Whether steps that were not compiled have changed the model."""
         self._order: RowOrder | None = None
         self._are_groups_allowed = False
-        keras_private.set_untracked(model, keras_private.BOND, self)
-        for ours, theirs in keras_private.TRAINER_METHODS.items():
-            keras_private.set_untracked(model, theirs, wrap_like_method(getattr(type(model), theirs), getattr(self, ours)))
+        set_untracked(model, BOND, self)
+        for ours, theirs in TRAINER_METHODS.items():
+            set_untracked(model, theirs, wrap_like_method(getattr(type(model), theirs), getattr(self, ours)))
 
     @property
     def is_eager(self) -> bool:
         """Return whether steps are not to be compiled."""
-        return keras_private.find_eager_option(self.model) is not None or tracing.is_jit_disabled()
+        return find_eager_option(self.model) is not None or tracing.is_jit_disabled()
 
     @property
     def has_promised_bits(self) -> bool:
@@ -114,7 +155,7 @@ class Bond:
     # What Keras calls on the model in place of its own methods.
 
     def compile(self, *args: UserObject, **kwargs: UserObject) -> None:
-        keras_private.get_class_method(self.model, "compile")(*args, **kwargs)
+        get_class_method(self.model, "compile")(*args, **kwargs)
         refusals.check_compile_options(self.model, self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
@@ -124,12 +165,12 @@ class Bond:
         if self.model.train_function is None or force or self._has_other_mode(self.model.train_function):
             self.strategy.announce()
             make = functools.partial(self._make_step, training=True)
-            self.model.train_function = self._make_step_function(make, keras_private.STATE_NAMES, self._note_trained)
+            self.model.train_function = self._make_step_function(make, STATE_NAMES, self._note_trained)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force or self._is_outdated(self.model.test_function):
             make = functools.partial(self._make_step, training=False)
-            self.model.test_function = self._make_step_function(make, keras_private.WITHOUT_OPTIMIZER)
+            self.model.test_function = self._make_step_function(make, WITHOUT_OPTIMIZER)
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force or self._is_outdated(self.model.predict_function):
@@ -143,33 +184,33 @@ class Bond:
         return function.eager != self.is_eager
 
     def _has_other_variables(self, function: StepFunction) -> bool:
-        return function.variables != keras_private.list_variable_ids(self.model)
+        return function.variables != list_variable_ids(self.model)
 
     def fit(self, *args: UserObject, **kwargs: UserObject) -> keras.callbacks.History:
         args, kwargs = self._replace_datasets("fit", args, kwargs)
-        args, kwargs = keras_private.put_keepers_last(self.model, args, kwargs)
+        args, kwargs = put_keepers_last(self.model, args, kwargs)
         if not self.strategy.writes:
-            args, kwargs = keras_private.remove_writing_callbacks("fit", args, kwargs)
-        callbacks = keras_private.list_callbacks(keras_private.read_argument("fit", "callbacks", args, kwargs))
+            args, kwargs = remove_writing_callbacks("fit", args, kwargs)
+        callbacks = list_callbacks(read_argument("fit", "callbacks", args, kwargs))
         refusals.check_backup_callbacks(callbacks)
-        self.strategy.check_alike({f"{name}= of fit": keras_private.read_argument("fit", name, args, kwargs) for name in ALIKE})
+        self.strategy.check_alike({f"{name}= of fit": read_argument("fit", name, args, kwargs) for name in ALIKE})
         self.callbacks = callbacks
         self._awaits_position = True
         try:
             with self._allow_groups("fit", "train", args, kwargs):
-                return keras_private.get_class_method(self.model, "fit")(*args, **kwargs)
+                return get_class_method(self.model, "fit")(*args, **kwargs)
         finally:
             callbacks = self.callbacks
             self.callbacks = []
             self.data_position = None
             self._awaits_position = False
-            keras_private.forget_first_epoch(self.model)
-            keras_private.tell_fit_is_over(callbacks)  # which may raise a signal again
+            forget_first_epoch(self.model)
+            tell_fit_is_over(callbacks)  # which may raise a signal again
 
     def evaluate(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         args, kwargs = self._replace_datasets("evaluate", args, kwargs)
         if not self.strategy.writes:
-            args, kwargs = keras_private.remove_writing_callbacks("evaluate", args, kwargs)
+            args, kwargs = remove_writing_callbacks("evaluate", args, kwargs)
         with self._allow_groups("evaluate", "test", args, kwargs):
             return self._call_and_restore("evaluate", *args, **kwargs)
 
@@ -183,13 +224,13 @@ class Bond:
         **more: UserObject,
     ) -> Outputs:
         (x,), _ = self._replace_datasets("predict", (x,), {})
-        source = keras_private.make_adapter(x, batch_size, steps)
+        source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
-        if keras_private.is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
+        if is_built(self.model):  # else Keras builds it on the first batch, as the source gives it
             source = GlobalBatchAdapter(source, self.order)
         if not self.strategy.writes:
             verbose = 0
-            callbacks = keras_private.select_silent_callbacks(callbacks)
+            callbacks = select_silent_callbacks(callbacks)
         return self._call_and_restore("predict", source, batch_size, verbose, steps, callbacks, **more)
 
     def _replace_datasets(self, method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
@@ -227,41 +268,39 @@ class Bond:
         """Build the model by a first batch, and put our adapter into the iterator of a loop that begins."""
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatchAdapter):
             refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
-            keras_private.replace_adapter(
-                iterator, lambda source: GlobalBatchAdapter(source, getattr(source, "order", self.order))
-            )
-            epochs = keras_private.EpochSteps(iterator)
+            replace_adapter(iterator, lambda source: GlobalBatchAdapter(source, getattr(source, "order", self.order)))
+            epochs = EpochSteps(iterator)
             self.strategy.check_alike({"the number of steps of an epoch": epochs.steps})
             if self._awaits_position:
                 self.data_position = DataPosition(epochs, self.callbacks)
                 self._awaits_position = False
             if self._can_group(iterator):
                 self._group_steps(epochs, self.data_position)
-        fixed = keras_private.count_static_rows(self.model)
+        fixed = count_static_rows(self.model)
         if fixed is not None and self.strategy.num_replicas_in_sync > 1:
-            batch = as_global_batch(data_batch if iterator is None else keras_private.read_first_batch(iterator))
+            batch = as_global_batch(data_batch if iterator is None else read_first_batch(iterator))
             if {len(part) for part in split_evenly(batch.rows, self.strategy.num_replicas_in_sync)} == {fixed}:
                 iterator = None
                 data_batch = batch.shapes(fixed)  # the fixed rows are a replica's; else they are the global batch's
         with (
             self.strategy.acting(),
             explain_step_errors(self.model, data_batch, self.strategy.num_replicas_in_sync, self.is_eager),
-            keras_private.hide_masks(),
+            hide_masks(),
         ):
             self._build_model(iterator, data_batch)
-        self.strategy.agree(keras_private.list_model_variables(self.model))
+        self.strategy.agree(list_model_variables(self.model))
 
     def _build_model(self, iterator: KerasObject, data_batch: UserBatch) -> None:
-        by_keras = keras_private.get_class_method(self.model, "build_by")
-        if not (self.is_eager and keras_private.needs_batch(self.model)):
+        by_keras = get_class_method(self.model, "build_by")
+        if not (self.is_eager and needs_batch(self.model)):
             return by_keras(iterator=iterator, data_batch=data_batch)
-        batch = data_batch if iterator is None else keras_private.read_first_batch(iterator)
+        batch = data_batch if iterator is None else read_first_batch(iterator)
         try:
             by_keras(data_batch=batch)
         except Exception:  # Keras builds without values, which code that is not compiled may need
-            keras_private.build_by_calling(self.model, as_global_batch(batch).tree())
+            build_by_calling(self.model, as_global_batch(batch).tree())
 
-    def _group_steps(self, epochs: keras_private.EpochSteps, data_position: DataPosition | None) -> None:
+    def _group_steps(self, epochs: EpochSteps, data_position: DataPosition | None) -> None:
         """Let the loop take several steps in one call."""
         steps_per_call = StepsPerCall()
 
@@ -285,18 +324,16 @@ class Bond:
         """Return the model's state for a loop of Keras."""
         if self.data_position is not None and purge_model_variables and groups.get("optimizer_variables"):
             self.data_position.run_before_step()
-        return keras_private.take_state(self.model, purge_model_variables, **groups)
+        return take_model_state(self.model, purge_model_variables, **groups)
 
     # Several steps in one call.
 
     @contextlib.contextmanager
     def _allow_groups(self, method: str, mode: str, args: Arguments, kwargs: Keywords) -> Iterator[None]:
         """Allow groups of batches during a call of fit or evaluate, unless something could see the difference."""
-        callbacks = keras_private.read_argument(method, "callbacks", args, kwargs)
+        callbacks = read_argument(method, "callbacks", args, kwargs)
         outer = self._are_groups_allowed
-        seen = keras_private.overrides_method(self.model, method) or keras_private.has_batch_callbacks(
-            callbacks, keras_private.BATCH_HOOKS[mode]
-        )
+        seen = overrides_method(self.model, method) or has_batch_callbacks(callbacks, BATCH_HOOKS[mode])
         self._are_groups_allowed = not seen
         try:
             yield
@@ -305,9 +342,9 @@ class Bond:
 
     def _can_group(self, iterator: KerasObject) -> bool:
         """Return whether one call may take several batches. Not of a generator, which may look at the model after each batch."""
-        stream = isinstance(iterator.data_adapter.source, keras_private.GeneratorDataAdapter)
+        stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
         one_by_one = stream or self.model.steps_per_execution != 1 or self.is_eager
-        return self._are_groups_allowed and not one_by_one and keras_private.has_known_length(iterator)
+        return self._are_groups_allowed and not one_by_one and has_known_length(iterator)
 
     # The steps.
 
@@ -319,7 +356,7 @@ class Bond:
 
     def _make_predict_step(self) -> PredictStep:
         functions = self._make_replica_functions("predict")
-        self.strategy.agree(keras_private.list_model_variables(self.model))
+        self.strategy.agree(list_model_variables(self.model))
         where = self.strategy.on_lead if functions.eager else (self.strategy.placement, self.strategy.exchange)
         return PredictStep(functions, *where)
 
@@ -327,7 +364,7 @@ class Bond:
         refusals.check_before_first_step(self.model, self.strategy)
         eager = self.is_eager
         if eager:
-            option = keras_private.find_eager_option(self.model)
+            option = find_eager_option(self.model)
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
             self.strategy.warn_of_slow_steps(f"The model {self.model.name!r} {how}")
         return ModelComputation(self.model, mode, self.strategy.num_replicas_in_sync, eager)
@@ -345,7 +382,7 @@ class Bond:
 
         def function(state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
             nonlocal current, sizes
-            if isinstance(iterator, keras_private.NoStep):
+            if isinstance(iterator, NoStep):
                 return self.data_position.repeat_logs() if self.data_position is not None else {}, state
             if sizes not in (None, tuple(map(len, state))):
                 refusals.check_changed_model(self.model, trained is not None)
@@ -370,7 +407,7 @@ class Bond:
             finally:
                 self.ran_eagerly |= eager and trained is not None
                 if current.state:
-                    keras_private.hold_state(self.model, state_names, current.state)
+                    hold_state(self.model, state_names, current.state)
             if trained is not None:
                 trained(batches, logs)
             if error is not None:
@@ -379,16 +416,16 @@ class Bond:
 
         function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
         function.eager = eager  # pyright: ignore[reportFunctionMemberAccess]
-        function.variables = keras_private.list_variable_ids(self.model)  # pyright: ignore[reportFunctionMemberAccess]
+        function.variables = list_variable_ids(self.model)  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
     def _call_and_restore(self, name: str, *args: UserObject, **kwargs: UserObject) -> UserObject:
         """Call a method of Keras. However it ends, the model then has its weights, and the devices have released their copies."""
         self.model.jax_state_sync()  # the caller may be a callback of fit
         try:
-            return keras_private.get_class_method(self.model, name)(*args, **kwargs)
+            return get_class_method(self.model, name)(*args, **kwargs)
         finally:
-            keras_private.release_state(self.model)
+            release_state(self.model)
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()

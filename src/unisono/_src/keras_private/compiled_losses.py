@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 from jax import Array
 from keras.src import backend
+from keras.src.losses.loss import apply_mask as apply_mask
+from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from unisono._src.keras_private.crops import make_crops_compilable

@@ -20,7 +20,10 @@ from keras.src.trainers.data_adapters import (
     get_data_adapter,
     py_dataset_adapter,
 )
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter as GeneratorDataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter as TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject

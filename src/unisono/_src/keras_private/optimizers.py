@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import keras
 from keras.src import backend
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
 
 
 def list_dead_attributes(optimizer: keras.optimizers.Optimizer) -> list[str]:

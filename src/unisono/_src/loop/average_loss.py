@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from keras import ops
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject
@@ -37,7 +37,7 @@ def compute_average_loss(
         values = ops.cast(values, "float32")
     if sample_weight is not None:
         check_sample_weight(values, sample_weight)
-    total: KerasObject = keras_private.reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
+    total: KerasObject = reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
         code.note("vector", values)
         return code.note("share", code.divided(total, float(values.shape[0])))

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.checks.jax_errors import explain_run_errors, is_concretization_error
 from unisono._src.checks.user_code.inspection import (
     TraceInputs,
@@ -32,6 +31,9 @@ from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch, count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
+from unisono._src.keras_private.models import get_bond
+from unisono._src.keras_private.optimizers import read_optimizer_settings
+from unisono._src.keras_private.trainer_state import get_raw_value, set_raw_value
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
 from unisono._src.placement import Placement
@@ -102,7 +104,7 @@ class CompiledFunction:
     def _mark_models_eager(self) -> None:
         """Mark the models whose variables the function uses: their bits are not promised any more."""
         for model in self._strategy.owned.models:
-            bond = keras_private.get_bond(model)
+            bond = get_bond(model)
             if bond is not None and any(id(v) in self.used for v in model.variables):
                 bond.ran_eagerly = True
 
@@ -262,7 +264,7 @@ class CompiledFunction:
         """Put the newest state into the variables, also when a step was interrupted."""
         for variables, values in zip(self._variables, step.state, strict=False):
             for variable, value in zip(variables, values, strict=True):
-                keras_private.set_raw_value(variable, value)
+                set_raw_value(variable, value)
 
     def _build_result(
         self,
@@ -305,12 +307,12 @@ def find_loss_scaling(trace: Trace) -> LossScaling:
 def read_update_settings(variables: UsedVariables) -> list[object]:
     """Return what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.non_trainable)]
-    return [trained, *(keras_private.read_optimizer_settings(optimizer) for optimizer in variables.optimizers)]
+    return [trained, *(read_optimizer_settings(optimizer) for optimizer in variables.optimizers)]
 
 
 def copy_if_shared(variable: keras.Variable, count_own: Callable[[Array], int]) -> Array:
     """Return the variable's array, whose memory a step uses again; a copy where somebody else holds the array too."""
-    value = keras_private.get_raw_value(variable)
+    value = get_raw_value(variable)
     ours = 3 + count_own(value)  # the variable, this name, the argument of getrefcount
     return value.copy() if sys.getrefcount(value) > ours else value
 

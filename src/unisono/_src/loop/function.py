@@ -18,7 +18,7 @@ import keras
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from unisono._src import execution_mode, keras_private
+from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_compile_errors
 from unisono._src.checks.user_code.captured_arrays import check_captured_iterators, check_leaked_tracers
 from unisono._src.checks.user_code.captures import can_run_replicas
@@ -27,6 +27,14 @@ from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.trainer_state import (
+    ReadingScope,
+    RecordingScope,
+    find_stateless_scope,
+    get_raw_value,
+    set_raw_value,
+)
 from unisono._src.loop.run_arguments import refuse_changed_structure
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
@@ -106,7 +114,7 @@ class Function:
                 return self._fn(*args, **kwargs)
         if (
             get_current_code() is not None
-            or keras_private.find_stateless_scope() is not None
+            or find_stateless_scope() is not None
             or execution_mode.is_eager()
             or tracing.is_jit_disabled()
         ):
@@ -144,7 +152,7 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
     def _compile(self, leaves: list[UserObject], structure: PyTreeDef, arrays: list[AnyArray]) -> TracedFunction:
-        @keras_private.hide_masks()
+        @hide_masks()
         def call(arrays: list[AnyArray]) -> Outputs:
             left = iter(arrays)
             args, kwargs = jax.tree.unflatten(structure, [next(left) if is_array_leaf(leaf) else leaf for leaf in leaves])
@@ -158,7 +166,7 @@ class Function:
 
         def pure(values: Values, arrays: list[AnyArray]) -> tuple[Outputs, dict[int, Array]]:
             mapping = list(zip(variables, values, strict=True))
-            with keras_private.RecordingScope(state_mapping=mapping, collect_losses=True) as scope:
+            with RecordingScope(state_mapping=mapping, collect_losses=True) as scope:
                 returned = jax.tree.map(unwrap_variable, call(arrays))
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
@@ -200,7 +208,7 @@ class Function:
         for _ in range(ROUNDS):
             with (
                 explain_compile_errors(get_function_name(self._fn)),
-                keras_private.ReadingScope(collect_losses=True) as scope,
+                ReadingScope(collect_losses=True) as scope,
                 execution_mode.mark_tracing(),
             ):
                 jax.eval_shape(lambda arrays: jax.tree.map(unwrap_variable, call(arrays)), arrays)
@@ -216,9 +224,9 @@ class Function:
 
     def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
         with execution_mode.mark_tracing():  # the first call traces once more
-            returned, assigned = traced.program([keras_private.get_raw_value(v) for v in traced.variables], arrays)
+            returned, assigned = traced.program([get_raw_value(v) for v in traced.variables], arrays)
         for index, value in assigned.items():
-            keras_private.set_raw_value(traced.variables[index], value)
+            set_raw_value(traced.variables[index], value)
         return returned
 
 

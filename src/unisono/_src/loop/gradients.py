@@ -11,15 +11,17 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from unisono._src import keras_private
 from unisono._src.distributed.per_replica import PerReplica, Shards
+from unisono._src.keras_private.compiled_losses import reduce_weighted_values
+from unisono._src.keras_private.masks import get_keras_mask
+from unisono._src.keras_private.trainer_state import RecordingScope, find_stateless_scope
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.losses import compute_mean_divisor
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
 
 
-class GradientScope(keras_private.RecordingScope):
+class GradientScope(RecordingScope):
     """Some variables at other values, inside an outer scope."""
 
     def __init__(self, outer: keras.StatelessScope | None, state_mapping: list[tuple[keras.Variable, AnyArray]]) -> None:
@@ -63,7 +65,7 @@ def value_and_grad(
     """
     variables = list_gradient_variables(variables)
     code = get_current_code()
-    outer = keras_private.find_stateless_scope()
+    outer = find_stateless_scope()
     start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[keras.Variable] = []
@@ -162,7 +164,7 @@ def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array
             raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
         return ops.cast(values, "float32")  # pyright: ignore[reportReturnType]
     mask = find_mask(values, masks)
-    numerator: KerasObject = keras_private.reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
+    numerator: KerasObject = reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
     divisor = compute_mean_divisor(values, weights, mask)
     mean = ops.divide_no_nan(numerator, divisor) if code is None else code.divided(numerator, divisor)
     return ops.cast(mean, "float32")  # pyright: ignore[reportReturnType]
@@ -176,7 +178,7 @@ def find_mask(values: Array, masks: list[Array]) -> Array | None:
             f"fn calls losses with {len(fitting)} different masks, and returns values of which nobody can say by which mask they are to be "
             f"counted. Return (values, weights), with the weight 0 where nothing counts."
         )
-    return fitting[0] if fitting else keras_private.get_keras_mask(values)
+    return fitting[0] if fitting else get_keras_mask(values)
 
 
 def split_returned(returned: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:

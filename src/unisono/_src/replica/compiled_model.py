@@ -13,7 +13,19 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import (
+    call_model,
+    get_loss_tracker,
+    list_loss_terms,
+    list_metrics_without_trackers,
+    list_term_trackers,
+    replace_losses,
+)
+from unisono._src.keras_private.data_adapters import count_static_rows, unpack_batch
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.models import overrides_method
+from unisono._src.keras_private.optimizers import LossScaleOptimizer
+from unisono._src.keras_private.trainer_state import STATE_NAMES, WITHOUT_OPTIMIZER, RecordingScope
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten, state_merging, user_step
 from unisono._src.replica.contribution import AssignedState, Contribution
 from unisono._src.replica.growth import APPLIED_GRADIENTS, Growth
@@ -44,7 +56,7 @@ class ModelComputation:
         """The growth of losses that are one number for all rows. `probe` finds it."""
         self._probe: ModelProbe | None = None
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def contribution(
         self,
         state: State,
@@ -67,7 +79,7 @@ class ModelComputation:
     ) -> Contribution:
         """Return the replica's contribution to the step that Keras defines."""
         weights, non_trainable, *slots, metric_values = state
-        means = metrics.BatchLevelMeans(keras_private.list_metrics_without_trackers(self.model), self._by_rows)
+        means = metrics.BatchLevelMeans(list_metrics_without_trackers(self.model), self._by_rows)
         gradients: list[Array] = []
         training = self.mode == "train"
 
@@ -89,7 +101,7 @@ class ModelComputation:
         assigned = self._collect_assigned(non_trainable, non_trainable_after, batch, replica)
         return Contribution(gradients, assigned, metric_changes, loss, terms, extra_logs)
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
         """Return the gradient of each loss that is one number for all rows, as one vector. A user step has none."""
         weights, non_trainable, *_, metric_values = state
@@ -105,7 +117,7 @@ class ModelComputation:
         cotangents = {chosen: {name: jnp.float32(name == chosen) for name in numbers} for chosen in numbers}
         return {name: concatenate_raveled(backward(cotangent)[0]) for name, cotangent in cotangents.items()}
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def run_alone(self, state: State, batch: PyTree) -> tuple[State, dict[str, Array]] | None:
         """Return (new state, logs) of a user step of one replica alone, which needs no other replicas; else None."""
         if not (self.has_one_replica and self.is_own):
@@ -123,7 +135,7 @@ class ModelComputation:
         model = self.model
         terms = self._make_terms(row_fraction, divisors, as_mean=True)
         means = metrics.BatchLevelMeans(self._fed_metrics, self._by_rows)
-        with keras_private.replace_losses(model, terms.loss_functions), means.watch():
+        with replace_losses(model, terms.loss_functions), means.watch():
             weights, non_trainable, *slots, _ = state
             start = self._start_values(non_trainable, replica)
             reset = self._reset_values()
@@ -136,19 +148,17 @@ class ModelComputation:
             self._collect_assigned(non_trainable, result.non_trainable, batch, replica),
             self._metric_changes(means, reset, result.metrics, row_fraction),
             jnp.float32(0),
-            jnp.zeros(len(keras_private.list_loss_terms(model))),
+            jnp.zeros(len(list_loss_terms(model))),
             self._weigh_extra_logs(result.logs, result.metrics, row_fraction),
         )
 
     @property
     def _fed_metrics(self) -> list[keras.metrics.Metric]:
         """Return the metrics that the step feeds. A user step feeds the loss trackers too."""
-        trackers = (
-            [keras_private.get_loss_tracker(self.model), *keras_private.list_term_trackers(self.model)] if self.is_own else []
-        )
+        trackers = [get_loss_tracker(self.model), *list_term_trackers(self.model)] if self.is_own else []
         shown = {id(variable) for variable in self.model.metrics_variables}
         shown_trackers = (tracker for tracker in trackers if shown.issuperset(map(id, tracker.variables)))
-        return [*keras_private.list_metrics_without_trackers(self.model), *shown_trackers]
+        return [*list_metrics_without_trackers(self.model), *shown_trackers]
 
     def _weigh_gradients(self, variables: list[keras.Variable], gradients: list[Array], row_fraction: Array) -> list[Array]:
         """Return the replica's contribution to the gradients that a user step applies, from those on the replica's rows."""
@@ -163,7 +173,7 @@ class ModelComputation:
         weighted = self.growth.weigh_arrays(APPLIED_GRADIENTS, floats, row_fraction)
         return [dict(zip(positions, weighted, strict=True)).get(position, old) for position, old in enumerate(gradients)]
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def predict(
         self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array
     ) -> tuple[Outputs, AssignedState]:
@@ -173,14 +183,14 @@ class ModelComputation:
             outputs, after = user_step.run_predict_step(self.model, (weights, start), batch)
             self._note_changed(start, after)
             return outputs, self._collect_assigned(non_trainable, after, batch, replica)
-        x = keras_private.unpack_batch(batch)[0]
+        x = unpack_batch(batch)[0]
         with self._open_scope(weights, non_trainable, None, replica) as scope:
-            outputs = keras_private.call_model(self.model, x, training=False)
+            outputs = call_model(self.model, x, training=False)
             after: Values = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
         self._note_assigned(scope, (weights, non_trainable), batch)
         return outputs, self._collect_assigned(non_trainable, after, batch, replica)
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def divisors(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array] = ()
     ) -> Sequence[Divisor]:
@@ -190,22 +200,22 @@ class ModelComputation:
         if self.is_own:
             if self.has_one_replica:  # the user step divides by itself
                 return []
-            with keras_private.replace_losses(self.model, terms.loss_functions):
+            with replace_losses(self.model, terms.loss_functions):
                 start = weights, self._start_values(non_trainable, replica), *slots, metric_values
                 result = user_step.run_user_step(self.model, self.mode, start, batch)
             self._weigh_gradients(self.model.trainable_variables if result.gradients else [], result.gradients, row_fraction)
             self._weigh_extra_logs(result.logs, result.metrics, row_fraction)
             return terms.divisors
         with self._open_scope(weights, non_trainable, None, replica):
-            x, y, sample_weight = keras_private.unpack_batch(batch)
-            y_pred = keras_private.call_model(self.model, x, training)
+            x, y, sample_weight = unpack_batch(batch)
+            y_pred = call_model(self.model, x, training)
             losses.compute_loss_contribution(self.model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth)
-        if keras_private.overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
-            means = metrics.BatchLevelMeans(keras_private.list_metrics_without_trackers(self.model), self._by_rows)
+        if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
+            means = metrics.BatchLevelMeans(list_metrics_without_trackers(self.model), self._by_rows)
             self._run_metrics(means, metric_values if self.has_one_replica else self._reset_values(), y_pred, batch, row_fraction)
         return terms.divisors
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
         weights, non_trainable, *slots, metric_values = state
         if total.gradients:
@@ -221,13 +231,13 @@ class ModelComputation:
         metric_values = new_values if self.is_own else optimizer_update.track_losses(self.model, new_values, total, rows)
         return (weights, non_trainable, *slots, metric_values), disagree
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def results(self, state: State) -> Logs:
         return optimizer_update.compute_logs(self.model, state[0], state[-1])
 
     def read(self) -> list[bool]:
         """Return, for each group of the state, whether replicas read it. A user step may read all of the state."""
-        groups = keras_private.STATE_NAMES if self.mode == "train" else keras_private.WITHOUT_OPTIMIZER
+        groups = STATE_NAMES if self.mode == "train" else WITHOUT_OPTIMIZER
         return [self.is_own or name in ("trainable_variables", "non_trainable_variables") for name in groups]
 
     def scales(self) -> list[tuple[int, int]]:
@@ -264,9 +274,9 @@ class ModelComputation:
         state_merging.check_counters(self.model.non_trainable_variables, self.assigned, disagree)
 
     def _make_terms(self, row_fraction: Array, divisors: Array | None, as_mean: bool = False) -> losses.LossTerms:
-        as_mean = as_mean or keras_private.overrides_method(self.model, "compute_loss")
+        as_mean = as_mean or overrides_method(self.model, "compute_loss")
         return losses.LossTerms(
-            [term.loss for term in keras_private.list_loss_terms(self.model)],
+            [term.loss for term in list_loss_terms(self.model)],
             row_fraction,
             self.growth,
             self._by_rows,
@@ -280,7 +290,7 @@ class ModelComputation:
 
     def _open_scope(
         self, weights: list[Array], non_trainable: list[Array], metric_values: list[Array] | None, replica: Array
-    ) -> keras_private.RecordingScope:
+    ) -> RecordingScope:
         """Return a scope of the replica's state. One replica alone goes on from `metric_values`; others start from reset metrics."""
         model = self.model
         start = metric_values if self.has_one_replica and metric_values is not None else self._reset_values()
@@ -289,7 +299,7 @@ class ModelComputation:
             *zip(model.non_trainable_variables, self._start_values(non_trainable, replica), strict=True),
             *zip(model.metrics_variables, start, strict=True),
         ]
-        return keras_private.RecordingScope(state_mapping=mapping, collect_losses=True)
+        return RecordingScope(state_mapping=mapping, collect_losses=True)
 
     def _start_values(self, non_trainable: list[Array], replica: Array) -> list[Array]:
         """Return the values of the non-trainable variables from which the replica starts."""
@@ -309,9 +319,9 @@ class ModelComputation:
         model = self.model
         terms = self._make_terms(row_fraction, divisors)
         training = self.mode == "train"
-        x, y, sample_weight = keras_private.unpack_batch(batch)
+        x, y, sample_weight = unpack_batch(batch)
         with self._open_scope(weights, non_trainable, metric_values, replica) as scope:
-            y_pred = keras_private.call_model(model, x, training)
+            y_pred = call_model(model, x, training)
             loss = losses.compute_loss_contribution(
                 model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth
             )
@@ -320,7 +330,7 @@ class ModelComputation:
             metrics_after: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
         return cast("Array", ops.cast(loss, "float32")), (terms.values, y_pred, non_trainable_after, metrics_after)
 
-    def _note_assigned(self, scope: keras_private.RecordingScope, state: tuple[list[Array], list[Array]], batch: PyTree) -> None:
+    def _note_assigned(self, scope: RecordingScope, state: tuple[list[Array], list[Array]], batch: PyTree) -> None:
         """Note the variables that the forward pass assigned. Refuse those whose value replicas cannot agree on."""
         model = self.model
         positions = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
@@ -340,15 +350,15 @@ class ModelComputation:
         if not all(variable.trainable for variable in variables):
             return False
 
-        @keras_private.hide_masks()
+        @hide_masks()
         def compute_assigned(state: tuple[list[Array], list[Array]], inputs: tuple[PyTree, Array]) -> list[Array]:
             batch, replica = inputs
             with self._open_scope(*state, None, replica) as scope:
-                keras_private.call_model(self.model, keras_private.unpack_batch(batch)[0], self.mode == "train")
+                call_model(self.model, unpack_batch(batch)[0], self.mode == "train")
                 values: Values = [scope.get_current_value(variable) for variable in variables]
                 return values
 
-        factors = (1,) if keras_private.count_static_rows(self.model) is not None else (1, 2)
+        factors = (1,) if count_static_rows(self.model) is not None else (1, 2)
         shapes = [(describe_shapes(batch, factor), describe_shapes(jnp.int32(0))) for factor in factors]
         return are_same_for_all(compute_assigned, describe_shapes(state), shapes)
 
@@ -374,7 +384,7 @@ class ModelComputation:
         the metrics' new state in the first place."""
         model = self.model
         variables = self.model.metrics_variables
-        x, y, sample_weight = keras_private.unpack_batch(batch)
+        x, y, sample_weight = unpack_batch(batch)
         reset = self._reset_values()
         with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
             logs = model.compute_metrics(x, y, y_pred, sample_weight)
@@ -402,7 +412,7 @@ class ModelComputation:
 
 def list_loss_scales(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the optimizer's variables that scale the loss: none but a loss scale."""
-    return [optimizer.dynamic_scale] if isinstance(optimizer, keras_private.LossScaleOptimizer) else []
+    return [optimizer.dynamic_scale] if isinstance(optimizer, LossScaleOptimizer) else []
 
 
 def concatenate_raveled(arrays: list[Array]) -> Array:

@@ -15,7 +15,18 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import (
+    apply_mask,
+    call_compiled_loss,
+    call_compute_loss,
+    count_weight_regularizers,
+    is_loss_of_keras,
+    reduce_weighted_values,
+    replace_losses,
+    squeeze_or_expand_to_same_rank,
+)
+from unisono._src.keras_private.masks import get_keras_mask
+from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica.growth import Growth
 from unisono._src.replica.output_rows import OutputRows
 from unisono._src.replica.protocol import Divisor
@@ -46,14 +57,14 @@ def compute_numerator_and_divisor(
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
             f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
         )
-    input_mask = keras_private.get_keras_mask(y_pred)
+    input_mask = get_keras_mask(y_pred)
     tensors = [
         keras.tree.map_structure(lambda array: ops.convert_to_tensor(array, loss.dtype), argument)
         for argument in (y_true, y_pred)
     ]
     values = loss.call(*tensors)
     has_rows = by_rows(loss, loss.call, *tensors)
-    if not has_rows or not keras_private.is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
+    if not has_rows or not is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
         by_rows.warn_if_coupled(loss, loss.call, *tensors)
     if not has_rows:
         if sample_weight is not None:
@@ -61,11 +72,11 @@ def compute_numerator_and_divisor(
                 f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
                 f"weights cannot reach the rows. Return one value for each row, or fit without weights."
             )
-        mean_or_sum = keras_private.reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
+        mean_or_sum = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
         return weigh(cast(Array, mean_or_sum)), None
-    masks = [mask for mask in (input_mask, keras_private.get_keras_mask(values)) if mask is not None]
+    masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
     mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
-    numerator = keras_private.reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
+    numerator = reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
     return cast(Array, numerator), compute_divisor(loss, values, sample_weight, mask)
 
 
@@ -75,8 +86,8 @@ def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array
         return None
     if loss.reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
         weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, loss.dtype)
-        weight = keras_private.apply_mask(weight, mask, values.dtype, "sum")
-        return cast(Array, ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1]))
+        weight = apply_mask(weight, mask, values.dtype, "sum")
+        return cast(Array, ops.sum(squeeze_or_expand_to_same_rank(values, weight)[1]))
     if mask is None or loss.reduction == "mean_with_sample_weight":
         return float(values.size)
     return cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
@@ -85,8 +96,8 @@ def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array
 def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
     """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
     if sample_weight is not None:
-        weight = keras_private.apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
-        return cast(Array, ops.sum(keras_private.squeeze_or_expand_to_same_rank(values, weight)[1]))
+        weight = apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
+        return cast(Array, ops.sum(squeeze_or_expand_to_same_rank(values, weight)[1]))
     return float(values.size) if mask is None else cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
 
 
@@ -153,16 +164,16 @@ def compute_loss_contribution(
     growth: Growth,
 ) -> Array:
     """Return the replica's contribution to the model's loss, regularizers and `add_loss` included. Needs a scope that collects losses."""
-    with keras_private.replace_losses(model, terms.loss_functions):
-        if keras_private.overrides_method(model, "compute_loss"):
-            value = keras_private.call_compute_loss(model, x, y, y_pred, sample_weight, training)
+    with replace_losses(model, terms.loss_functions):
+        if overrides_method(model, "compute_loss"):
+            value = call_compute_loss(model, x, y, y_pred, sample_weight, training)
             return growth.weighted(
                 "what compute_loss returns", cast(Array, ops.cast(value, "float32")), row_fraction, of_others=True
             )
-        value = keras_private.call_compiled_loss(model, y, y_pred, sample_weight)
+        value = call_compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
     losses = [cast(Array, ops.sum(ops.cast(loss, "float32"))) for loss in model.losses]
-    count = len(losses) - keras_private.count_weight_regularizers(model)
+    count = len(losses) - count_weight_regularizers(model)
     for index, loss in enumerate(losses[:count]):
         value += growth.weighted(f"loss {index + 1} of those that layers add", loss, row_fraction)
     for loss in losses[count:]:  # of weights: the same on all replicas

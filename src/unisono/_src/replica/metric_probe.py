@@ -20,7 +20,10 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import is_class_of_keras
+from unisono._src.keras_private.instances import wrap_method
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.trainer_state import RecordingScope
 from unisono._src.placement import split_evenly
 from unisono._src.replica.growth import compute_growth_ratio
 from unisono._src.replica.metrics import FED_BY_HAND, find_unproven_metrics
@@ -124,7 +127,7 @@ def note_updates(
 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
-            stack.enter_context(keras_private.wrap_method(metric, "update_state", make_wrapper(metric)))
+            stack.enter_context(wrap_method(metric, "update_state", make_wrapper(metric)))
         yield
 
 
@@ -228,7 +231,7 @@ def are_all_known(metric: keras.metrics.Metric, known: Container[int]) -> bool:
 def find_assigned(updates: Sequence[MetricUpdate], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
     """Return the ids of the variables that these updates assign. Other variables, as a threshold, never change."""
     mapping = list(zip(variables, state, strict=True))
-    with keras_private.hide_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
+    with hide_masks(), RecordingScope(state_mapping=mapping) as scope:
         for update in updates:
             update.repeat(update.arrays)
         return set(scope.assigned)
@@ -236,7 +239,7 @@ def find_assigned(updates: Sequence[MetricUpdate], variables: Sequence[keras.Var
 
 def is_mean_of_keras(metric: keras.metrics.Metric) -> bool:
     """Return whether a metric is a Mean or Sum of Keras, which keeps a total whatever it is fed with."""
-    return isinstance(metric, FED_BY_HAND) and keras_private.is_class_of_keras(metric)
+    return isinstance(metric, FED_BY_HAND) and is_class_of_keras(metric)
 
 
 def warn_of_number(metric: keras.metrics.Metric, warned: set[int]) -> None:
@@ -311,7 +314,7 @@ def feed_metrics(
 ) -> Values:
     """Return the values of the metrics' variables after these updates with these values."""
     mapping = list(zip(variables, state, strict=True))
-    with keras_private.hide_masks(), keras_private.RecordingScope(state_mapping=mapping) as scope:
+    with hide_masks(), RecordingScope(state_mapping=mapping) as scope:
         for update, arrays in zip(updates, values, strict=True):
             update.repeat(arrays)
         return [scope.get_current_value(variable) for variable in variables]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import is_metric_of_keras
+from unisono._src.keras_private.instances import wrap_averaged_function, wrap_method
 from unisono._src.replica.output_rows import OutputRows
 from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values
 
@@ -30,9 +31,9 @@ class BatchLevelMeans:
         with contextlib.ExitStack() as stack:
             for metric in self._metrics:
                 if isinstance(metric, keras.metrics.MeanMetricWrapper):
-                    stack.enter_context(keras_private.wrap_averaged_function(metric, self._note_values(metric)))
+                    stack.enter_context(wrap_averaged_function(metric, self._note_values(metric)))
                 elif type(metric) is keras.metrics.Mean:
-                    stack.enter_context(keras_private.wrap_method(metric, "update_state", self._note_update(metric)))
+                    stack.enter_context(wrap_method(metric, "update_state", self._note_update(metric)))
             yield
 
     def variables(self) -> set[int]:
@@ -99,7 +100,7 @@ def flatten_logs(logs: Logs) -> Logs:
 
 def find_unproven_metrics(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
     """Return the metrics that may be no sums: the user's classes and functions, and the metrics of Keras that are fed by hand."""
-    return [metric for metric in metrics if not keras_private.is_metric_of_keras(metric) or type(metric) in FED_BY_HAND]
+    return [metric for metric in metrics if not is_metric_of_keras(metric) or type(metric) in FED_BY_HAND]
 
 
 FED_BY_HAND = (keras.metrics.Mean, keras.metrics.Sum)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import get_loss_tracker, list_term_trackers
 from unisono._src.replica.contribution import Contribution
 from unisono._src.typing import Array, Logs, Values
 
@@ -32,8 +32,8 @@ def add_to_metrics(before: list[Array], change: list[Array], alone: bool) -> lis
 def track_losses(model: keras.Model, values: list[Array], total: Contribution, rows: Array) -> list[Array]:
     """Return the metrics' state with the global loss, and with its terms."""
     with keras.StatelessScope(state_mapping=list(zip(model.metrics_variables, values, strict=True))) as scope:
-        keras_private.get_loss_tracker(model).update_state(total.loss, sample_weight=rows)
-        for index, tracker in enumerate(keras_private.list_term_trackers(model)):
+        get_loss_tracker(model).update_state(total.loss, sample_weight=rows)
+        for index, tracker in enumerate(list_term_trackers(model)):
             tracker.update_state(total.terms[index], sample_weight=rows)
         new_values: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
         return new_values

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from unisono._src import keras_private
+from unisono._src.keras_private.evaluation import call_as_in_evaluation, have_coarse_layers
 from unisono._src.replica import metric_probe, random_keys
 from unisono._src.replica.compared_values import find_compared_values, find_factors
 from unisono._src.replica.fixed_draws import fix_draws
@@ -107,7 +107,7 @@ class ModelProbe:
         self._growth = functions.growth
         self._metrics = metrics
         self._model = functions.model
-        self._is_coarse = keras_private.have_coarse_layers([self._model])
+        self._is_coarse = have_coarse_layers([self._model])
         self._numbers: dict[str, Arrays] = {}
         self._recorder = metric_probe.UpdateRecorder()
         self._cached_step: tuple[int, SteadyFunction[None]] | None = None
@@ -136,7 +136,7 @@ class ModelProbe:
             shards: The rows of each replica that has some.
             reset: The values of the metrics' variables after a reset.
         """
-        with keras_private.call_as_in_evaluation(self._model):  # each row for itself: no dropout, no statistics of all rows
+        with call_as_in_evaluation(self._model):  # each row for itself: no dropout, no statistics of all rows
             self._probe(state, batch, shards, reset)
 
     def _probe(self, state: State, batch: PyTree, shards: Sequence[range], reset: Sequence[Array]) -> None:

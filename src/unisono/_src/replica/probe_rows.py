@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.data_adapters import unpack_batch
 from unisono._src.replica import random_keys
 from unisono._src.replica.marks import mark_rows
 from unisono._src.replica.protocol import State
@@ -63,7 +63,7 @@ def draw_values_like(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
 def draw_sample_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]:
     """Return a batch of `fit` with random sample weights, some of them zero; an empty list where the batch has no weights."""
     rng = np.random.default_rng(0)
-    x, y, weights = keras_private.unpack_batch(batch)
+    x, y, weights = unpack_batch(batch)
     if weights is None:
         return []
 

@@ -11,7 +11,10 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import is_loss_of_keras
+from unisono._src.keras_private.instances import wrap_method
+from unisono._src.keras_private.masks import get_keras_mask
+from unisono._src.keras_private.trainer_state import ReadingScope, get_raw_value
 from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
 from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, PyTree, Shape
 
@@ -46,7 +49,7 @@ class CodeRecord(Protocol):
     may_be_rows: Callable[[AnyArray], bool]
 
     @property
-    def scope(self) -> keras_private.ReadingScope: ...
+    def scope(self) -> ReadingScope: ...
 
     def note(self, kind: str, arrays: T, of: object = None) -> T: ...
 
@@ -79,7 +82,7 @@ def check_call_arguments(
     code: CodeRecord, called: keras.Layer | keras.losses.Loss, leaves: list[object], meant: list[AnyArray]
 ) -> None:
     """Refuse a layer of which no argument comes from the replica, and a loss of which one argument does not."""
-    known = [*meant, *(keras_private.get_raw_value(variable) for variable in code.scope.read.values())]
+    known = [*meant, *(get_raw_value(variable) for variable in code.scope.read.values())]
     traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
     is_loss = isinstance(called, keras.losses.Loss)
     for leaf in leaves if is_loss or not traced else ():
@@ -186,14 +189,9 @@ def call_loss(
             f"    loss_fn = keras.losses.{loss_class_name(loss)}(reduction=None)\n"
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
-    if (
-        code.is_inspected
-        and code.replicas > 1
-        and not keras_private.is_loss_of_keras(loss)
-        and couples_rows(loss.call, (y_true, y_pred))
-    ):
+    if code.is_inspected and code.replicas > 1 and not is_loss_of_keras(loss) and couples_rows(loss.call, (y_true, y_pred)):
         warn_of_coupling(f"The loss {loss.name!r}")
-    mask = keras_private.get_keras_mask(y_pred)
+    mask = get_keras_mask(y_pred)
     values = call_layer_or_loss(code, stock, loss, (y_true, y_pred, sample_weight), {})
     if mask is not None and mask.shape == values.shape:
         code.masks.append(mask)
@@ -244,10 +242,10 @@ def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric
     with contextlib.ExitStack() as stack:
         for metric in metrics:
             if code.is_inspected:
-                stack.enter_context(keras_private.wrap_method(metric, "update_state", wrap_update))
+                stack.enter_context(wrap_method(metric, "update_state", wrap_update))
             for name in ("result", "reset_state"):
                 refuse = make_refusal(metric, name)
-                stack.enter_context(keras_private.wrap_method(metric, name, lambda _, refuse=refuse: refuse))
+                stack.enter_context(wrap_method(metric, name, lambda _, refuse=refuse: refuse))
         yield
 
 

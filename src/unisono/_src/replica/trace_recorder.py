@@ -11,7 +11,15 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
-from unisono._src import keras_private
+from unisono._src.keras_private.crops import crop_by_slices
+from unisono._src.keras_private.method_calls import replace_methods
+from unisono._src.keras_private.optimizers import (
+    LossScaleOptimizer,
+    check_known_variables,
+    list_optimizer_weights,
+    list_updated_ids,
+)
+from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.replica import refused_calls
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
 from unisono._src.xla import tracing
@@ -51,7 +59,7 @@ class NotBuiltError(Exception):
         self.variables = variables
 
 
-class ReplicaScope(keras_private.ReadingScope):
+class ReplicaScope(ReadingScope):
     """The state of a replica. It remembers what is read and assigned; what is updated at the end of the step cannot be read."""
 
     def __init__(self, state_mapping: Sequence[tuple[keras.Variable, Array]] = ()) -> None:
@@ -135,7 +143,7 @@ class ReplicaCode:
         """Return `optimizer.scale_loss` with a note of its calls: the engine then does not scale the loss once more."""
 
         def scale_and_note(optimizer: keras.optimizers.Optimizer, loss: Array) -> Array:
-            if isinstance(optimizer, keras_private.LossScaleOptimizer) and not self.scales:
+            if isinstance(optimizer, LossScaleOptimizer) and not self.scales:
                 self.scaled_by_user = True
             return scale_loss(optimizer, loss)
 
@@ -182,8 +190,8 @@ class ReplicaCode:
                     "optimizer.apply(gradients, model.trainable_variables)."
                 )
             raise NotBuiltError(optimizer, list(variables))
-        variables = keras_private.list_optimizer_weights(optimizer) if variables is None else list(variables)
-        keras_private.check_known_variables(optimizer, variables)
+        variables = list_optimizer_weights(optimizer) if variables is None else list(variables)
+        check_known_variables(optimizer, variables)
         if len(gradients) != len(variables):
             raise ValueError(f"optimizer.apply received {len(gradients)} gradients for {len(variables)} variables.")
         if any(update.optimizer is optimizer for update in self.updates):
@@ -203,11 +211,11 @@ class ReplicaCode:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
         self.note("gradients", [gradient for gradient in applied.values() if isinstance(gradient, Tracer)], of=optimizer)
         self.updates.append(PendingUpdate(optimizer, applied))
-        self.scope.updated_ids |= {id(variable) for variable in variables} | keras_private.list_updated_ids(optimizer)
+        self.scope.updated_ids |= {id(variable) for variable in variables} | list_updated_ids(optimizer)
 
     def _gradient_for(self, optimizer: keras.optimizers.Optimizer, gradient: Array) -> Array:
         """Return the gradient that the optimizer gets: the scaled one, where it scales the loss."""
-        if not isinstance(optimizer, keras_private.LossScaleOptimizer) or self.scaled_by_user:
+        if not isinstance(optimizer, LossScaleOptimizer) or self.scaled_by_user:
             return gradient
         kept = self._scaled.get(id(gradient))
         if kept is not None and kept[1] is optimizer:
@@ -240,11 +248,11 @@ def run_as_replica(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = 
         "apply": lambda _: lambda optimizer, grads, trainable_variables=None: code.apply(optimizer, grads, trainable_variables),
         "stateless_apply": lambda _: refuse_stateless_apply,
         "scale_loss": code.scaling,
-        "crop": keras_private.crop_by_slices,
+        "crop": crop_by_slices,
         **refused_calls.wrap_keras_calls(code),
     }
     try:
-        with code.scope, keras_private.replace_methods(calls), refused_calls.refuse_metric_reads(code, metrics):
+        with code.scope, replace_methods(calls), refused_calls.refuse_metric_reads(code, metrics):
             yield code
     finally:
         _current.code = before

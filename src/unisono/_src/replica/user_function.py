@@ -12,7 +12,9 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from unisono._src import keras_private
+from unisono._src.keras_private.evaluation import call_as_in_evaluation, have_coarse_layers
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.optimizers import list_optimizer_weights
 from unisono._src.replica import metric_probe, metrics, optimizer_update, overwritten, state_merging
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.contribution import Contribution
@@ -113,7 +115,7 @@ class UserComputation:
         self._undecided: set[int] = set()
         self._warned_metrics: set[int] = set()
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def contribution(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
     ) -> tuple[Contribution, list[Array]]:
@@ -145,7 +147,7 @@ class UserComputation:
         )
         return contribution, outputs
 
-    @keras_private.hide_masks()
+    @hide_masks()
     def divisors(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
     ) -> Sequence[Divisor]:
@@ -179,7 +181,7 @@ class UserComputation:
     def _updated_weights(self) -> list[keras.Variable]:
         """Return the weights that optimizers update, optimizer by optimizer."""
         return [
-            keras_private.list_optimizer_weights(optimizer)[position]
+            list_optimizer_weights(optimizer)[position]
             for optimizer, positions in self.variables.applied_optimizers
             for position in positions
         ]
@@ -189,7 +191,7 @@ class UserComputation:
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
         applied: list[Array] = []
         for optimizer, positions in self.variables.applied_optimizers:
-            weights = keras_private.list_optimizer_weights(optimizer)
+            weights = list_optimizer_weights(optimizer)
             gradients = by_optimizer[id(optimizer)]
             applied += [gradients[id(weights[position])] for position in positions]
         applied = [
@@ -209,7 +211,7 @@ class UserComputation:
         before = [values[id(weight)] for weight in updated_weights]
         gradients = iter(overwritten.take_largest_gradients(updated_weights, before, total.gradients, self._replicas))
         for optimizer, positions in variables.applied_optimizers:
-            optimizer_weights = keras_private.list_optimizer_weights(optimizer)
+            optimizer_weights = list_optimizer_weights(optimizer)
             optimizer_slots = optimizer.variables
             by_position = {position: next(gradients) for position in positions}
             new_values = optimizer_update.apply_gradients(
@@ -249,7 +251,7 @@ class UserComputation:
         if self.has_one_replica or not self._can_be_cut or not (user_metrics or measures_gradients):
             return False
         before = self._batch_means
-        with keras_private.call_as_in_evaluation(*self._find_layers()):
+        with call_as_in_evaluation(*self._find_layers()):
             pairs = pair_shards(state, batch, shards, most=MOST_PAIRS)
             if not (self._probe_count or self._eager):
                 self._observe(state, pairs[0].one, 1, constants)  # from here on it is known what its program compares
@@ -297,7 +299,7 @@ class UserComputation:
 
     @property
     def _tolerance(self) -> float:
-        return HALF if keras_private.have_coarse_layers(self._find_layers()) else EXACT
+        return HALF if have_coarse_layers(self._find_layers()) else EXACT
 
     @property
     def needs_probe(self) -> bool:
@@ -354,7 +356,7 @@ class UserComputation:
         with (
             self._run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS)) as code,
             metric_probe.note_updates(user_metrics, code.note),
-            keras_private.hide_masks(),
+            hide_masks(),
         ):
             self._call(rows, constants)
         updates = [noted for noted in code.noted if noted.kind == "update"]
@@ -362,7 +364,7 @@ class UserComputation:
         gradients = [
             gradient.astype(jnp.float32)
             for update in code.updates
-            for variable in keras_private.list_optimizer_weights(update.optimizer)
+            for variable in list_optimizer_weights(update.optimizer)
             if self._measures_gradients and not overwritten.is_overwritten_by_gradient(variable)
             if (gradient := update.gradients.get(id(variable))) is not None and jnp.issubdtype(gradient.dtype, jnp.floating)
         ]
@@ -451,7 +453,7 @@ def find_loss_scalers(
 ) -> dict[int, keras.optimizers.Optimizer]:
     """Return, for the ids of weights, the optimizer that scales their loss."""
     return {
-        id(keras_private.list_optimizer_weights(optimizer)[position]): optimizer
+        id(list_optimizer_weights(optimizer)[position]): optimizer
         for optimizer, positions in applied
         if list_loss_scales(optimizer)
         for position in positions

@@ -12,7 +12,10 @@ from typing import NamedTuple, NoReturn
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import forget_added_losses
+from unisono._src.keras_private.crops import make_crops_compilable
+from unisono._src.keras_private.instances import wrap_method
+from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica.protocol import State
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject
 
@@ -36,13 +39,13 @@ class StepResult(NamedTuple):
 
 def is_user_step(model: keras.Model, mode: str) -> bool:
     """Return whether the model's class overrides the step of this mode."""
-    return mode in METHODS and keras_private.overrides_method(model, METHODS[mode])
+    return mode in METHODS and overrides_method(model, METHODS[mode])
 
 
 def call_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:
     """Return the result of the user step. Losses of earlier traces are forgotten before it runs."""
-    keras_private.forget_added_losses(model)
-    with keras_private.make_crops_compilable(model):
+    forget_added_losses(model)
+    with make_crops_compilable(model):
         return getattr(model, METHODS[mode])(state, batch)
 
 
@@ -52,7 +55,7 @@ def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) ->
         logs, (_, non_trainable, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 3)
         return StepResult([], list(non_trainable), list(metrics), dict(logs or {}))
     recorder = GradientRecorder(state[0], state[2])
-    with keras_private.wrap_method(model.optimizer, "stateless_apply", lambda _: recorder):
+    with wrap_method(model.optimizer, "stateless_apply", lambda _: recorder):
         logs, (weights, non_trainable, slots, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 4)
     return StepResult(recorder.check_returned(weights, slots), list(non_trainable), list(metrics), dict(logs or {}))
 

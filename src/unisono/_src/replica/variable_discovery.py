@@ -12,7 +12,8 @@ import keras
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from unisono._src import keras_private
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.user_function import CallUserFunction, UsedVariables, split_outputs
@@ -59,7 +60,7 @@ def discover_variables(
         try:
             program = (call_code if eager else trace_code)(code, call, batch, constants, metrics())
         except NotBuiltError as error:
-            with keras_private.open_name_scope(error.optimizer):
+            with open_name_scope(error.optimizer):
                 error.optimizer.build(error.variables)
             continue
         except Exception:
@@ -139,7 +140,7 @@ def trace_user_function(
     return Trace(code, trace_code(code, call, batch, constants, metrics), len(jax.tree.leaves(batch)))
 
 
-@keras_private.hide_masks()
+@hide_masks()
 def trace_code(
     code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
 ) -> ClosedJaxpr:
@@ -159,7 +160,7 @@ def trace_code(
         return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 
-@keras_private.hide_masks()
+@hide_masks()
 def call_code(
     code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
 ) -> None:
@@ -182,7 +183,7 @@ def sort_variables(
             update.optimizer,
             [
                 position
-                for position, weight in enumerate(keras_private.list_optimizer_weights(update.optimizer))
+                for position, weight in enumerate(list_optimizer_weights(update.optimizer))
                 if id(weight) in update.gradients
             ],
         )
@@ -197,7 +198,7 @@ def sort_variables(
     used_optimizers = [*(update.optimizer for update in code.updates), *read]
     used_metrics = [metric for metric in metrics if any(id(variable) in variables for variable in metric.variables)]
     owned = {id(variable) for holder in [*used_optimizers, *used_metrics] for variable in holder.variables}
-    weights = {id(weight): weight for optimizer, _ in applied for weight in keras_private.list_optimizer_weights(optimizer)}
+    weights = {id(weight): weight for optimizer, _ in applied for weight in list_optimizer_weights(optimizer)}
     weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
     others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
     refuse_assigned_weights(code, weights)

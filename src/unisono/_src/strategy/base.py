@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import keras
 
-from unisono._src import exchange, execution_mode, keras_private
+from unisono._src import exchange, execution_mode
 from unisono._src.checkpoint import run_description
 from unisono._src.checks import refusals
 from unisono._src.cluster.started_alone import check_alone
@@ -20,6 +20,7 @@ from unisono._src.distributed import per_replica
 from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
+from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.near_names import refuses_by, says_near_names
@@ -63,7 +64,7 @@ class Strategy(execution_mode.ReplicaRunner):
         accumulate: int | None = None,
         deterministic: bool = True,
     ) -> None:
-        keras_private.check_keras_version()
+        check_keras_version()
         devices, replicas, accumulate = (
             device_arguments.as_whole_number(name, value)
             for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))

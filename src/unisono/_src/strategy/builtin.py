@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import jax
 import keras
 
-from unisono._src import exchange, keras_private
+from unisono._src import exchange
+from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
@@ -67,7 +68,7 @@ class DefaultStrategy(Strategy):
     """One replica on JAX's first device: the result of `get_strategy()` outside every scope. Models stay plain Keras models."""
 
     def __init__(self) -> None:
-        keras_private.check_keras_version()
+        check_keras_version()
         self.deterministic = True
         self._to_announce = False
         self._said = set()

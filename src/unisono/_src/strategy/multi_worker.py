@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 import jax
 import keras
 
-from unisono._src import keras_private
 from unisono._src.cluster.connect import connect_processes
 from unisono._src.cluster.watch import begin as watch
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.fingerprint import fingerprint
+from unisono._src.keras_private.data_adapters import get_random_seed
+from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.near_names import refuses_by
 from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement, ProcessPlacement, split_evenly
@@ -98,7 +99,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return {
             "replicas": replicas,
             "accumulate": accumulate,
-            "the seed of keras.utils.set_random_seed": keras_private.get_random_seed(),
+            "the seed of keras.utils.set_random_seed": get_random_seed(),
             "the kind of devices": jax.default_backend(),
             "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,
             "the version of Python": ".".join(map(str, sys.version_info[:2])),
@@ -136,7 +137,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         of_first = get_row_gatherer(self.placement).of_first
         for variable in variables:
-            mine = jax.device_put(jax.numpy.ravel(keras_private.get_raw_value(variable)), self.placement.lead)
+            mine = jax.device_put(jax.numpy.ravel(get_raw_value(variable)), self.placement.lead)
             variable.assign(of_first(mine).reshape(variable.shape))
 
 

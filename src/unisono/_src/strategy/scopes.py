@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.checks import refusals
 from unisono._src.fit import keras_hooks
+from unisono._src.keras_private.models import CreationWatch
 from unisono._src.loop import tf_names
 from unisono._src.typing import UserObject
 
@@ -93,4 +93,4 @@ def check_scope_of_model(model: keras.Model) -> None:
         refusals.check_model_scope(model, strategy, keras_hooks.find_owning_strategy(model))
 
 
-_watch = keras_private.CreationWatch(made=own_created, model_made=bind_model, model_used=check_scope_of_model)
+_watch = CreationWatch(made=own_created, model_made=bind_model, model_used=check_scope_of_model)

@@ -9,13 +9,13 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.data_adapters import get_random_seed
 from unisono._src.typing import Json
 
 
 def read_random_state() -> Json:
     """Return the state of the generators from which seeds are drawn, in JSON; None where the user has set a seed, the same for all processes."""
-    if keras_private.get_random_seed() is not None:
+    if get_random_seed() is not None:
         return None
     kind, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), (kind, np.asarray(keys).tolist(), *rest)

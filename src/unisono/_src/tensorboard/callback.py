@@ -9,9 +9,9 @@ from typing import Literal, TypeGuard, cast
 import jax
 import keras
 
-from unisono._src import keras_private
 from unisono._src.fit.keras_hooks import Bond
 from unisono._src.fit.steps_per_call import MOST_STEPS
+from unisono._src.keras_private.models import get_bond
 from unisono._src.near_names import says_near_names
 from unisono._src.tensorboard import model_summary, weight_summaries
 from unisono._src.tensorboard.batch_count import BatchCount, BatchCountState
@@ -99,7 +99,7 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         model = cast(keras.Model, self.model)
-        self._bond = keras_private.get_bond(model)
+        self._bond = get_bond(model)
         self._is_fitting = True
         self._batch_count.steps_per_execution = model.steps_per_execution
         if self.embeddings_freq:

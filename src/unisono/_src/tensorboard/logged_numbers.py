@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unisono._src import keras_private
+from unisono._src.keras_private.optimizers import LossScaleOptimizer
 from unisono._src.typing import KerasObject, Logs
 
 
@@ -31,7 +31,7 @@ def read_logged_settings(optimizer: keras.optimizers.Optimizer | None) -> dict[s
         settings = {f"learning_rate_{part.name}": convert_to_float(part.learning_rate) for part in inner.optimizers}
     elif isinstance(inner, keras.optimizers.Optimizer):
         settings = {"learning_rate": convert_to_float(inner.learning_rate)}
-    if isinstance(optimizer, keras_private.LossScaleOptimizer):
+    if isinstance(optimizer, LossScaleOptimizer):
         settings["loss_scale"] = convert_to_float(optimizer.dynamic_scale)
     return settings
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import keras
 import numpy as np
 
-from unisono._src import keras_private
+from unisono._src.keras_private.models import list_layers
 
 CONFIG = "projector_config.pbtxt"
 
@@ -77,4 +77,4 @@ class Projector:
 
 
 def find_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:
-    return [layer for layer in keras_private.list_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    return [layer for layer in list_layers(model) if isinstance(layer, keras.layers.Embedding)]

@@ -6,7 +6,7 @@ import time
 
 import keras
 
-from unisono._src import keras_private
+from unisono._src.keras_private.compiled_losses import get_loss_tracker
 
 
 class Speed:
@@ -44,7 +44,7 @@ class Speed:
 
     def note_rows(self, model: keras.Model) -> None:
         """Note the rows of the epoch from the loss metric, before a validation resets it."""
-        tracker = keras_private.get_loss_tracker(model)
+        tracker = get_loss_tracker(model)
         if self.rows_per_second is not None or self._first is None or self._last is None or tracker is None:
             return
         rows = float(tracker.count.value)  # waits for the last step

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.checks.user_code.captured_arrays import find_replicated_arrays
 from unisono._src.checks.user_code.results import find_constant_operands
 from unisono._src.checks.user_code.undistributed_arrays import Suspect, find_sole_suspect, find_suspect_meeting_rows
+from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.ownership import OwnedObjects
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
@@ -37,9 +37,7 @@ def check_data_in_variables(
     if not variables:
         return
 
-    suspects = [
-        Suspect(keras_private.get_raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables
-    ]
+    suspects = [Suspect(get_raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables]
     guilty = find_suspect_meeting_rows(trace, trace_of, lambda _: suspects, size) or find_suspect_apart_from_rows(trace, suspects)
     if guilty is not None:
         refused_calls.refuse_undistributed(guilty.array, guilty.how, replicas)
@@ -60,7 +58,7 @@ def find_variables_with_rows(function: UserFunction, trace: Trace, owned: OwnedO
         for variable in candidates.values()
         if not variable.trainable and not random_keys.is_seed_state(variable) and len(variable.shape)
     ]
-    return [variable for variable in untrained if refused_calls.has_different_rows(keras_private.get_raw_value(variable))]
+    return [variable for variable in untrained if refused_calls.has_different_rows(get_raw_value(variable))]
 
 
 def find_suspect_apart_from_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 import keras
 
-from unisono._src import keras_private
 from unisono._src.checks.user_code.captured_arrays import check_captured_iterators, check_leaked_tracers, find_captured_arrays
 from unisono._src.checks.user_code.data_in_variables import check_data_in_variables
 from unisono._src.checks.user_code.jaxpr import Atom, check_collectives
@@ -17,6 +16,7 @@ from unisono._src.checks.user_code.numpy_draws import check_numpy_draws
 from unisono._src.checks.user_code.provenance import NumberArgument, Provenance, RowSum
 from unisono._src.checks.user_code.results import find_origins
 from unisono._src.checks.user_code.undistributed_arrays import refuse_undistributed_arrays
+from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.ownership import OwnedObjects
 from unisono._src.replica import refused_calls
 from unisono._src.replica.variable_discovery import Trace
@@ -124,7 +124,7 @@ def check_summed_gradients(trace: Trace, replicas: int) -> None:
         if replicas > 1
         else []
     )
-    sums = {id(keras_private.get_raw_value(variable)): variable for variable in used}
+    sums = {id(get_raw_value(variable)): variable for variable in used}
     outputs = trace.program.jaxpr.outvars
     for optimizer, results in trace.find_results("gradients") if sums else []:
         for result in results:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from unisono._src import keras_private
 from unisono._src.checks.user_code.captured_arrays import (
     CapturedArray,
     find_captured_arrays,
@@ -23,6 +22,7 @@ from unisono._src.checks.user_code.captured_arrays import (
 )
 from unisono._src.checks.user_code.jaxpr import can_come_from, find_constants, find_unmarked_constants, is_among_constants
 from unisono._src.checks.user_code.results import find_constant_operands, find_origins
+from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray, Shape, UserFunction
@@ -70,7 +70,7 @@ def refuse_undistributed_arrays(
 
 def find_nonvariable_constants(trace: Trace) -> list[AnyArray]:
     """Return the constant arrays of the program that are no variables."""
-    variables = {id(keras_private.get_raw_value(variable)) for variable in trace.used}
+    variables = {id(get_raw_value(variable)) for variable in trace.used}
     return [constant for constant in find_constants(trace.program) if id(constant) not in variables]
 
 
@@ -131,7 +131,7 @@ def find_sole_suspect(trace: Trace, results: Collection[int], suspects: list[Sus
 
 def find_seed_ids(trace: Trace) -> set[int]:
     """Return the ids of the constants that random numbers are drawn from: each replica draws others."""
-    return {id(keras_private.get_raw_value(variable)) for variable in trace.used if random_keys.is_seed_state(variable)}
+    return {id(get_raw_value(variable)) for variable in trace.used if random_keys.is_seed_state(variable)}
 
 
 def find_suspect_meeting_rows(
