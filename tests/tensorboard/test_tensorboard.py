@@ -22,10 +22,10 @@ from keras import layers
 from sizes import BATCH, ROWS, STEPS, slow
 from trainings import fitting, on, rows, run
 from unisono._src.tensorboard import weight_summaries
+from unisono._src.tensorboard.batch_count import Speed
 from unisono._src.tensorboard.callback import TensorBoard
 from unisono._src.tensorboard.layer_graph import Node, build_nodes
 from unisono._src.tensorboard.profiling import Profile
-from unisono._src.tensorboard.speed import Speed
 from unisono.callbacks import BackupAndRestore
 
 event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
@@ -196,7 +196,7 @@ class Slow(keras.callbacks.Callback):
 def test_rows_and_steps_a_second(tmp_path, strategy, monkeypatch):
     """Rows over the seconds of the training, steps over those of the whole epoch, as Keras has it."""
     slow = Slow()
-    monkeypatch.setattr("unisono._src.tensorboard.speed.time", slow)
+    monkeypatch.setattr("unisono._src.tensorboard.batch_count.time", slow)
     trained(tmp_path, strategy, callbacks=[slow], epochs=2, more=VALIDATION, write_steps_per_second=True, update_freq=2)
     found = scalars(tmp_path / "train")
     assert found["epoch_images_per_second"] == dict.fromkeys(range(2), np.float32(ROWS / 10))
@@ -610,7 +610,7 @@ def test_rows_of_a_resumed_epoch(tmp_path):
     model = regressor()()
     model.evaluate(rows(40, 6), rows(40, 2), verbose=0)  # 40 rows in 8 batches
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unisono._src.tensorboard.speed.time.perf_counter", lambda: speed._began + 5.0)
+        patch.setattr("unisono._src.tensorboard.batch_count.time.perf_counter", lambda: speed._began + 5.0)
         speed.note_rows(model)
     assert speed.rows_per_second == 5.0
 

@@ -1,62 +1,84 @@
-"""The numbers of batches over all epochs of a fit."""
+"""The numbers of batches over all epochs of a fit, and the speed of an epoch."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+import dataclasses
+import time
+
+import keras
+
+from unisono._src.keras_private.compiled_losses import get_loss_tracker
 
 
-class BatchCountState(TypedDict):
-    """The state of a `BatchCount`, in JSON."""
-
-    epoch: int | None
-    batches_before_epoch: int
-    batches_of_epoch: int
-
-
+@dataclasses.dataclass
 class BatchCount:
-    """A count of batches from 1 on, as Keras' TensorBoard counts: the `steps_per_execution` batches of one call are one batch.
+    """A count of batches from 1 on. Its fields are what a checkpoint holds of it.
 
     The numbers of an epoch start from the count before the epoch. So a callback may save the state before or after the batch is counted.
     """
 
-    def __init__(self) -> None:
-        self.steps_per_execution = 1
-        """The model's `steps_per_execution`."""
-        self._epoch: int | None = None
-        self._batches_before = self._batches_of_epoch = 0
+    epoch: int | None = None
+    batches_before_epoch: int = 0
+    batches_of_epoch: int = 0
 
     @property
     def done(self) -> int:
         """Return how many batches have ended."""
-        return self._batches_before + self._batches_of_epoch
+        return self.batches_before_epoch + self.batches_of_epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:  # else a resumed training continues this epoch
-            done = self.done
-            self._epoch = epoch
-            self._batches_before = done
-            self._batches_of_epoch = 0
+        if epoch != self.epoch:  # else a resumed training continues this epoch
+            self.batches_before_epoch = self.done
+            self.batches_of_epoch = 0
+            self.epoch = epoch
 
-    def number(self, batch: int) -> int:
-        """Return the number of the batch with this index in the epoch."""
-        return self._batches_before + batch // self.steps_per_execution + 1
-
-    def ended(self, batch: int) -> bool:
+    def count_batch(self, number: int) -> bool:
         """Count a batch that has ended. Return False if it was counted before: after a resume at the very end of an epoch."""
-        number = self.number(batch)
         if number <= self.done:
             return False
-        self._batches_of_epoch = number - self._batches_before
+        self.batches_of_epoch = number - self.batches_before_epoch
         return True
 
-    def get_state(self) -> BatchCountState:
-        return {
-            "epoch": self._epoch,
-            "batches_before_epoch": self._batches_before,
-            "batches_of_epoch": self._batches_of_epoch,
-        }
 
-    def set_state(self, state: BatchCountState) -> None:
-        self._epoch = state["epoch"]
-        self._batches_before = state["batches_before_epoch"]
-        self._batches_of_epoch = state["batches_of_epoch"]
+class Speed:
+    """The speed of one epoch, from its beginning on."""
+
+    def __init__(self, steps: int) -> None:
+        """`steps` is the number of steps before the epoch."""
+        self._steps = steps
+        self._began = time.perf_counter()
+        self._mark = (0, self._began)
+        """The batches and the time when the speed was last asked for."""
+        self._first: int | None = None
+        self._ended = 0
+        """The number of batches of the epoch that have ended, those before a resume included."""
+        self.rows_per_second: float | None = None
+        """The speed of the training without the validation. None before the training is over, and for models that count no rows."""
+
+    def begin_batch(self, batch: int, number: int) -> None:
+        if self._first is None:
+            self._first = batch
+            self._mark = (number - 1, time.perf_counter())
+
+    def end_batch(self, batch: int) -> None:
+        self._ended = batch + 1
+
+    def batches_per_second(self, number: int) -> float:
+        """Return the speed since the last call, or since the epoch's first batch. The batches must be complete."""
+        batches, began = self._mark
+        self._mark = (number, time.perf_counter())
+        return (number - batches) / (self._mark[1] - began)
+
+    def steps_per_second(self, steps: int) -> float:
+        """Return the speed of the whole epoch, validation included, as Keras counts."""
+        return (steps - self._steps) / (time.perf_counter() - self._began)
+
+    def note_rows(self, model: keras.Model) -> None:
+        """Note the rows of the epoch from the loss metric, before a validation resets it."""
+        tracker = get_loss_tracker(model)
+        if self.rows_per_second is not None or self._first is None or not self._ended or tracker is None:
+            return
+        rows = float(tracker.count.value)  # waits for the last step
+        if rows:
+            fraction = (self._ended - self._first) / self._ended  # the metric also counts the rows before a resume
+            self.rows_per_second = rows * fraction / (time.perf_counter() - self._began)

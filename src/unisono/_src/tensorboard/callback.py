@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Literal, TypeGuard, cast
 
 import jax
 import keras
+import numpy as np
+from numpy.typing import ArrayLike
 
 from unisono._src.fit.keras_hooks import Bond
 from unisono._src.fit.steps_per_call import MOST_STEPS
 from unisono._src.keras_private.models import get_bond
+from unisono._src.keras_private.optimizers import LossScaleOptimizer
 from unisono._src.near_names import says_near_names
-from unisono._src.tensorboard import model_summary, weight_summaries
-from unisono._src.tensorboard.batch_count import BatchCount, BatchCountState
+from unisono._src.tensorboard.batch_count import BatchCount, Speed
 from unisono._src.tensorboard.event_file import EventFiles, import_tensorboardx
-from unisono._src.tensorboard.logged_numbers import convert_to_float, flatten_numbers, read_logged_settings
+from unisono._src.tensorboard.layer_graph import write_model
 from unisono._src.tensorboard.profiling import Profile, ProfileBatch
 from unisono._src.tensorboard.projector import MetadataFiles, Projector
-from unisono._src.tensorboard.speed import Speed
-from unisono._src.typing import Logs, UserObject
+from unisono._src.tensorboard.weight_summaries import write_weights
+from unisono._src.typing import Json, Logs, UserObject
 
 FLUSH_SECONDS = 10.0
 
@@ -83,42 +87,48 @@ class TensorBoard(keras.callbacks.Callback):
             warnings.warn(
                 "embeddings_metadata is for the tables that embeddings_freq=1 writes, which was not given.", stacklevel=3
             )
+        self.profile_batch: ProfileBatch = profile_batch
         self._files = EventFiles(self.log_dir)
-        self._profile = Profile(profile_batch, os.path.join(self.log_dir, "train"))
         self._projector = Projector(self.log_dir, embeddings_metadata)
+        self._bond: Bond | None = None
+        self._steps_per_execution = 1
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Prepare for the next fit."""
+        self._profile = Profile(self.profile_batch, os.path.join(self.log_dir, "train"))
         self._batch_count = BatchCount()
         self._speed = Speed(0)
-        self._bond: Bond | None = None
         self._is_fitting = False
 
     # Methods that Keras calls.
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
-        self._end_fit()  # outside of a strategy, no call tells that a fit was broken off
+        self._bond = get_bond(model)
+        self.fit_is_over()  # outside of a strategy, no call tells that a fit was broken off
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        model = cast(keras.Model, self.model)
-        self._bond = get_bond(model)
+        model = self._synced_model
         self._is_fitting = True
-        self._batch_count.steps_per_execution = model.steps_per_execution
+        self._steps_per_execution = model.steps_per_execution
         if self.embeddings_freq:
             self._projector.check(model)
         if self.write_graph:
-            model_summary.write_model(model, self._files["train"])
+            write_model(model, self._files["train"])
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._batch_count.begin_epoch(epoch)
         self._speed = Speed(self._steps_taken() if self.write_steps_per_second else 0)
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        number = self._batch_count.number(batch)
+        number = self._number(batch)
         self._speed.begin_batch(batch, number)
         self._profile.begin_batch(number, batch, self._wait_for_steps)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        number = self._batch_count.number(batch)
-        if self._batch_count.ended(batch):
+        number = self._number(batch)
+        if self._batch_count.count_batch(number):
             self._speed.end_batch(batch)
             if self.update_freq != "epoch" and number % self.update_freq == 0:
                 self._write_batch(number, logs)
@@ -126,51 +136,53 @@ class TensorBoard(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         if self._is_fitting:
-            self._speed.note_rows(cast(keras.Model, self.model))
+            self._speed.note_rows(self._synced_model)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
-        if self._optimizer is not None:
+        if self._synced_model.optimizer is not None:
             named = {f"evaluation_{name}_vs_iterations": value for name, value in flatten_numbers(logs or {})}
             self._files["validation"].write_scalars(named, self._steps_taken())
         if not self._is_fitting:
             self._files.close()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        model = cast(keras.Model, self.model)
+        model = self._synced_model
         self._speed.note_rows(model)
         if logs:
             self._write_epoch(epoch, dict(flatten_numbers(logs)))
         if self.histogram_freq and epoch % self.histogram_freq == 0:
-            weight_summaries.write_weights(model, self._files["train"], epoch, self.write_images)
+            write_weights(model, self._files["train"], epoch, self.write_images)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
             self._projector.write(model, epoch)
         self._files.flush()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._profile.warn_if_missed(self._batch_count.done)
-        self._end_fit()
+        self.fit_is_over()
 
     # Methods that our fit calls.
 
     def fit_is_over(self) -> None:
         """End the fit, also after an error."""
-        self._end_fit()
+        self._profile.stop()
+        self._files.close()
+        self._begin_anew()
 
     def steps_until_due(self, step: int) -> int:
         """Return how many steps one call may take up to a step that is written, or at which a profile begins or ends."""
-        done = self._batch_count.number(step) - 1
+        done = self._number(step) - 1
         until_written = MOST_STEPS if self.update_freq == "epoch" else self.update_freq - done % self.update_freq
-        return min(until_written, self._profile.steps_until_due(done))
+        return min(until_written, self._profile.count_steps_until_due(done))
 
     # Methods that BackupAndRestore calls.
 
-    def get_state(self) -> BatchCountState:
+    def get_state(self) -> dict[str, Json]:
         """Return the state, in JSON."""
         self._files.flush()  # batches that a checkpoint has counted are not written again
-        return self._batch_count.get_state()
+        return dataclasses.asdict(self._batch_count)
 
-    def set_state(self, state: BatchCountState) -> None:
-        self._batch_count.set_state(state)
+    def set_state(self, state: dict[str, Json]) -> None:
+        self._batch_count = BatchCount(**state)
 
     # Writing.
 
@@ -184,7 +196,7 @@ class TensorBoard(keras.callbacks.Callback):
     def _write_epoch(self, epoch: int, logs: dict[str, float]) -> None:
         train = {name: value for name, value in logs.items() if not name.startswith("val_")}
         validation = {name.removeprefix("val_"): value for name, value in logs.items() if name not in train}
-        train |= read_logged_settings(self._optimizer)
+        train |= read_logged_settings(self._synced_model.optimizer)
         if self.write_steps_per_second:
             train["steps_per_second"] = self._speed.steps_per_second(self._steps_taken())
         if self._speed.rows_per_second is not None:
@@ -197,28 +209,25 @@ class TensorBoard(keras.callbacks.Callback):
 
     def _newest_logs(self, shown: Logs) -> Logs:
         """Return the logs of the last step, and what callbacks added to them. Our fit gives callbacks older logs, which cost no wait."""
-        course = None if self._bond is None else self._bond.data_position
-        return shown if course is None else {**shown, **course.logs}
+        position = None if self._bond is None else self._bond.data_position
+        return shown if position is None else {**shown, **position.logs}
 
     def _wait_for_steps(self) -> None:
         jax.block_until_ready(self._newest_logs({}))  # outside of a strategy, Keras has waited
 
     @property
-    def _optimizer(self) -> keras.optimizers.Optimizer | None:
-        return cast(keras.Model, self.model).optimizer
+    def _synced_model(self) -> keras.Model:
+        """Return the model with the newest values in its variables. Keras takes them over whenever a callback asks for the model."""
+        return cast(keras.Model, self.model)
+
+    def _number(self, batch: int) -> int:
+        """Return the number of the batch with this index in the epoch. As Keras counts, the batches of one execution are one batch."""
+        return self._batch_count.batches_before_epoch + batch // self._steps_per_execution + 1
 
     def _steps_taken(self) -> int:
         """Return the steps that the optimizer has counted, as Keras does; batches for a model without an optimizer."""
-        optimizer = self._optimizer
+        optimizer = self._synced_model.optimizer
         return self._batch_count.done if optimizer is None else int(convert_to_float(optimizer.iterations))
-
-    def _end_fit(self) -> None:
-        self._profile.stop()
-        self._profile.begin_anew()
-        self._files.close()
-        self._batch_count = BatchCount()
-        self._is_fitting = False
-        self._bond = None
 
 
 def check_epochs(name: str, value: UserObject) -> int:
@@ -230,3 +239,31 @@ def check_epochs(name: str, value: UserObject) -> int:
 
 def is_whole_number(value: UserObject, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def flatten_numbers(logs: Logs) -> Iterator[tuple[str, float]]:
+    """Yield (name, number) for all numbers of the logs. A metric with several values has a name for each."""
+    for name, value in logs.items():
+        if isinstance(value, dict):
+            yield from flatten_numbers(value)
+        elif np.ndim(value):
+            yield from ((f"{name}/{index}", float(item)) for index, item in enumerate(np.ravel(value)))
+        else:
+            yield name, float(value)
+
+
+def read_logged_settings(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
+    """Return an optimizer's current learning rates, by the names that Keras writes, and its loss scale."""
+    inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
+    settings = {}
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        settings = {f"learning_rate_{part.name}": convert_to_float(part.learning_rate) for part in inner.optimizers}
+    elif inner is not None:
+        settings = {"learning_rate": convert_to_float(inner.learning_rate)}
+    if isinstance(optimizer, LossScaleOptimizer):
+        settings["loss_scale"] = convert_to_float(optimizer.dynamic_scale)
+    return settings
+
+
+def convert_to_float(value: keras.Variable | ArrayLike) -> float:
+    return float(np.asarray(keras.ops.convert_to_numpy(value)))

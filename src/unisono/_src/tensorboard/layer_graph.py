@@ -1,11 +1,17 @@
-"""The graph of a model's layers, as TensorBoard draws graphs."""
+"""The layers of a model as TensorBoard shows them: a graph, or a table."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import keras
 
 from unisono._src.typing import Config, Json
+
+if TYPE_CHECKING:
+    from unisono._src.tensorboard.event_file import EventFile
 
 MODELS = ("Functional", "Sequential")
 """Classes of models with a graph of layers. A class of the user may do anything in `call`."""
@@ -17,6 +23,24 @@ class Node(NamedTuple):
     name: str
     kind: str
     inputs: tuple[str, ...]
+
+
+def write_model(model: keras.Model, file: EventFile) -> None:
+    """Write the graph of layers, also in the form and under the tag of Keras ("conceptual graph"); or a table of layers as text."""
+    if type(model).__name__ in MODELS:
+        try:
+            config = model.to_json()
+            nodes = build_nodes(json.loads(config))
+        except Exception:  # a layer of the user has no config, or an unusual one: no reason to lose a training
+            pass
+        else:
+            file.write_tensor("keras", "graph_keras_model", config.encode(), 0, content=b"1")
+            file.write_layers(nodes)
+            return
+    lines: list[str] = []
+    model.summary(print_fn=lines.append)
+    table = "\n".join(lines)
+    file.write_tensor("model_summary", "text", f"```\n{table}\n```".encode(), 0)
 
 
 def build_nodes(model: Config) -> list[Node]:
@@ -59,20 +83,23 @@ def pick_output(names: list[str], index: int) -> str:
     return names[min(index, len(names) - 1)]
 
 
-def find_call_inputs(value: Json) -> Iterator[tuple[str, int]]:
+def find_call_inputs(call: Json) -> Iterator[tuple[str, int]]:
     """Yield (layer, output) for each tensor that a layer is called with, anywhere in the arguments."""
-    if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
-        name, _, index = value["config"]["keras_history"]
-        yield name, index
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from find_call_inputs(item)
+    for value in walk_json(call):
+        if isinstance(value, dict) and value.get("class_name") == "__keras_tensor__":
+            name, _, index = value["config"]["keras_history"]
+            yield name, index
 
 
-def find_model_ends(value: Json) -> Iterator[tuple[str, int]]:
+def find_model_ends(ends: Json) -> Iterator[tuple[str, int]]:
     """Yield (layer, output) for each input or output of a model, in any structure."""
-    if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
-        yield value[0], value[2]
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from find_model_ends(item)
+    for value in walk_json(ends):
+        if isinstance(value, list) and len(value) == 3 and isinstance(value[0], str):
+            yield value[0], value[2]
+
+
+def walk_json(value: Json) -> Iterator[Json]:
+    """Yield a value and all values inside it."""
+    yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from walk_json(item)

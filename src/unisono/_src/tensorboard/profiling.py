@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -29,15 +29,11 @@ class Profile:
         self.first, self.last = parse_profile_batch(profile_batch)
         self._profile_batch = profile_batch
         self._directory = directory
-        self.begin_anew()
-
-    def begin_anew(self) -> None:
-        """Prepare for the next fit."""
         self._is_over = self.first == 0
         self._is_running = False
         self._annotation = contextlib.ExitStack()
 
-    def steps_until_due(self, done: int) -> int:
+    def count_steps_until_due(self, done: int) -> int:
         """Return how many batches one call may take after `done` batches without crossing the beginning or the end of the profile."""
         if self._is_over or done >= self.last:
             return MOST_STEPS
@@ -47,7 +43,12 @@ class Profile:
         """Start the profile if it begins with this batch. `wait` waits for the steps before, so that they are not in the profile."""
         if not self._is_over and not self._is_running and self.first <= number <= self.last:
             wait()
-            self._start()
+            with self._warn_of_errors("there is no profile"):
+                options = jax.profiler.ProfileOptions()
+                if sys.version_info < (3, 12):  # recording Python's functions may end the process there: keras-team/keras#20450
+                    options.python_tracer_level = 0
+                jax.profiler.start_trace(self._directory, profiler_options=options)
+                self._is_running = True
         if self._is_running:
             self._annotation.enter_context(jax.profiler.StepTraceAnnotation(f"Profiled batch {batch}", step_num=number))
 
@@ -60,16 +61,11 @@ class Profile:
     def stop(self) -> None:
         """Write the profile, also of fewer batches."""
         self._annotation.close()
-        if not self._is_running:
-            return
-        self._is_running = False
-        self._is_over = True
-        try:
-            jax.profiler.stop_trace()
-        except Exception as e:  # no reason to lose a training
-            warnings.warn(
-                f"profile_batch={self._profile_batch!r}: the profile was not written, because {describe_error(e)}.", stacklevel=2
-            )
+        if self._is_running:
+            self._is_running = False
+            self._is_over = True
+            with self._warn_of_errors("the profile was not written"):
+                jax.profiler.stop_trace()
 
     def warn_if_missed(self, done: int) -> None:
         """Warn if a fit of `done` batches did not reach the profile."""
@@ -80,22 +76,14 @@ class Profile:
                 stacklevel=2,
             )
 
-    def _start(self) -> None:
+    @contextlib.contextmanager
+    def _warn_of_errors(self, result: str) -> Iterator[None]:
         try:
-            jax.profiler.start_trace(self._directory, profiler_options=make_profiler_options())
-            self._is_running = True
+            yield
         except Exception as e:  # no reason to lose a training
             self._is_over = True
-            warnings.warn(
-                f"profile_batch={self._profile_batch!r}: there is no profile, because {describe_error(e)}.", stacklevel=2
-            )
-
-
-def make_profiler_options() -> jax.profiler.ProfileOptions:
-    options = jax.profiler.ProfileOptions()
-    if sys.version_info < (3, 12):  # recording Python's functions may end the process there: keras-team/keras#20450
-        options.python_tracer_level = 0
-    return options
+            error = f"{type(e).__name__} was raised: {e}".rstrip(".")
+            warnings.warn(f"profile_batch={self._profile_batch!r}: {result}, because {error}.", stacklevel=4)
 
 
 def parse_profile_batch(profile_batch: ProfileBatch) -> tuple[int, int]:
@@ -113,7 +101,3 @@ def parse_profile_batch(profile_batch: ProfileBatch) -> tuple[int, int]:
         f"profile_batch is the number of a batch, a pair of the first and the last one, or 0 for no profile; received "
         f"{profile_batch!r}. Batches are counted over all epochs, from 1 on."
     )
-
-
-def describe_error(error: Exception) -> str:
-    return f"{type(error).__name__} was raised: {error}".rstrip(".")

@@ -49,22 +49,14 @@ class Projector:
             )
 
     def write(self, model: keras.Model, epoch: int) -> None:
-        """Write the tables of an epoch, and the list of all files."""
+        """Write the tables of an epoch, and the list of all files. After a resume, files of the earlier training are among them."""
+        folder = self._log_dir / "train" / "embeddings"
         for layer in find_embeddings(model):
-            path = self._table_folder / layer.name / f"epoch_{epoch:05d}.tsv"
+            path = folder / layer.name / f"epoch_{epoch:05d}.tsv"
             path.parent.mkdir(parents=True, exist_ok=True)
             table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings)).astype("float32")
             np.savetxt(path, table, fmt="%.9g", delimiter="\t")
-        self._write_list()
-
-    @property
-    def _table_folder(self) -> pathlib.Path:
-        return self._log_dir / "train" / "embeddings"
-
-    def _write_list(self) -> None:
-        """Write the list of all files in the folder. After a resume, files of the earlier training are among them."""
-        entries = [self._format_entry(path) for path in sorted(self._table_folder.glob("*/*.tsv"))]
-        (self._log_dir / CONFIG).write_text("".join(entries))
+        (self._log_dir / CONFIG).write_text("".join(map(self._format_entry, sorted(folder.glob("*/*.tsv")))))
 
     def _format_entry(self, path: pathlib.Path) -> str:
         layer = path.parent.name
@@ -72,8 +64,8 @@ class Projector:
         metadata = self._metadata.get(layer) if isinstance(self._metadata, dict) else self._metadata
         if metadata is not None:
             fields["metadata_path"] = os.fspath(metadata)
-        lines = [f"  {name}: {json.dumps(value)}\n" for name, value in fields.items()]
-        return "".join(["embeddings {\n", *lines, "}\n"])
+        lines = [f"  {name}: {json.dumps(value)}" for name, value in fields.items()]
+        return "\n".join(["embeddings {", *lines, "}\n"])
 
 
 def find_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:

@@ -23,10 +23,10 @@ def write_weights(model: keras.Model, file: EventFile, epoch: int, as_images: bo
     for weight in (weight for layer in model.layers for weight in layer.weights):
         name = weight.path.replace(":", "_")
         value = cast(np.ndarray, keras.ops.convert_to_numpy(weight.value))
-        file.tensor(f"{name}/histogram", "histograms", compute_histogram(value), epoch)
+        file.write_tensor(f"{name}/histogram", "histograms", compute_histogram(value), epoch)
         shown = encode_images(value) if as_images else None
         if shown is not None:
-            file.tensor(f"{name}/image", "images", shown, epoch)
+            file.write_tensor(f"{name}/image", "images", shown, epoch)
 
 
 def compute_histogram(values: ArrayLike) -> np.ndarray:
