@@ -12,8 +12,8 @@ from unisono._src.cluster.environments.by_launcher import LauncherVariables
 from unisono._src.cluster.environments.by_tf_config import TFConfig
 from unisono._src.cluster.environments.environment import Cluster, ClusterEnvironment, ClusterError
 from unisono._src.jax_private import distributed
+from unisono._src.jax_private.runtime import has_jax_started
 from unisono._src.processes import names
-from unisono._src.xla.runtime import has_jax_started
 
 ALONE = Cluster(None, 1, 0, "nobody")
 HEARTBEATS = 4

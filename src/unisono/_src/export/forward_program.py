@@ -16,6 +16,7 @@ from jax import export as jax_export
 from unisono._src.export import open_batch
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.structure import Structure, StructureError, flatten_tree
+from unisono._src.jax_private.tracing import omit_source_lines
 from unisono._src.keras_private.compiled_losses import call_model
 from unisono._src.keras_private.export_inputs import avoid_platform_kernels
 from unisono._src.keras_private.masks import get_keras_mask, hide_masks
@@ -23,7 +24,6 @@ from unisono._src.keras_private.method_calls import replace_methods
 from unisono._src.keras_private.trace_failures import find_first_error
 from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction
-from unisono._src.xla.tracebacks import omit_source_lines
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 

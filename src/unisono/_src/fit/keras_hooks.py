@@ -25,6 +25,7 @@ from unisono._src.distributed.replicated import refuse_tensorflow_data
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.fit.data_position import DataPosition, read_position
 from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
+from unisono._src.jax_private import tracing
 from unisono._src.keras_private.building import build_by_calling, needs_batch
 from unisono._src.keras_private.callback_calls import (
     BATCH_HOOKS,
@@ -75,7 +76,6 @@ from unisono._src.step.predict import PredictStep
 from unisono._src.step.replica_sums import INPUT_GROUPS
 from unisono._src.step.step import Step
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, PyTree, UserBatch, UserObject
-from unisono._src.xla import tracing
 
 P = ParamSpec("P")
 T = TypeVar("T")

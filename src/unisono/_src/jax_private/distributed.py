@@ -1,4 +1,4 @@
-"""The only file of this room that touches what is private in JAX; checked with jax and jaxlib 0.10.2."""
+"""The connection between processes."""
 
 from __future__ import annotations
 

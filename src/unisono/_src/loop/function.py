@@ -27,6 +27,7 @@ from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.trainer_state import (
     ReadingScope,
@@ -39,7 +40,6 @@ from unisono._src.loop.run_arguments import refuse_changed_structure
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, Shape, UserFunction, UserObject, Values
-from unisono._src.xla import tracing
 from unisono._src.xla.determinism import get_compiler_options
 from unisono._src.xla.rewrite import rewrite_function
 

@@ -13,10 +13,10 @@ from unisono._src.checks.user_code.captures import read_cell
 from unisono._src.checks.user_code.identity import VALUE_TYPES, IdentityKey, make_exact_key
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.jax_private import tracing
 from unisono._src.loop.compiled_function import CompiledFunction
 from unisono._src.loop.run_arguments import sort_arguments
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
-from unisono._src.xla import tracing
 
 MOST_FUNCTIONS = 64
 MOST_VARIANTS = 4

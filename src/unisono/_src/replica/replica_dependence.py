@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.extend import core
-from jax.interpreters import partial_eval
 
+from unisono._src.jax_private.equations import drop_unneeded
 from unisono._src.typing import AnyArray, Array, PyTree
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -33,15 +32,8 @@ def are_same_for_all(compute: Callable[[PyTree, PyTree], list[Array]], shared: P
 def trace_used(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree, own: PyTree) -> tuple[str, list[AnyArray], bool]:
     """Return (the text of the program without equations that its results do not need, its constants, whether it uses `own`)."""
     program = jax.make_jaxpr(compute)(shared, own)
-    reduced, used = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars))
-    read = {operand for equation in reduced.eqns for operand in equation.invars if not isinstance(operand, core.Literal)} | {
-        result for result in reduced.outvars if not isinstance(result, core.Literal)
-    }
-    constants = {
-        variable: value for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True) if variable in read
-    }
-    text = ADDRESS.sub("", str(reduced.replace(constvars=list(constants))))
-    return text, list(constants.values()), any(used[len(jax.tree.leaves(shared)) :])
+    reduced, used = drop_unneeded(program, [True] * len(program.jaxpr.outvars))
+    return ADDRESS.sub("", str(reduced.jaxpr)), reduced.consts, any(used[len(jax.tree.leaves(shared)) :])
 
 
 def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:

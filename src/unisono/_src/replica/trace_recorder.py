@@ -11,6 +11,7 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
+from unisono._src.jax_private import tracing
 from unisono._src.keras_private.crops import crop_by_slices
 from unisono._src.keras_private.method_calls import replace_methods
 from unisono._src.keras_private.optimizers import (
@@ -22,7 +23,6 @@ from unisono._src.keras_private.optimizers import (
 from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.replica import refused_calls
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
-from unisono._src.xla import tracing
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from unisono._src.distributed import per_replica
 from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
+from unisono._src.jax_private.runtime import has_jax_started
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
@@ -71,7 +72,7 @@ class Strategy(execution_mode.ReplicaRunner):
         )
         self._check(devices, replicas, accumulate, deterministic)
         count = devices if isinstance(devices, int) else None
-        if not runtime.has_jax_started():
+        if not has_jax_started():
             if deterministic:
                 determinism.add_missing_flags()
             if count:

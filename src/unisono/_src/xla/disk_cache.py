@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src.lru_cache import LRUCache  # checked with jax 0.10.2: JAX's own cache keeps its entries in it
 
+from unisono._src.jax_private.programs import LRUCache
 from unisono._src.versions import list_versions
 from unisono._src.xla import determinism, processor, runtime
 

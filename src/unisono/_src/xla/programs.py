@@ -11,7 +11,6 @@ import collections
 import contextlib
 import functools
 import hashlib
-import io
 import pickle
 import time
 import warnings
@@ -20,15 +19,15 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import TypeAlias
 
 import jax
-import numpy as np
-from jax._src import compiler  # checked with jax 0.10.2: CPU executables carry their devices, hence new options
 from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
+from unisono._src.jax_private import tracing
+from unisono._src.jax_private.programs import load_on_device
 from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Arguments, PyTree
-from unisono._src.xla import determinism, disk_cache, tracing
+from unisono._src.xla import determinism, disk_cache
 
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
 """Errors of JAX for machine code that cannot be serialized."""
@@ -197,14 +196,4 @@ class PortableProgram:
         return loaded
 
     def _load(self, device: jax.Device) -> jax.stages.Compiled:
-        payload, in_tree, out_tree = self._serialized
-        options = compiler.get_compile_options(num_replicas=1, num_partitions=1, device_assignment=np.array([[device]]))
-
-        class Unpickler(serialize_executable._JaxPjrtUnpickler):
-            def persistent_load(self, pid: tuple[object, ...]) -> object:
-                if pid[0] == "exec":
-                    return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
-                return device if pid[0] == "device" else super().persistent_load(pid)
-
-        unloaded, args_info, no_kwargs = Unpickler(io.BytesIO(payload), device.client, [device]).load()
-        return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(args_info), out_tree, no_kwargs=no_kwargs)
+        return load_on_device(*self._serialized, device)

@@ -10,14 +10,10 @@ import os
 import warnings
 
 import jax
-from jax._src import xla_bridge  # checked with jax 0.10.2: the only way to ask without starting JAX
+
+from unisono._src.jax_private.runtime import has_jax_started
 
 FEWEST_THREADS = 2
-
-
-def has_jax_started() -> bool:
-    """Return whether JAX has made its devices. The question does not make them."""
-    return xla_bridge.backends_are_initialized()
 
 
 def make_cpu_devices(count: int) -> None:

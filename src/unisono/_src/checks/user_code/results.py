@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from jax.extend import core
-from jax.interpreters import partial_eval
 
 from unisono._src.checks.user_code.jaxpr import Atom
+from unisono._src.jax_private.equations import drop_unneeded
 from unisono._src.typing import AnyArray, Shape
 
 
@@ -34,11 +34,8 @@ class Origins(NamedTuple):
 def find_origins(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
     """Return the arguments and constants that the results at these positions are made of."""
     wanted = [position in results for position in range(len(program.jaxpr.outvars))]
-    reduced, needed = partial_eval.dce_jaxpr(program.jaxpr, wanted)
-    variables = [*(variable for equation in reduced.eqns for variable in equation.invars), *reduced.outvars]
-    read = {variable for variable in variables if not isinstance(variable, core.Literal)}
-    constants = [value for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True) if variable in read]
-    return Origins({position for position, is_needed in enumerate(needed) if is_needed}, constants)
+    reduced, needed = drop_unneeded(program, wanted)
+    return Origins({position for position, is_needed in enumerate(needed) if is_needed}, reduced.consts)
 
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")

@@ -1,9 +1,11 @@
-"""Questions to JAX about the trace that is under way."""
+"""The trace that is under way, and what traces write into programs."""
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
-from jax._src import core  # checked with jax 0.10.2
+from jax._src import config, core
 
 
 def get_trace_state() -> object:
@@ -14,3 +16,8 @@ def get_trace_state() -> object:
 def is_jit_disabled() -> bool:
     """Return whether the user has switched compilation off, by `jax.disable_jit` or by JAX_DISABLE_JIT."""
     return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def omit_source_lines() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which programs, traced in this thread, hold no paths of source files."""
+    return config.traceback_in_locations_limit(0)
