@@ -9,17 +9,9 @@ import jax
 import pytest
 
 from unisono._src.cluster import connect as connecting
-from unisono._src.cluster.connect import (
-    compute_heartbeat_timeout,
-    connect_processes,
-    describe_cluster,
-    read_bound,
-    require_same_cluster,
-)
-from unisono._src.cluster.environments.by_arguments import ClusterArguments
-from unisono._src.cluster.environments.by_launcher import LauncherVariables
-from unisono._src.cluster.environments.by_tf_config import FORM, TFConfig
-from unisono._src.cluster.environments.environment import Cluster, ClusterError
+from unisono._src.cluster.connect import compute_heartbeat_timeout, connect_processes, read_bound, require_same_cluster
+from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments, describe_by_launcher
+from unisono._src.cluster.tf_config import FORM, describe_by_tf_config
 
 LAUNCHED = {"UNISONO_COORDINATOR": "127.0.0.1:1234", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": "2"}
 
@@ -29,33 +21,38 @@ def tf_config(kind="worker", index=1, **cluster):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
 
 
+def described(describe, given):
+    return describe(*given) if isinstance(given, tuple) else describe(given)
+
+
 def where(cluster):
     return cluster.coordinator, cluster.processes, cluster.process
 
 
-@pytest.mark.parametrize("place", [ClusterArguments(None, None, None), LauncherVariables(), TFConfig()])
-def test_a_place_that_says_nothing(place):
-    assert place.describe({"PATH": "/bin"}) is None
+def test_a_place_that_says_nothing():
+    assert describe_by_arguments(None, None, None) is None
+    assert describe_by_launcher({"PATH": "/bin"}) is None
+    assert describe_by_tf_config({"PATH": "/bin"}) is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"task": {"type": "worker", "index": 0}}', '{"cluster": {}}'])
 def test_a_tf_config_without_a_cluster_is_a_single_process(text):
-    assert TFConfig().describe({"TF_CONFIG": text}) is None
+    assert describe_by_tf_config({"TF_CONFIG": text}) is None
 
 
 @pytest.mark.parametrize(
-    ("place", "environment", "found"),
+    ("describe", "given", "found"),
     [
-        (ClusterArguments("h:1", 2, 0), {}, ("h:1", 2, 0)),
-        (LauncherVariables(), LAUNCHED, ("127.0.0.1:1234", 3, 2)),
-        (TFConfig(), tf_config(), ("a:1", 2, 1)),
-        (TFConfig(), tf_config("worker", 1, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 2)),
-        (TFConfig(), tf_config("chief", 0, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 0)),
-        (TFConfig(), tf_config("worker", 0, worker=["[fe80::1]:5"]), ("[fe80::1]:5", 1, 0)),
+        (describe_by_arguments, ("h:1", 2, 0), ("h:1", 2, 0)),
+        (describe_by_launcher, LAUNCHED, ("127.0.0.1:1234", 3, 2)),
+        (describe_by_tf_config, tf_config(), ("a:1", 2, 1)),
+        (describe_by_tf_config, tf_config("worker", 1, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 2)),
+        (describe_by_tf_config, tf_config("chief", 0, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 0)),
+        (describe_by_tf_config, tf_config("worker", 0, worker=["[fe80::1]:5"]), ("[fe80::1]:5", 1, 0)),
     ],
 )
-def test_a_place_that_says_something(place, environment, found):
-    assert where(place.describe(environment)) == found
+def test_a_place_that_says_something(describe, given, found):
+    assert where(described(describe, given)) == found
 
 
 def text_of(environment):
@@ -66,58 +63,63 @@ EVALUATOR = tf_config("evaluator", 0)
 SERVERS = tf_config("worker", 0, worker=["a:1"], ps=["b:2"])
 MASTER = tf_config("worker", 0, worker=["a:1"], master=["b:2"])
 BEYOND = tf_config("worker", 2)
+TYPE_LIST = tf_config(["worker"], 0)
 NO_LIST = tf_config("worker", 0, worker={"0": "a:1"})
 
 
 @pytest.mark.parametrize(
-    ("place", "environment", "message"),
+    ("describe", "given", "message"),
     [
         (
-            ClusterArguments("h:1", None, None), {},
+            describe_by_arguments, ("h:1", None, None),
             "received a cluster without processes and process. Write all three, coordinator='10.0.0.1:1234', processes=2, process=0, "
             "or none of them, where the environment says it.",
         ),
         (
-            ClusterArguments("h:1", 2, 2), {},
+            describe_by_arguments, ("h:1", 2, 2),
             "the program said process 2 of 2. There must be 1 process or more, and they are counted from 0 to 1.",
         ),
         (
-            ClusterArguments("localhost", 2, 1), {},
+            describe_by_arguments, ("localhost", 2, 1),
             "the program said that the coordinator is 'localhost'. It is the address of process 0 and a free port there: '10.0.0.1:1234'.",
         ),
         (
-            LauncherVariables(), {"UNISONO_PROCESSES": "3"},
+            describe_by_launcher, {"UNISONO_PROCESSES": "3"},
             "the environment lacks UNISONO_COORDINATOR and UNISONO_PROCESS. `unisono launch` sets all of UNISONO_COORDINATOR, "
             "UNISONO_PROCESSES, UNISONO_PROCESS; set them or none.",
         ),
-        (LauncherVariables(), LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
+        (describe_by_launcher, LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
         (
-            TFConfig(), {"TF_CONFIG": "{'cluster'"},
+            describe_by_tf_config, {"TF_CONFIG": "{'cluster'"},
             f"TF_CONFIG is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). It looks like {FORM}; "
             "received: {'cluster'",
         ),
-        (TFConfig(), {"TF_CONFIG": "[1]"}, f"TF_CONFIG looks like {FORM}; received: [1]"),
+        (describe_by_tf_config, {"TF_CONFIG": "[1]"}, f"TF_CONFIG looks like {FORM}; received: [1]"),
         (
-            TFConfig(), EVALUATOR,
+            describe_by_tf_config, EVALUATOR,
             "TF_CONFIG names 'evaluator'. An evaluator of its own is not needed: fit takes validation_data, and evaluates on all "
             f"workers. Leave it out: {FORM}; received: {text_of(EVALUATOR)}",
         ),
         (
-            TFConfig(), SERVERS,
+            describe_by_tf_config, SERVERS,
             "TF_CONFIG names 'ps'. Parameter servers are for asynchronous training, which Unisono does not do. "
             f"Leave it out: {FORM}; received: {text_of(SERVERS)}",
         ),
         (
-            TFConfig(), MASTER,
+            describe_by_tf_config, MASTER,
             f"TF_CONFIG names 'master', which is neither 'worker' nor 'chief'. It looks like {FORM}; received: {text_of(MASTER)}",
         ),
-        (TFConfig(), BEYOND, f"TF_CONFIG says that this is task 'worker' 2, and names worker 0, worker 1. Received: {text_of(BEYOND)}"),
-        (TFConfig(), NO_LIST, f"TF_CONFIG's 'worker' is a list of addresses. It looks like {FORM}; received: {text_of(NO_LIST)}"),
+        (
+            describe_by_tf_config, TYPE_LIST,
+            f"TF_CONFIG names ['worker'], which is neither 'worker' nor 'chief'. It looks like {FORM}; received: {text_of(TYPE_LIST)}",
+        ),
+        (describe_by_tf_config, BEYOND, f"TF_CONFIG says that this is task 'worker' 2, and names worker 0, worker 1. Received: {text_of(BEYOND)}"),
+        (describe_by_tf_config, NO_LIST, f"TF_CONFIG's 'worker' is a list of addresses. It looks like {FORM}; received: {text_of(NO_LIST)}"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_right(place, environment, message):
+def test_what_cannot_be_right(describe, given, message):
     with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
-        place.describe(environment)
+        described(describe, given)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +144,9 @@ def test_who_says_something_must_agree(monkeypatch):
         ClusterError,
         match=r"^the environment \(UNISONO_COORDINATOR and its kin\) said process 2 of 3, and TF_CONFIG process 1 of 2. Leave one of them out.$",
     ):
-        describe_cluster((ClusterArguments(None, None, None), LauncherVariables(), TFConfig()))
-    program, launched = Cluster("a:1", 3, 2, "the program"), LauncherVariables().describe(LAUNCHED)
-    assert require_same_cluster([program, launched]) is program
+        connect_processes()
+    program, launched = Cluster("a:1", 3, 2, "the program"), describe_by_launcher(LAUNCHED)
+    assert require_same_cluster([None, program, launched]) is program
 
 
 def test_a_single_process_needs_nobody(monkeypatch):
@@ -187,6 +189,3 @@ def test_the_bound(monkeypatch):
             ClusterError, match=f"^the environment variable UNISONO_BOUND is a number of seconds above 0; received '{text}'.$"
         ):
             read_bound()
-    assert read_bound(3) == 3
-    with pytest.raises(ClusterError, match=r"^bound is a number of seconds above 0; received 0.$"):
-        read_bound(0)

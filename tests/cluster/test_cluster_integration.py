@@ -116,9 +116,7 @@ def test_who_waits_in_vain_says_so(process):
     if process == 0:
         assert lines == [f"unisono: {waited} Not all have come."]
     else:
-        assert lines[-1].startswith(
-            f"unisono._src.cluster.environments.environment.ClusterError: {waited} Nobody listens there: "
-        )
+        assert lines[-1].startswith(f"unisono._src.cluster.description.ClusterError: {waited} Nobody listens there: ")
 
 
 def test_a_port_that_is_taken():
@@ -127,6 +125,6 @@ def test_a_port_that_is_taken():
         other.listen()
         port = other.getsockname()[1]
         assert failed(f"'127.0.0.1:{port}'", "2", "0").splitlines()[-1] == (
-            f"unisono._src.cluster.environments.environment.ClusterError: process 0 of 2 cannot listen at 127.0.0.1:{port} (the program said so): "
+            f"unisono._src.cluster.description.ClusterError: process 0 of 2 cannot listen at 127.0.0.1:{port} (the program said so): "
             f"[Errno 98] Address already in use. Name another port, the same in all processes."
         )

@@ -15,14 +15,13 @@ import types
 
 import pytest
 
-from unisono._src.cluster.watch import ends, local_processes, main_stack
-from unisono._src.cluster.watch.blame import is_fault_of_others
-from unisono._src.cluster.watch.board import Board
-from unisono._src.cluster.watch.verdict import PATIENCE, Observation, Verdict, judge_processes
-from unisono._src.cluster.watch.watch import SOON, ProcessWatch
+from unisono._src.cluster.watch import ends, local_processes
+from unisono._src.cluster.watch.begin import is_fault_of_others
+from unisono._src.cluster.watch.board import Board, Heartbeat, Verdict
+from unisono._src.cluster.watch.verdict import PATIENCE, Observation, judge_processes
+from unisono._src.cluster.watch.watch import SOON, ProcessWatch, format_main_stack
 from unisono._src.processes import names
 from unisono._src.processes.activity import Activity
-from unisono._src.processes.heartbeat import Heartbeat, parse_heartbeat
 
 BOUND, INTERVAL = 10.0, 1.0
 NAME = "process 1 (pid 11 on b)"
@@ -35,10 +34,8 @@ def record(process=1, **changes):
 def verdict(own=None, seen=None, silence=0.0, third=None, stopped=0.0, **changes):
     """Of process 0, on process 1."""
     own = record(0, step=5) if own is None else own
-    heard = {0: Observation(own, 0, "there"), 1: Observation(record(1, **changes), silence, seen)}
-    if third is not None:
-        heard[2] = third
-    return judge_processes(own, heard, BOUND, INTERVAL, stopped)
+    others = [Observation(record(1, **changes), silence, seen), *([] if third is None else [third])]
+    return judge_processes(own, others, BOUND, INTERVAL, stopped)
 
 
 WAITING = record(0, step=4, phase="waiting", seconds=8.0)
@@ -224,7 +221,11 @@ def test_a_process_sees_that_it_was_stopped():
 
 
 def test_a_record_survives_the_store():
-    assert parse_heartbeat(record().to_json()) == record()
+    board = Board(Store())
+    board.publish_heartbeat(record())
+    assert board.read_heartbeats() == {1: record()}
+    assert board.read_verdict() is None
+    assert board.settle(Verdict(1, "is lost")) == board.read_verdict() == Verdict(1, "is lost")
 
 
 def test_progress():
@@ -260,8 +261,8 @@ def test_what_the_kernel_says():
 
 
 def test_the_stack_is_the_main_threads():
-    assert main_stack.format_main_stack().splitlines()[-2].endswith("in format_main_stack")
-    assert "test_the_stack_is_the_main_threads" in main_stack.format_main_stack()
+    assert format_main_stack().splitlines()[-2].endswith("in format_main_stack")
+    assert "test_the_stack_is_the_main_threads" in format_main_stack()
 
 
 def raised_in(module: str, error: Exception) -> Exception:

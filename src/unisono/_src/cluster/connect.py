@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
 
 import jax
 
-from unisono._src.cluster.arrival import GRACE, check_port, exit_if_late, wait_for_coordinator
-from unisono._src.cluster.environments.by_arguments import ClusterArguments
-from unisono._src.cluster.environments.by_launcher import LauncherVariables
-from unisono._src.cluster.environments.by_tf_config import TFConfig
-from unisono._src.cluster.environments.environment import Cluster, ClusterEnvironment, ClusterError
+from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments, describe_by_launcher
+from unisono._src.cluster.tf_config import describe_by_tf_config
 from unisono._src.jax_private import distributed
 from unisono._src.jax_private.runtime import has_jax_started
 from unisono._src.processes import names
@@ -22,14 +25,15 @@ HEARTBEATS = 4
 FEWEST_SECONDS = 100
 """JAX' own default for its heartbeats."""
 
+GRACE = 30
+"""Seconds that JAX waits longer for the others than Unisono: it aborts without naming the missing process."""
+
+PAUSE = 0.2
+"""Seconds between two tries to reach process 0."""
+
 
 def connect_processes(
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
-    *,
-    timeout: int = 300,
-    bound: float | None = None,
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None, *, timeout: int = 300
 ) -> Cluster:
     """Make this process one of several, before JAX starts, and return the cluster.
 
@@ -42,14 +46,15 @@ def connect_processes(
         processes: The number of processes.
         process: The number of this process, counted from 0.
         timeout: Seconds in which all must have come.
-        bound: Seconds of the watch, by default those of the environment. JAX must not be sooner than the watch.
     """
-    described = describe_cluster((ClusterArguments(coordinator, processes, process), LauncherVariables(), TFConfig()))
+    described = require_same_cluster([
+        describe_by_arguments(coordinator, processes, process),
+        describe_by_launcher(os.environ),
+        describe_by_tf_config(os.environ),
+    ])  # fmt: skip
     if jax.distributed.is_initialized():
-        initialized = Cluster(
-            None, *distributed.get_process_count_and_number(), source="jax.distributed, which is initialized already,"
-        )
-        return initialized if described is None else require_same_cluster([initialized, described])
+        initialized = read_connected_cluster("jax.distributed, which is initialized already,")
+        return require_same_cluster([initialized, described]) or initialized
     if described is not None and described.processes == 1:
         return described
     if has_jax_started():
@@ -60,30 +65,30 @@ def connect_processes(
             f"Make the strategy in the first lines of the program, behind the imports: arrays, jax.devices() and Keras' optimizers "
             f"start JAX."
         )
-    heartbeats = compute_heartbeat_timeout(read_bound(bound))
+    heartbeats = compute_heartbeat_timeout(read_bound())
+    if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it swallows SIGTERM: a program that does not ask it would not end
+        jax.config.update("jax_enable_preemption_service", False)
     return detect_cluster(timeout, heartbeats) if described is None else join_cluster(described, timeout, heartbeats)
 
 
-def describe_cluster(environments: tuple[ClusterEnvironment, ...]) -> Cluster | None:
-    """Return the cluster that the environments describe, by the first that describes one; None where none does."""
-    clusters = [cluster for cluster in (environment.describe(os.environ) for environment in environments) if cluster is not None]
-    return require_same_cluster(clusters) if clusters else None
-
-
-def require_same_cluster(clusters: list[Cluster]) -> Cluster:
-    """Return the first cluster, and refuse others that differ from it."""
-    first = clusters[0]
+def require_same_cluster(descriptions: list[Cluster | None]) -> Cluster | None:
+    """Return the first cluster of those that are described, and refuse others that differ from it; None where there is none."""
+    clusters = [cluster for cluster in descriptions if cluster is not None]
     for other in clusters[1:]:
+        first = clusters[0]
         if (first.processes, first.process) != (other.processes, other.process):
             raise ClusterError(
                 f"{first.source} said process {first.process} of {first.processes}, and {other.source} process {other.process} of "
                 f"{other.processes}. Leave one of them out."
             )
-    return first
+    return clusters[0] if clusters else None
+
+
+def read_connected_cluster(source: str) -> Cluster:
+    return Cluster(None, *distributed.get_process_count_and_number(), source)
 
 
 def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
-    disable_preemption_service()
     if cluster.is_on_loopback:
         distributed.keep_collectives_on_loopback()
     if cluster.process == 0:
@@ -103,44 +108,90 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
     return cluster
 
 
+def check_port(cluster: Cluster) -> None:
+    """Refuse a port at which process 0 cannot listen: jaxlib 0.10.2 now and then crashes there without a word."""
+    try:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
+            listener.bind(("127.0.0.1" if cluster.is_on_loopback else "", int(cluster.split_address()[1])))
+    except OSError as error:
+        raise ClusterError(
+            f"process 0 of {cluster.processes} cannot listen at {cluster.coordinator} ({cluster.source} said so): {error}. Name another port, "
+            f"the same in all processes."
+        ) from error
+
+
+def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
+    """Wait until process 0 listens."""
+    host, port = cluster.split_address()
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=max(PAUSE, end - time.monotonic())):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise ClusterError(f"{describe_late_others(cluster, timeout)} Nobody listens there: {error}.") from error
+        time.sleep(PAUSE)
+
+
+@contextlib.contextmanager
+def exit_if_late(cluster: Cluster, timeout: float) -> Iterator[None]:
+    """End this process where the block, which waits in compiled code for the others, does not end in time."""
+
+    def exit_late() -> None:
+        print(f"unisono: {describe_late_others(cluster, timeout)} Not all have come.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(timeout, exit_late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def describe_late_others(cluster: Cluster, timeout: float) -> str:
+    return (
+        f"process {cluster.process} of {cluster.processes} waited {timeout:g} seconds for the others at {cluster.coordinator} "
+        f"({cluster.source} said so). All processes must run, process 0 be reachable at that address, and its port be free."
+    )
+
+
 def detect_cluster(timeout: int, heartbeats: int) -> Cluster:
     """Let JAX look for a cluster and join it, and return it. Return the cluster of one process where there is none."""
-    disable_preemption_service()
     try:
         jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
     except ValueError as error:
         if str(error) == distributed.NOBODY:
             return ALONE
         raise
-    return Cluster(None, *distributed.get_process_count_and_number(), source="JAX")
+    return read_connected_cluster("JAX")
 
 
-def disable_preemption_service() -> None:
-    """Switch JAX' preemption service off, unless the environment sets it: it swallows SIGTERM, and a program that does not ask it would
-    not end."""
-    if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
-        jax.config.update("jax_enable_preemption_service", False)
-
-
-def read_bound(seconds: float | None = None) -> float:
-    """Return the seconds within which a lost process is to be named: the argument, or the value of the environment."""
-    if seconds is not None:
-        return check_seconds("bound", seconds, seconds)
-    text = os.environ.get(names.BOUND)
-    if text is None:
-        return names.DEFAULT_BOUND
+def read_bound() -> float:
+    """Return the seconds within which a lost process is to be named."""
+    text = os.environ.get(names.BOUND, str(names.DEFAULT_BOUND))
     try:
-        parsed = float(text)
+        seconds = float(text)
     except ValueError:
-        parsed = 0.0
-    return check_seconds(f"the environment variable {names.BOUND}", parsed, text)
-
-
-def check_seconds(name: str, seconds: float, received: float | str) -> float:
+        seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ClusterError(f"{name} is a number of seconds above 0; received {received!r}.")
+        raise ClusterError(f"the environment variable {names.BOUND} is a number of seconds above 0; received {text!r}.")
     return seconds
 
 
-def compute_heartbeat_timeout(seconds: float) -> int:
-    return max(FEWEST_SECONDS, int(HEARTBEATS * seconds))
+def compute_heartbeat_timeout(bound: float) -> int:
+    """Return the seconds after which JAX may miss a process: it must not be sooner than the watch."""
+    return max(FEWEST_SECONDS, int(HEARTBEATS * bound))
+
+
+def check_alone(strategy: str) -> None:
+    """Refuse processes that `unisono launch` has started and that are not connected: each of them would train by itself."""
+    processes = os.environ.get(names.PROCESSES, "1")
+    if processes not in ("", "1") and not jax.distributed.is_initialized():
+        raise ValueError(
+            f"`unisono launch` has started {processes} processes, and {strategy} knows this one alone: each of them would train the whole "
+            f"model by itself. Write MultiWorkerMirroredStrategy(), whose replicas are those of all processes, or start the program by python."
+        )

@@ -6,7 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from unisono._src.processes.heartbeat import BUSY, WAITING, WORKING
+WORKING = "working"
+"""The main thread runs the user's code, or anything else."""
+WAITING = "waiting"
+"""The main thread waits for other processes."""
+BUSY = "busy"
+"""The main thread does known work that may take long."""
 
 
 class Activity:
@@ -39,17 +44,13 @@ class Activity:
         self.step = step
         self.moved_at = time.monotonic()
 
-    @contextlib.contextmanager
-    def report_waiting(self, words: str) -> Iterator[None]:
+    def report_waiting(self, words: str) -> contextlib.AbstractContextManager[None]:
         """Report a block that cannot end before the other processes come to the same block. All processes pass the same words."""
-        with self._in_phase(WAITING, words):
-            yield
+        return self._in_phase(WAITING, words)
 
-    @contextlib.contextmanager
-    def report_busy(self, words: str) -> Iterator[None]:
+    def report_busy(self, words: str) -> contextlib.AbstractContextManager[None]:
         """Report a block of known work that may take long, such as compiling: no process is stuck in it."""
-        with self._in_phase(BUSY, words):
-            yield
+        return self._in_phase(BUSY, words)
 
     @contextlib.contextmanager
     def _in_phase(self, phase: str, doing: str) -> Iterator[None]:
@@ -69,10 +70,10 @@ _current = [Activity()]
 
 
 def get_activity() -> Activity:
-    """Return the object that the main thread reports to. In a single process nobody reads it."""
+    """Return the object that the main thread reports to."""
     return _current[0]
 
 
-def set_activity(progress: Activity) -> None:
-    """Set the object that the main thread reports to from now on."""
-    _current[0] = progress
+def set_activity(activity: Activity) -> None:
+    """Have the main thread report to another object from now on."""
+    _current[0] = activity

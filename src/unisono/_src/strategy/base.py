@@ -15,7 +15,7 @@ import keras
 from unisono._src import exchange, execution_mode
 from unisono._src.checkpoint import run_description
 from unisono._src.checks import refusals
-from unisono._src.cluster.started_alone import check_alone
+from unisono._src.cluster.connect import check_alone
 from unisono._src.distributed import per_replica
 from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import re
+import signal
 import sys
+import traceback
 import types
-from typing import cast
 
 from unisono._src.cluster.connect import read_bound
-from unisono._src.cluster.watch import abort
-from unisono._src.cluster.watch.blame import is_fault_of_others
-from unisono._src.cluster.watch.ends import MOMENT, end_after_verdict, run_briefly, wait_until
+from unisono._src.cluster.watch.board import ENDED, FAILING, RAISED, RUNNING
+from unisono._src.cluster.watch.ends import MOMENT, POLL, end_after_verdict, run_briefly, wait_until
 from unisono._src.cluster.watch.watch import ProcessWatch
 from unisono._src.jax_private import distributed
 from unisono._src.processes.activity import Activity, get_activity, set_activity
-from unisono._src.processes.heartbeat import ENDED, FAILING, RAISED, RUNNING
 
-POLL = 0.05
-"""Seconds between two looks at the other processes, when the program is over."""
+STATUS = re.compile(r"([A-Z_]+): ")
+"""The beginning of errors of what runs below JAX, whatever class JAX gives them."""
+
+OWN = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Kinds of errors that a process has by itself."""
+
+RAISING = ("jax", "jaxlib", "unisono")
+"""The packages that raise errors of an exchange. JAX takes its own frames out: the error then seems to come from Unisono, which asked for
+the exchange."""
 
 
-def begin_watch(bound: float | None = None) -> Activity:
+def begin_watch() -> Activity:
     """Begin the watch of this process, and return the object that the main thread reports to. Later calls return the same object.
 
-    Call it right after `connect`. From then on the other processes are told of the end of this process, by an error or not, and the end
-    waits until none of them needs this process any more. In a single process there is no watch.
-
-    Args:
-        bound: Seconds; by default those of the environment variable UNISONO_BOUND, or 30.
+    Call it right after `connect_processes`. From then on the other processes are told of the end of this process, by an error or not, and
+    the end waits until none of them needs this process any more. In a single process there is no watch.
 
     Example:
         >>> begin_watch().report_step(1)
     """
     processes, process = distributed.get_process_count_and_number()
-    if processes == 1 or isinstance(get_activity(), ProcessWatch):
+    client = distributed.get_client()
+    if processes == 1 or client is None or isinstance(get_activity(), ProcessWatch):
         return get_activity()
-    return start_threads(processes, process, read_bound(bound))
-
-
-def start_threads(processes: int, process: int, bound: float) -> ProcessWatch:
-    """Install the hooks, start the threads of the watch, and return it when all processes have been heard of."""
-    watch = ProcessWatch(process, processes, cast(distributed.KeyValueStore, distributed.get_client()), bound)
+    watch = ProcessWatch(process, processes, client, read_bound())
     hook_end(watch)
-    abort.delay_aborts()
+    delay_aborts()
     watch.start(end_after_verdict)
     set_activity(watch)
     watch.all_met.wait()  # a process that is lost in the first step, be it process 0 with its store, can then be named like any other
@@ -56,13 +57,14 @@ def hook_end(watch: ProcessWatch) -> None:
     earlier_hook = sys.excepthook
     pid = os.getpid()
 
-    def hook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    def hook(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
         if os.getpid() != pid:  # a fork of this process
-            earlier_hook(kind, error, traceback)
+            earlier_hook(kind, error, frames)
             return
-        if is_fault_of_others(error):
-            wait_for_verdict(watch)
-        earlier_hook(kind, error, traceback)
+        if is_fault_of_others(error):  # the watch notices within the bound who is lost, says so and ends this process
+            watch.publish_state(FAILING)
+            watch.is_decided.wait(watch.bound)
+        earlier_hook(kind, error, frames)
         tell_failure(watch, error)
 
     def at_exit() -> None:
@@ -73,12 +75,35 @@ def hook_end(watch: ProcessWatch) -> None:
     atexit.register(at_exit)
 
 
-def wait_for_verdict(watch: ProcessWatch) -> None:
-    """Wait, after an error, for a verdict on another process. Where one is the reason of the error, the watch notices it within the bound,
-    says so and ends this process."""
-    watch.state = FAILING
-    watch.publish_soon()
-    watch.is_decided.wait(watch.bound)
+def delay_aborts() -> None:
+    """Let each abort sleep for six seconds first, in its own thread, so that the watch can speak: where process 0 is gone, JAX' client aborts
+    the process within a tenth of a second, without naming the lost process.
+
+    The handler of SIGABRT becomes C's `sleep`, whose argument, the number of seconds, is the number of the signal. Then the abort goes on.
+    `sleep` may be called in a handler; Python code may not. JAX takes no callback instead (jaxlib 0.10.2 has one, which crashes when it is
+    called).
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+
+
+def is_fault_of_others(error: BaseException | None) -> bool:
+    """Return whether an error, or the error that it came from, may be the fault of another process: where a process is gone, the others get
+    errors too, out of their exchange with it.
+
+    Example:
+        >>> is_fault_of_others(ValueError("UNKNOWN: the user's own words"))
+        False
+    """
+    while error is not None:
+        status = STATUS.match(str(error))
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if status and status[1] not in OWN and modules and modules[-1].partition(".")[0] in RAISING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def tell_failure(watch: ProcessWatch, error: BaseException) -> None:
@@ -94,15 +119,12 @@ def tell_end(watch: ProcessWatch) -> None:
     if watch.state == RAISED or distributed.get_client() is None:
         return
     if watch.state == RUNNING:
-        watch.state = ENDED
-        watch.publish_soon()
+        watch.publish_state(ENDED)
     while not watch.others_are_done():
         if watch.is_decided.wait(POLL):
             break
     if watch.others_have_ended():
-        run_briefly(
-            lambda: watch.board.publish_heartbeat(watch.record())
-        )  # the last heartbeat, for which the other processes wait
+        run_briefly(lambda: watch.board.publish_heartbeat(watch.make_heartbeat()))  # the last one, for which the others wait
         watch.rest(MOMENT)
     else:
         disconnect(watch)

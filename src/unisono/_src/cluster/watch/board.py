@@ -1,18 +1,85 @@
-"""The board of heartbeats and verdicts: the key-value store of `jax.distributed`, which process 0 keeps."""
+"""The board: what the processes tell each other, through the key-value store of `jax.distributed`, which process 0 keeps."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import jax
 
-from unisono._src.cluster.watch import verdict
-from unisono._src.cluster.watch.verdict import Verdict
 from unisono._src.jax_private.distributed import KeyValueStore
-from unisono._src.processes.heartbeat import Heartbeat, parse_heartbeat
+from unisono._src.processes.activity import WORKING
 
-RECORDS = "unisono/watch/records/"
+RUNNING = "running"
+"""The process is in its program."""
+FAILING = "failing"
+"""The process has an error that may be the fault of another process."""
+RAISED = "raised"
+"""The process has an error of its own."""
+ENDED = "ended"
+"""The process is at the end of its program."""
+LEFT = "left"
+"""The process is on its way out, because it knows of a lost process."""
+
+DONE = (RAISED, ENDED, LEFT)
+"""States of processes for which nobody need wait any more."""
+
+HEARTBEATS = "unisono/watch/records/"
 VERDICTS = "unisono/watch/verdict/"
 THE_ONE = f"{VERDICTS}first"
 """The key of the first verdict, which is never written again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heartbeat:
+    """What a process tells the others of itself.
+
+    Args:
+        process: The number of the process.
+        pid: Its id on its machine.
+        born: When it started, in the kernel's clock: ids are used again.
+        machine: The machine, or container, that the id belongs to.
+        host: The name of the machine, for messages.
+        beat: Counts up; a new number is a sign of life.
+        step: The last finished step; None before the first.
+        state: RUNNING, FAILING, RAISED, ENDED or LEFT.
+        phase: What its main thread does: WORKING, WAITING or BUSY.
+        seconds: For how long it has done so without finishing a step.
+        words: The error that it raised, or what it is busy with or waits for.
+        stack: Where its main thread stands, once it has not moved for a while.
+    """
+
+    process: int
+    pid: int
+    born: int
+    machine: str
+    host: str
+    beat: int = 0
+    step: int | None = None
+    state: str = RUNNING
+    phase: str = WORKING
+    seconds: float = 0.0
+    words: str = ""
+    stack: str = ""
+
+    @property
+    def where(self) -> str:
+        return describe_step(self.step)
+
+    def __str__(self) -> str:
+        return f"process {self.process} (pid {self.pid} on {self.host})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The lost process, and in words how it was lost."""
+
+    process: int
+    words: str
+
+
+def describe_step(step: int | None) -> str:
+    return "before its first step" if step is None else f"after step {step}"
 
 
 class Board:
@@ -23,23 +90,25 @@ class Board:
         self._client = client
 
     def publish_heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._client.key_value_set(f"{RECORDS}{heartbeat.process}", heartbeat.to_json(), allow_overwrite=True)
+        self._client.key_value_set(
+            f"{HEARTBEATS}{heartbeat.process}", json.dumps(dataclasses.asdict(heartbeat)), allow_overwrite=True
+        )
 
     def read_heartbeats(self) -> dict[int, Heartbeat]:
         """Return the last heartbeat of each process, by its number."""
-        heartbeats = [parse_heartbeat(text) for _, text in self._client.key_value_dir_get(RECORDS)]
+        heartbeats = [Heartbeat(**json.loads(text)) for _, text in self._client.key_value_dir_get(HEARTBEATS)]
         return {heartbeat.process: heartbeat for heartbeat in heartbeats}
 
     def read_verdict(self) -> Verdict | None:
         """Return the verdict of all processes, or None where there is none yet."""
         entries = self._client.key_value_dir_get(VERDICTS)
-        return verdict.parse_verdict(entries[0][1]) if entries else None
+        return Verdict(**json.loads(entries[0][1])) if entries else None
 
     def settle(self, own: Verdict) -> Verdict:
         """Return the first verdict of all processes. It becomes the argument where there is none yet. A process that fails later fails because
         of the first."""
         try:
-            self._client.key_value_set(THE_ONE, own.to_json())
+            self._client.key_value_set(THE_ONE, json.dumps(dataclasses.asdict(own)))
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith("ALREADY_EXISTS"):
                 raise

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from unisono._src.cluster.environments.environment import Cluster, ClusterError
+from unisono._src.cluster.description import Cluster, ClusterError
 from unisono._src.typing import Json
 
-NAME = "TF_CONFIG"
 KINDS = ("chief", "worker")
 FORM = """{"cluster": {"worker": ["10.0.0.1:1234", "10.0.0.2:1234"]}, "task": {"type": "worker", "index": 0}}"""
 REFUSED = {
@@ -20,45 +19,36 @@ REFUSED = {
 }
 
 
-class TFConfig:
-    """The cluster as TF_CONFIG describes it."""
-
-    def describe(self, environment: Mapping[str, str]) -> Cluster | None:
-        text = environment.get(NAME)
-        if not text:
-            return None
-        config = parse_config(text)
-        cluster = config.get("cluster", {})
-        task = config.get("task", {})
-        if not cluster:
-            return None  # as in TensorFlow: a single process
-        check_tasks(text, cluster, task)
-        addresses = [(kind, index) for kind in KINDS for index in range(len(cluster.get(kind, [])))]
-        own_task = task.get("type"), task.get("index")
-        if own_task not in addresses:
-            raise ClusterError(
-                f"TF_CONFIG says that this is task {own_task[0]!r} {own_task[1]!r}, and names "
-                f"{', '.join(f'{kind} {index}' for kind, index in addresses)}. Received: {text}"
-            )
-        first_kind, first_index = addresses[0]
-        return Cluster(cluster[first_kind][first_index], len(addresses), addresses.index(own_task), NAME)
-
-
-def parse_config(text: str) -> dict[str, Json]:
-    """Return the value of TF_CONFIG, in which the cluster and the task, where they are there, are dicts."""
+def describe_by_tf_config(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster as TF_CONFIG describes it; None where there is none or it names none, as in TensorFlow: a single process."""
+    text = environment.get("TF_CONFIG")
+    if not text:
+        return None
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ClusterError(f"TF_CONFIG is not JSON ({error}). It looks like {FORM}; received: {text}") from None
-    parts = (config.get("cluster", {}), config.get("task", {})) if isinstance(config, dict) else (None,)
-    if not all(isinstance(part, dict) for part in parts):
+    if not isinstance(config, dict) or not all(isinstance(config.get(part, {}), dict) for part in ("cluster", "task")):
         raise ClusterError(f"TF_CONFIG looks like {FORM}; received: {text}")
-    return config
+    cluster = config.get("cluster")
+    if not cluster:
+        return None
+    task = config.get("task", {})
+    check_tasks(text, cluster, task)
+    addresses = {(kind, index): address for kind in KINDS for index, address in enumerate(cluster.get(kind, []))}
+    tasks = list(addresses)
+    own_task = task.get("type"), task.get("index")
+    if own_task not in tasks:
+        raise ClusterError(
+            f"TF_CONFIG says that this is task {own_task[0]!r} {own_task[1]!r}, and names "
+            f"{', '.join(f'{kind} {index}' for kind, index in tasks)}. Received: {text}"
+        )
+    return Cluster(addresses[tasks[0]], len(tasks), tasks.index(own_task), "TF_CONFIG")
 
 
 def check_tasks(text: str, cluster: dict[str, Json], task: dict[str, Json]) -> None:
     for kind in (*cluster, task.get("type")):
-        if kind in REFUSED:
+        if kind in tuple(REFUSED):  # the type of the task may be anything, such as a list
             raise ClusterError(f"TF_CONFIG names {kind!r}. {REFUSED[kind]}. Leave it out: {FORM}; received: {text}")
         if kind not in KINDS:
             raise ClusterError(

@@ -1,0 +1,88 @@
+"""The cluster of a process, as the program itself or the variables of `unisono launch` describe it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from unisono._src.processes import names
+
+VARIABLES = (names.COORDINATOR, names.PROCESSES, names.PROCESS)
+
+
+class ClusterError(ValueError):
+    """The description of a cluster is missing, wrong or contradicts another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of one training, as one of them sees them.
+
+    Args:
+        coordinator: host:port at which process 0 listens; None where JAX finds it out, or no process listens.
+        processes: The number of processes.
+        process: The number of this process, counted from 0.
+        source: What described the cluster, in words for messages.
+    """
+
+    coordinator: str | None
+    processes: int
+    process: int
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.processes < 1 or not 0 <= self.process < self.processes:
+            raise ClusterError(
+                f"{self.source} said process {self.process} of {self.processes}. There must be 1 process or more, and they are counted "
+                f"from 0 to {max(self.processes - 1, 0)}."
+            )
+        host, port = self.split_address()
+        if self.coordinator is not None and (not host or not port.isdecimal() or not 0 < int(port) < 65536):
+            raise ClusterError(
+                f"{self.source} said that the coordinator is {self.coordinator!r}. It is the address of process 0 and a free port there: "
+                f"'10.0.0.1:1234'."
+            )
+
+    def split_address(self) -> tuple[str, str]:
+        """Return the host, with the brackets of an IPv6 address, and the port of the coordinator; both empty where there is none."""
+        host, _, port = (self.coordinator or "").rpartition(":")
+        return host, port
+
+    @property
+    def is_on_loopback(self) -> bool:
+        host = self.split_address()[0]
+        return host in ("localhost", "[::1]") or host.startswith("127.")
+
+
+def describe_by_arguments(coordinator: str | None, processes: int | None, process: int | None) -> Cluster | None:
+    """Return the cluster as the program describes it; None where it passes nothing."""
+    if coordinator is not None and processes is not None and process is not None:
+        return Cluster(coordinator, processes, process, "the program")
+    values = {"coordinator": coordinator, "processes": processes, "process": process}
+    missing = [name for name, value in values.items() if value is None]
+    if len(missing) == len(values):
+        return None
+    raise ClusterError(
+        f"received a cluster without {' and '.join(missing)}. Write all three, coordinator='10.0.0.1:1234', processes=2, process=0, or "
+        f"none of them, where the environment says it."
+    )
+
+
+def describe_by_launcher(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster as the variables of `unisono launch` describe it, whoever sets them; None where none is set."""
+    missing = [name for name in VARIABLES if not environment.get(name)]
+    if len(missing) == len(VARIABLES):
+        return None
+    if missing:
+        raise ClusterError(
+            f"the environment lacks {' and '.join(missing)}. `unisono launch` sets all of {', '.join(VARIABLES)}; set them or none."
+        )
+    processes, process = (read_number(environment, name) for name in (names.PROCESSES, names.PROCESS))
+    return Cluster(environment[names.COORDINATOR], processes, process, f"the environment ({names.COORDINATOR} and its kin)")
+
+
+def read_number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ClusterError(f"the environment variable {name} is a number; received {environment[name]!r}.") from None

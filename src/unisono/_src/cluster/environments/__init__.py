@@ -1,1 +1,0 @@
-"""Sources of the description of a cluster, one in each file."""
