@@ -396,6 +396,42 @@ def test_attributes_that_are_called_like_our_groups(tmp_path):
     assert un.fingerprint(second) == un.fingerprint(first)
 
 
+class WithOptimizers(layers.Layer):
+    """A layer that is not compiled, and has optimizers all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.optimizer = keras.optimizers.Adam()
+        self.slow = keras.optimizers.SGD(momentum=0.9)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train(self):
+        for optimizer in (self.optimizer, self.slow):
+            optimizer.apply([ops.ones(variable.shape) for variable in self.dense.variables], self.dense.variables)
+
+
+def test_optimizers_that_are_attributes_of_a_layer(tmp_path):
+    """They are built in the restored layer, and saved also where they were built after the first save."""
+    first, fresh = WithOptimizers(), WithOptimizers()
+    checkpoint = un.Checkpoint(layer=first)
+    checkpoint.save(tmp_path / "ckpt")
+    first(X)
+    first.train()
+    un.Checkpoint(layer=fresh).restore(checkpoint.save(tmp_path / "ckpt"))
+    assert un.fingerprint(fresh, fresh.optimizer, fresh.slow) == un.fingerprint(first, first.optimizer, first.slow)
+    other = WithOptimizers()
+    other.slow = keras.optimizers.Adam()
+    with pytest.raises(ValueError, match="holds the state of SGD as layer/slow, and here that is Adam"):
+        un.Checkpoint(layer=other).restore(un.latest_checkpoint(tmp_path))
+    assert not other.built
+
+
 class ShapesUnknown(keras.Model):
     def __init__(self):
         super().__init__()
@@ -503,6 +539,29 @@ def test_other_versions_are_warned_about(tmp_path, monkeypatch, name, where):
         un.Checkpoint(model=sequential(3)).restore(path)
 
 
+def test_nothing_is_warned_of_where_the_checkpoint_does_not_fit(tmp_path, monkeypatch):
+    path = saved(tmp_path, model=sequential(3))
+    monkeypatch.setattr("jax.__version__", "9.9.9")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="does not fit"):
+            un.Checkpoint(model=sequential(4)).restore(path)
+
+
+def test_a_run_whose_bits_are_not_promised_goes_on_as_one_whose_bits_are(tmp_path):
+    """Which is said: the fingerprint of the checkpoint begins with another word, and no bit differs."""
+
+    def made(deterministic):
+        with un.OneDeviceStrategy(replicas=2, deterministic=deterministic).scope():
+            return sequential(3)
+
+    first, other = made(False), made(True)
+    path = saved(tmp_path, model=first)
+    with pytest.warns(UserWarning, match="deterministic: False there, True here"):
+        un.Checkpoint(model=other).restore(path)
+    assert un.fingerprint(first) == f"unpromised-{un.fingerprint(other)}"
+
+
 def test_another_precision_is_warned_about(tmp_path):
     path = saved(tmp_path, model=sequential(3, dtype="mixed_bfloat16"))
     with pytest.warns(UserWarning, match="precision of a layer of model: mixed_bfloat16 there, float32 here"):
@@ -596,10 +655,11 @@ def test_objects_without_variables_of_their_own(tmp_path):
     assert un.fingerprint(fresh["model"], fresh["optimizer"]) == un.fingerprint(saved["model"], saved["optimizer"])
 
 
-def test_copies_with_other_times(tmp_path):
+@pytest.mark.parametrize("name", ["ckpt", "model.v2"])
+def test_copies_with_other_times(tmp_path, name):
     """Numbers say which of ours is the newest."""
     checkpoint = un.Checkpoint(v=keras.Variable(1.0))
-    paths = [checkpoint.save(tmp_path / "ckpt") for _ in range(3)]
+    paths = [checkpoint.save(tmp_path / name) for _ in range(3)]
     checkpoint.wait()
     for seconds, path in enumerate(reversed(paths)):
         os.utime(f"{path}/_CHECKPOINT_METADATA", (seconds, seconds))

@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from processes import python
 from sizes import cases, slow
 from unisono._src.checkpoint.encoding import DTYPES, MARK, decode_state, encode_state
-from unisono._src.checkpoint.folders import METADATA
-from unisono._src.checkpoint.host_copies import copy_on_device
 from unisono._src.checkpoint.latest import latest_checkpoint
 from unisono._src.checkpoint.orbax_private import policies
-from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
+from unisono._src.checkpoint.reading import METADATA, DamagedError, load_checkpoint
+from unisono._src.checkpoint.run_checkpoint import copy_on_device
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checkpoint.writer import BackgroundWriter
 
@@ -43,7 +42,7 @@ ARRAYS = {
 
 
 def save(store, number, arrays=ARRAYS, **record):
-    store.save(number, lambda: arrays, lambda _: record)
+    store.save(number, lambda: (arrays, record))
     store.wait()
 
 
@@ -260,16 +259,16 @@ def test_a_directory_without_permission():
 def test_a_failure_is_raised_by_the_next_save(tmp_path):
     store, failing = CheckpointStore(tmp_path / "s"), True
 
-    def arrays():
+    def content():
         if failing:
             raise RuntimeError("the device is gone")
-        return ARRAYS
+        return ARRAYS, {}
 
-    store.save(1, arrays, lambda _: {})
+    store.save(1, content)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        store.save(2, arrays, lambda _: {})
+        store.save(2, content)
     failing = False
-    store.save(3, arrays, lambda _: {})
+    store.save(3, content)
     store.wait()
     assert store.numbers == [3]
 
@@ -409,7 +408,7 @@ def test_states_that_would_come_back_as_something_else_are_refused(value, said):
 def test_orbax_that_cannot_be_imported_is_no_damage(tmp_path, monkeypatch):
     """Nobody is to move a good checkpoint away because of it."""
     store = CheckpointStore(tmp_path)
-    path = store.save(1, lambda: {"a": np.ones(3)}, lambda _: {})
+    path = store.save(1, lambda: ({"a": np.ones(3)}, {}))
     store.wait()
     monkeypatch.delattr("unisono._src.checkpoint.orbax_private")
     monkeypatch.setitem(sys.modules, "unisono._src.checkpoint.orbax_private", None)

@@ -17,9 +17,9 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 import unisono as un
 from trainings import on
 from unisono._src.checkpoint import orbax_private
-from unisono._src.checkpoint.reading import DamagedError, load_chosen_by_first
+from unisono._src.checkpoint.reading import DamagedError
 from unisono._src.checkpoint.stop_signals import StopRequest, listen_for_signals
-from unisono._src.checkpoint.store import CheckpointStore
+from unisono._src.checkpoint.store import CheckpointStore, load_chosen_by_first
 from unisono._src.checks import refusals
 from unisono._src.data.row_order import draw_seed
 from unisono._src.exchange.across_processes import check_same_rows
@@ -184,7 +184,7 @@ def second(monkeypatch):
 
 def test_the_second_process_writes_nothing(second, tmp_path):
     store = CheckpointStore(tmp_path / "s")
-    assert store.save(3, dict, lambda arrays: {}) == tmp_path / "s" / "ckpt_3"
+    assert store.save(3, lambda: ({}, {})) == tmp_path / "s" / "ckpt_3"
     store.wait()
     store.delete()
     assert not (tmp_path / "s").exists()

@@ -8,15 +8,16 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeGuard, cast
+from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
-from unisono._src.checkpoint.object_state import KINDS, KerasThing
-from unisono._src.checkpoint.reading import DamagedError, find_newest_beside, load_checkpoint
+from unisono._src.checkpoint.object_state import KerasThing
+from unisono._src.checkpoint.reading import DamagedError, find_checkpoints, load_checkpoint, read_first_good
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.near_names import says_near_names
+from unisono._src.placement import Placement
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import PyTree
 
@@ -29,8 +30,9 @@ class Stateful(Protocol):
     def set_state(self, state: PyTree, /) -> None: ...
 
 
+@runtime_checkable
 class LoopDataset(Protocol):
-    """A distributed dataset, as `Checkpoint` uses it."""
+    """A distributed dataset, as `Checkpoint` uses it. No other object has all of these."""
 
     listeners: list[Callable[[], None]]
     """The functions that are called between two batches."""
@@ -38,7 +40,7 @@ class LoopDataset(Protocol):
     """The thread that asked for the last batch."""
 
     @property
-    def replicas(self) -> int: ...
+    def placement(self) -> Placement: ...
 
     def will_be_saved(self) -> None: ...
 
@@ -64,28 +66,31 @@ class Checkpoint:
     """
 
     def __init__(self, **trackables: Trackable) -> None:
+        self._stateful: dict[str, Stateful] = {}
+        keras_things: dict[str, KerasThing] = {}
         for name, thing in trackables.items():
             if not name.isidentifier():
                 raise ValueError(
                     f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
                 )
-            if not isinstance(thing, KINDS) and not is_stateful(thing):
+            if isinstance(thing, KerasThing):
+                keras_things[name] = thing
+            elif is_stateful(thing):
+                self._stateful[name] = thing
+            else:
                 raise TypeError(
                     f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
                     f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
                     f"a number that changes."
                 )
-        self._stateful = {name: thing for name, thing in trackables.items() if not isinstance(thing, KINDS)}
-        keras_things = {name: thing for name, thing in trackables.items() if isinstance(thing, KINDS)}
-        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.replicas for dataset in self._datasets), None))
-        for thing in self._stateful.values():
-            if hasattr(thing, "will_be_saved"):
-                cast("LoopDataset", thing).will_be_saved()
+        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.placement.replicas for dataset in self._datasets), None))
+        for dataset in self._datasets:
+            dataset.will_be_saved()
         self._stores: dict[tuple[Path, str], CheckpointStore] = {}
 
     @property
     def _datasets(self) -> list[LoopDataset]:
-        return [thing for thing in self._stateful.values() if hasattr(thing, "listeners")]
+        return [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
 
     @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
@@ -177,10 +182,11 @@ class Checkpoint:
         try:
             loaded = load_checkpoint(path)
         except DamagedError as error:
-            newest_good = find_newest_beside(Path(path).absolute())
-            raise DamagedError(
-                f"{error}{'' if newest_good is None else f' {newest_good} is the newest good one beside it.'}"
-            ) from error
+            absolute = Path(path).absolute()
+            folders = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
+            newest_good, _ = read_first_good((folder for _, _, folder in folders if folder != absolute), load_checkpoint)
+            beside = "" if newest_good is None else f" {newest_good.path} is the newest good one beside it."
+            raise DamagedError(f"{error}{beside}") from error
         get_agreement().wait_for_processes(f"that it has read {path}")  # before process 0 may remove it
         states = self._run_checkpoint.restore(loaded, set(self._stateful), allow_other_replicas, partial)
         for name, thing in self._stateful.items():

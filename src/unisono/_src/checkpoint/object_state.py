@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeAlias, TypedDict, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, cast
 
 import keras
 import numpy as np
@@ -15,21 +14,10 @@ from unisono._src.keras_private.models import is_built, list_layers
 from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
 from unisono._src.keras_private.trainer_state import list_model_variables, map_newest_values
 from unisono._src.keras_private.variable_paths import BUILT_LATER, get_build_config, walk_variables
-from unisono._src.typing import AnyArray, Config, Json
+from unisono._src.typing import AnyArray, Json
 
 KerasThing: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
 """A Keras object that has variables, or a variable."""
-
-KINDS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric, keras.Variable)
-
-
-class LayerBuild(TypedDict):
-    """The layers of an object that are built, and the shapes for which they were built."""
-
-    built: list[bool]
-    """One value for each layer in the object."""
-    config: Config | None
-    """The shapes, as Keras keeps them; None where Keras keeps none."""
 
 
 class KerasState:
@@ -37,12 +25,13 @@ class KerasState:
 
     def __init__(self, things: Mapping[str, KerasThing]) -> None:
         self.things = dict(things)
+        self._layers = {name: thing for name, thing in things.items() if isinstance(thing, keras.Layer)}
         self._known: tuple[list[int], dict[str, keras.Variable]] = ([], {})
 
     @property
     def variables(self) -> dict[str, keras.Variable]:
         """Return the variables by name; a variable that two objects share is listed once."""
-        ids = [id(variable) for thing in self.things.values() for variable in collect_variables(thing)]
+        ids = [id(variable) for name, thing in self.things.items() for variable in list_variables(name, thing)]
         if ids != self._known[0]:  # a walk through a large model takes a while
             named: dict[int, tuple[str, keras.Variable]] = {}
             for name, thing in self.things.items():
@@ -50,6 +39,12 @@ class KerasState:
                     named.setdefault(id(variable), (path, variable))
             self._known = ids, dict(named.values())
         return self._known[1]
+
+    @property
+    def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
+        return {
+            path: optimizer for name, thing in self.things.items() for path, optimizer in find_optimizers(name, thing).items()
+        }
 
     def values(self) -> dict[str, AnyArray]:
         """Return the newest values, also in a callback, while a loop of Keras holds them outside the model."""
@@ -71,70 +66,57 @@ class KerasState:
         for name, variable in ours.items():
             variable.assign(theirs[name])
 
-    def describe_builds(self) -> dict[str, LayerBuild]:
-        """Return which layers are built, and for which shapes."""
+    def describe(self) -> dict[str, Json]:
+        """Return in JSON what is built, and the settings on which the bits of a training depend."""
+        names = {id(variable): name for name, variable in self.variables.items()}
         return {
-            name: {"built": list_built(thing), "config": get_build_config(thing)}
-            for name, thing in self.things.items()
-            if isinstance(thing, keras.Layer)
+            "build": {
+                name: {"built": list_built(layer), "config": get_build_config(layer)} for name, layer in self._layers.items()
+            },
+            "optimizers": {
+                name: configuration.describe_optimizer(optimizer)
+                | {"of": [names.get(id(weight)) for weight in list_optimizer_weights(optimizer)] if optimizer.built else []}
+                for name, optimizer in self.optimizers.items()
+            },
+            "policies": {name: [inner.dtype_policy.name for inner in list_layers(layer)] for name, layer in self._layers.items()},
+            "configuration": {
+                name: configuration.describe_model(layer)
+                for name, layer in self._layers.items()
+                if isinstance(layer, keras.Model)
+            },
         }
 
-    def build(self, where: str, makes: Mapping[str, LayerBuild], optimizers: Mapping[str, Mapping[str, Json]]) -> None:
-        """Build, from the shapes in the checkpoint, the layers and optimizers that were built when it was saved."""
-        layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
-        for name, layer in layers.items():
-            saved = makes.get(name, {"built": [True], "config": None})
+    def build(self, where: str, record: Mapping[str, Json]) -> list[str]:
+        """Build the layers and optimizers that were built when the checkpoint was saved, from its shapes; return what to warn of."""
+        unbuilt = []
+        for name, layer in self._layers.items():
+            saved = record["build"].get(name, {"built": [True], "config": None})
+            kind = type(layer).__name__
             if is_built(layer) or list_built(layer) == saved["built"]:
                 if not layer.built:
-                    warn_of_unbuilt(where, name, layer)
+                    unbuilt.append(
+                        f"{name} ({kind}) was not built when the checkpoint {where} was saved, which therefore holds no weights of it, and it "
+                        f"is not built now: its weights will be drawn anew. Call it on one batch before you save."
+                    )
                 continue
             if saved["config"] is None:
                 raise ValueError(
-                    f"{name} ({type(layer).__name__}) is not built, and the checkpoint {where} does not know the shapes of its inputs: "
-                    f"Keras keeps none for it. Call it on one batch before you restore."
+                    f"{name} ({kind}) is not built, and the checkpoint {where} does not know the shapes of its inputs: Keras keeps none for it. "
+                    f"Call it on one batch before you restore."
                 )
             layer.build_from_config(saved["config"])
-        for name, optimizer in self._find_optimizers().items():
-            built_for = optimizers.get(name, {}).get("of", ())
+        for name, optimizer in self.optimizers.items():
+            built_for = record["optimizers"].get(name, {}).get("of", ())
             if not optimizer.built and built_for and set(built_for) <= self.variables.keys():
                 with open_name_scope(optimizer):
                     optimizer.build([self.variables[variable] for variable in built_for])
-
-    def optimizers(self) -> dict[str, dict[str, Json]]:
-        """Return the class, the settings and the trained variables of each optimizer, in JSON."""
-        names = {id(variable): name for name, variable in self.variables.items()}
-        return {
-            name: describe_optimizer(optimizer)
-            | {"of": [names.get(id(weight)) for weight in list_optimizer_weights(optimizer)] if optimizer.built else []}
-            for name, optimizer in self._find_optimizers().items()
-        }
-
-    def _find_optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
-        of_models = {f"{name}/optimizer": getattr(thing, "optimizer", None) for name, thing in self.things.items()}
-        own = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.optimizers.Optimizer)}
-        return {
-            name: optimizer for name, optimizer in (of_models | own).items() if isinstance(optimizer, keras.optimizers.Optimizer)
-        }
-
-    def list_policies(self) -> dict[str, list[str]]:
-        """Return the precision of each layer, in order."""
-        layers = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Layer)}
-        return {name: [layer.dtype_policy.name for layer in list_layers(thing)] for name, thing in layers.items()}
-
-    def describe_configurations(self) -> dict[str, dict[str, Json]]:
-        """Return the configuration of each model, in JSON."""
-        models = {name: thing for name, thing in self.things.items() if isinstance(thing, keras.Model)}
-        return {name: configuration.describe_configuration(thing) for name, thing in models.items()}
+        return unbuilt
 
     def select_names(self, name: str, names: Iterable[str]) -> set[str]:
         """Return the names of one object's variables, without a model's metrics, which no fingerprint covers."""
         own = {variable for variable in names if variable == name or variable.startswith(f"{name}/")}
-        metrics_prefix = f"{name}/metrics/" if isinstance(self.things[name], keras.Model) else None
-        return {variable for variable in own if metrics_prefix is None or not variable.startswith(metrics_prefix)}
-
-    def has_all_variables(self, name: str, theirs: Collection[str]) -> bool:
-        """Return whether the object has exactly the variables that the checkpoint has of it."""
-        return self.select_names(name, theirs) == self.select_names(name, self.variables)
+        is_model = isinstance(self.things[name], keras.Model)
+        return {variable for variable in own if not (is_model and variable.startswith(f"{name}/metrics/"))}
 
     def fingerprint(self, name: str) -> Callable[[Mapping[str, np.ndarray]], str]:
         """Return a function that makes `un.fingerprint` of the object from all arrays, at any time and in any thread."""
@@ -143,23 +125,26 @@ class KerasState:
         return lambda arrays: contents.digest(lambda variable: arrays[names[id(variable)]])
 
 
-def collect_variables(thing: KerasThing) -> list[keras.Variable]:
-    if isinstance(thing, keras.Model):
-        return list_model_variables(thing)
-    return [thing] if isinstance(thing, keras.Variable) else list(thing.variables)
+def list_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
+    """Return the variables of an object, and those of its optimizers; some may come twice."""
+    own = [thing] if isinstance(thing, keras.Variable) else thing.variables
+    of_model = list_model_variables(thing) if isinstance(thing, keras.Model) else []
+    return [
+        *own,
+        *of_model,
+        *(variable for optimizer in find_optimizers(name, thing).values() for variable in optimizer.variables),
+    ]
+
+
+def find_optimizers(name: str, thing: KerasThing) -> dict[str, keras.optimizers.Optimizer]:
+    """Return an optimizer, or the optimizers that are attributes of a layer or model, by the names that their variables begin with."""
+    held = {f"{name}/{attribute}": value for attribute, value in vars(thing).items()} if isinstance(thing, keras.Layer) else {}
+    return {path: value for path, value in {name: thing, **held}.items() if isinstance(value, keras.optimizers.Optimizer)}
 
 
 def list_built(layer: keras.Layer) -> list[bool]:
     """Return whether the layer is built, and each layer in it."""
     return [bool(inner.built) for inner in list_layers(layer)]
-
-
-def warn_of_unbuilt(where: str, name: str, layer: keras.Layer) -> None:
-    warnings.warn(
-        f"{name} ({type(layer).__name__}) was not built when the checkpoint {where} was saved, which therefore holds no weights of it, and "
-        f"it is not built now: its weights will be drawn anew. Call it on one batch before you save.",
-        stacklevel=6,
-    )
 
 
 def drop_unbuilt_metrics(
@@ -178,18 +163,3 @@ def drop_unbuilt_metrics(
                 theirs = {path: array for path, array in theirs.items() if path not in their_group}
                 fresh |= {name} if our_group else set()
     return ours, theirs, fresh
-
-
-def describe_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
-    """Return the class and the settings of an optimizer, in JSON."""
-
-    def simplify(value: object) -> Json:
-        if isinstance(value, dict):
-            return {
-                str(key): simplify(inner)
-                for key, inner in value.items()
-                if key not in ("name", "registered_name", "learning_rate")
-            }
-        return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-    return {"class": type(optimizer).__name__, "settings": simplify(optimizer.get_config())}

@@ -6,21 +6,21 @@ This module is imported where it is first used: Orbax takes as long to import as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from orbax.checkpoint.experimental.v1._src.context import context as contexts
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
-from unisono._src.checkpoint.folders import ARRAYS
+from unisono._src.checkpoint.reading import ARRAYS
 from unisono._src.jax_private import distributed
 from unisono._src.typing import AnyArray, Json
 
 if TYPE_CHECKING:
     from orbax.checkpoint.experimental.v1._src.path.types import PathLike
 
-    from unisono._src.checkpoint.store import CheckpointInfo, Keep, PreservationPolicy
+    from unisono._src.checkpoint.store import CheckpointInfo, Keep
 
 policies = ocp.training.preservation_policies
 
@@ -46,7 +46,8 @@ def load_arrays(path: str, like: Mapping[str, np.ndarray]) -> Mapping[str, AnyAr
 def choose_kept(keep: Keep, checkpoints: Sequence[CheckpointInfo]) -> Sequence[bool]:
     """Return, for each checkpoint, whether it is kept: among the newest, where `keep` is a number, or by a policy."""
     policy = policies.LatestN(keep) if isinstance(keep, int) else keep
-    return cast("PreservationPolicy", policy).should_preserve(checkpoints, context=policies.PreservationContext())
+    # Of a checkpoint's metadata, policies read the step, the time and the metrics.
+    return policy.should_preserve(checkpoints, context=policies.PreservationContext())  # pyright: ignore[reportArgumentType]
 
 
 def make_lone_context() -> ocp.Context:

@@ -8,20 +8,23 @@ import hashlib
 import json
 import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from unisono._src.checkpoint.folders import find_checkpoints
-from unisono._src.checkpoint.host_copies import digest_array
-from unisono._src.processes.activity import get_activity as progress
-from unisono._src.processes.agreement import get_agreement
+from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Json
 
+T = TypeVar("T")
+
 FORMAT = 2
+
+ARRAYS = "arrays"
+METADATA = "_CHECKPOINT_METADATA"
+"""What Orbax leaves in the folder of a checkpoint."""
 
 Record: TypeAlias = dict[str, Json]
 """The description of a checkpoint beside its arrays, in JSON."""
@@ -39,49 +42,33 @@ class LoadedCheckpoint(NamedTuple):
     record: Record
 
 
-def load_newest(paths: list[Path]) -> LoadedCheckpoint | None:
-    """Return the first good checkpoint. Damaged ones are left in place, and named in a warning."""
+def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str, int, Path]]:
+    """Return the name, the number and the path of each checkpoint that was written whole; parts of it may be gone by now.
+
+    All folders of the name that is given count; without one, all of each name of which a folder looks like a checkpoint.
+    """
+    matches = [(re.fullmatch(r"(.+)_(\d+)", entry.name), entry) for entry in directory.iterdir()] if directory.is_dir() else []
+    folders = [(match[1], int(match[2]), entry) for match, entry in matches if match and entry.is_dir()]
+    ours = {series for series, _, entry in folders if (entry / METADATA).exists() or (entry / ARRAYS).exists()}
+    return [folder for folder in folders if (folder[0] in ours if name is None else folder[0] == name)]
+
+
+def read_first_good(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[T | None, str]:
+    """Return what `read` returns of the first path that is not damaged, and what there is to say of the damaged paths before it."""
     damaged: list[str] = []
     for path in paths:
         try:
-            loaded = load_checkpoint(path)
+            return read(path), " ".join(damaged)
         except DamagedError as error:
             damaged.append(str(error))
-            continue
-        if damaged:
-            warnings.warn(f"{' '.join(damaged)} It was left in place; {path} is used, the newest good one.", stacklevel=6)
-        return loaded
-    if damaged:
-        raise DamagedError(f"{' '.join(damaged)} No other checkpoint is there. Move {paths[0].parent} away to begin anew.")
-    return None
-
-
-def find_newest_beside(path: Path) -> Path | None:
-    """Return the newest other checkpoint of the same name that is good; warn of no damaged one."""
-    name = path.name.rpartition("_")[0]
-    folders = find_checkpoints(path.parent, name)
-    others = sorted(((number, other) for series, number, other in folders if series == name and other != path), reverse=True)
-    for _, other in others:
-        with contextlib.suppress(DamagedError):
-            return load_checkpoint(other).path
-    return None
-
-
-def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
-    """Return, in another process, the checkpoint from which process 0 goes on."""
-    if not path.exists():
-        raise FileNotFoundError(
-            f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
-            f"processes share."
-        )
-    return load_checkpoint(path)
+    return None, " ".join(damaged)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Read a checkpoint and check every bit of it."""
     path = Path(path).absolute()
     try:
-        with progress().report_busy("reading a checkpoint"), silence_loggers():
+        with get_activity().report_busy("reading a checkpoint"), silence_loggers():
             return load_and_check(path)
     except (DamagedError, ImportError):  # an Orbax that cannot be imported says nothing about the checkpoint
         raise
@@ -100,7 +87,7 @@ def load_and_check(path: Path) -> LoadedCheckpoint:
             f"The checkpoint {path} cannot be read: it has format {record['format']}, and this version of Unisono reads {FORMAT} alone."
         )
     described = record["arrays"]
-    like = {name: np.empty(shape, find_dtype(dtype)) for name, (shape, dtype, _) in described.items()}
+    like = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype, _) in described.items()}
     filled = {name: array for name, array in like.items() if array.size}
     loaded = orbax_private.load_arrays(str(path), filled) if filled else {}
     arrays = {name: np.asarray(loaded[name]) if array.size else array for name, array in like.items()}
@@ -127,26 +114,22 @@ def silence_loggers() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def describe_arrays(arrays: Mapping[str, np.ndarray]) -> dict[str, list[Json]]:
-    """Return the shape, the dtype and the digest of each array."""
-    return {name: [list(array.shape), str(array.dtype), digest_array(array)] for name, array in arrays.items()}
-
-
-def find_dtype(name: str) -> np.dtype:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 def make_record(arrays: Mapping[str, np.ndarray], more: Mapping[str, Json]) -> Record:
     """Return the record of these arrays, as JSON gives it back, with its digest."""
-    record = json.loads(json.dumps({**more, "format": FORMAT, "arrays": describe_arrays(arrays)}))
+    described = {name: [array.shape, str(array.dtype), digest_array(array)] for name, array in arrays.items()}
+    record = json.loads(json.dumps({**more, "format": FORMAT, "arrays": described}))
     return record | {"seal": digest_record(record)}
 
 
 def digest_record(record: Mapping[str, Json]) -> str:
     text = json.dumps({key: value for key, value in record.items() if key != "seal"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_array(array: np.ndarray) -> str:
+    digester = hashlib.sha256(f"{array.shape} {array.dtype}\n".encode())
+    digester.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digester.hexdigest()[:32]
 
 
 def summarize_error(error: BaseException) -> str:

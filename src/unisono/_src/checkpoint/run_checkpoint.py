@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.checkpoint import compatibility, configuration, run_description
+from unisono._src.checkpoint import compatibility
 from unisono._src.checkpoint.encoding import STATES, decode_state, encode_state
-from unisono._src.checkpoint.host_copies import copy_on_device
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
 from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
-from unisono._src.checkpoint.run_description import DescribedStrategy
+from unisono._src.checkpoint.run_description import DescribedStrategy, describe_run
 from unisono._src.checkpoint.store import CheckpointStore
+from unisono._src.fingerprint import UNPROMISED
 from unisono._src.ownership import find_strategy
 from unisono._src.processes.agreement import get_agreement
-from unisono._src.typing import AnyArray, PyTree
+from unisono._src.typing import AnyArray, Array, PyTree
 
 
 class RunCheckpoint:
@@ -28,29 +31,17 @@ class RunCheckpoint:
         self._replicas = replicas
         self._description: Record | None = None
 
-    def _find_strategy(self) -> DescribedStrategy | None:
-        """Return the strategy in whose scope an object was made; None if all were made outside every scope."""
+    def _describe_run(self) -> Record:
+        """Return what the bits of the run depend on, from the strategy in whose scope an object was made, and from the data."""
         strategies = [find_strategy(thing) for thing in self.keras.things.values()]
-        strategy = next((strategy for strategy in strategies if strategy is not None), None)
+        strategy: DescribedStrategy | None = next((strategy for strategy in strategies if strategy is not None), None)
         check_saves_for_all(strategy)
-        return strategy
-
-    def _describe_run(self, strategy: DescribedStrategy | None) -> Record:
-        """Return what the bits of the run depend on, from the strategy and from the data."""
-        return run_description.describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
+        return describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def keep_description(self) -> None:
         """Keep the description of the objects, which does not change from here on. While a loop of Keras holds the state, optimizers
         cannot tell their settings."""
-        self._description = self._describe_objects()
-
-    def _describe_objects(self) -> Record:
-        return {
-            "build": self.keras.describe_builds(),
-            "optimizers": self.keras.optimizers(),
-            "policies": self.keras.list_policies(),
-            "configuration": self.keras.describe_configurations(),
-        }
+        self._description = self.keras.describe()
 
     def save(
         self, store: CheckpointStore, number: int, states: Mapping[str, PyTree], values: Mapping[str, AnyArray] | None = None
@@ -59,7 +50,7 @@ class RunCheckpoint:
 
         `values` replace the values of the variables that have these names.
         """
-        strategy = self._find_strategy()
+        run = self._describe_run()
         if not store.writes:
             return store.path(number)
         current_values = self.keras.values() | dict(values or {})
@@ -67,32 +58,33 @@ class RunCheckpoint:
         on_device = [name for name, value in current_values.items() if not isinstance(value, np.ndarray)]
         copies = dict(zip(on_device, copy_on_device([current_values[name] for name in on_device]), strict=True))
         fingerprints = {name: self.keras.fingerprint(name) for name in self.keras.things}
-        record = self._describe_run(strategy) | (self._description or self._describe_objects()) | {"states": encoded}
+        record = run | (self._description or self.keras.describe()) | {"states": encoded}
 
-        def on_host() -> Mapping[str, np.ndarray]:
-            return {name: np.asarray(value) for name, value in (current_values | copies | state_arrays).items()}
+        def make_content() -> tuple[dict[str, np.ndarray], Record]:
+            arrays = {name: np.asarray(value) for name, value in (current_values | copies | state_arrays).items()}
+            return arrays, record | {"fingerprints": {name: fingerprint(arrays) for name, fingerprint in fingerprints.items()}}
 
-        def whole_record(arrays: Mapping[str, np.ndarray]) -> Record:
-            return record | {"fingerprints": {name: fingerprint(arrays) for name, fingerprint in fingerprints.items()}}
-
-        return store.save(number, on_host, whole_record)
+        return store.save(number, make_content)
 
     def restore(
         self, loaded: LoadedCheckpoint, names: Collection[str], allow_other_replicas: bool = False, partial: bool = False
     ) -> dict[str, PyTree]:
-        """Compare everything, then restore the variables; return the states of the other objects, which have these names."""
+        """Compare everything, then restore the variables; return the states of the other objects, which have these names.
+
+        Layers and optimizers are built before their shapes can be compared. Nothing that has a value is changed until all is compared.
+        """
         where = str(loaded.path)
         record = loaded.record
-        ours = self._describe_run(self._find_strategy())
+        run = self._describe_run()
         variables, state_arrays = split_arrays(loaded.arrays)
         theirs = {*record["fingerprints"], *record["states"]}
         compatibility.check_objects(where, theirs, {*self.keras.things, *names}, partial)
-        run_description.check_same_replicas(where, record, ours, allow_other_replicas)
-        self.keras.build(where, record["build"], record["optimizers"])
-        run_description.check_same_optimizers(where, record["optimizers"], self.keras.optimizers())
+        compatibility.check_same_replicas(where, record["replicas"], run["replicas"], allow_other_replicas)
+        compatibility.check_same_optimizers(where, record["optimizers"], self.keras.optimizers)
+        unbuilt = self.keras.build(where, record)
         self.keras.put(where, variables, partial)
-        run_description.warn_of_other_setting(where, record, ours, record["policies"], self.keras.list_policies())
-        configuration.warn_of_other_configuration(where, record.get("configuration", {}), self.keras.describe_configurations())
+        for text in [*unbuilt, *compatibility.describe_differences(where, record, run | self.keras.describe())]:
+            warnings.warn(text, stacklevel=4)
         self._check_bits(where, record["fingerprints"], variables)
         return decode_state(record["states"], state_arrays)
 
@@ -104,10 +96,12 @@ class RunCheckpoint:
         """Refuse restored objects that have other bits than the checkpoint: by fingerprint; objects in part, by their arrays."""
         values = {name: np.asarray(value) for name, value in self.keras.values().items()}
         for name in self.keras.things:
-            ours = self.keras.fingerprint(name)(values) if self.keras.has_all_variables(name, saved) else theirs[name]
-            names = sorted(self.keras.select_names(name, values))
-            other = next((path for path in names if path in saved and values[path].tobytes() != saved[path].tobytes()), None)
-            if ours != theirs[name] or other:
+            names = self.keras.select_names(name, values)
+            their_names = self.keras.select_names(name, saved)
+            other = next((path for path in sorted(names & their_names) if values[path].tobytes() != saved[path].tobytes()), None)
+            # Whether bits are promised is said of the run: another promise is warned of.
+            ours = self.keras.fingerprint(name)(values).removeprefix(UNPROMISED)
+            if other or (names == their_names and ours != theirs[name].removeprefix(UNPROMISED)):
                 what = f"{other} has other bits now" if other else f"has the fingerprint {ours} now instead of {theirs[name]}"
                 raise RuntimeError(
                     f"{name} was restored from the checkpoint {where}, and {what}. Please report this with the model that shows it; do not "
@@ -128,3 +122,9 @@ def split_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray
     """Return the arrays of variables, and those of states."""
     state_arrays = {name: array for name, array in arrays.items() if name.startswith(STATES)}
     return {name: array for name, array in arrays.items() if name not in state_arrays}, state_arrays
+
+
+@jax.jit
+def copy_on_device(arrays: list[AnyArray]) -> list[Array]:
+    """Copy arrays on their device, once they are computed: no thread waits, and the next step may be donated the originals."""
+    return [jnp.copy(array) for array in arrays]

@@ -11,26 +11,28 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from unisono._src.checkpoint.folders import METADATA, find_checkpoints
 from unisono._src.checkpoint.reading import (
+    METADATA,
     DamagedError,
     LoadedCheckpoint,
-    Record,
+    find_checkpoints,
     load_checkpoint,
-    load_chosen_by_first,
-    load_newest,
     make_record,
+    read_first_good,
     summarize_error,
 )
 from unisono._src.checkpoint.writer import BackgroundWriter, wait_for_writers
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import Json, Logs
+
+if TYPE_CHECKING:
+    from orbax.checkpoint.experimental.v1.training import preservation_policies
 
 NOTHING = "nothing"
 """The name of an array that stands for no array: Orbax writes no empty checkpoints."""
@@ -39,15 +41,11 @@ TEMPORARY = ".orbax-checkpoint-tmp"
 """The end of the name of the folder into which Orbax writes."""
 
 
-class PreservationPolicy(Protocol):
-    """A policy of `orbax.checkpoint.experimental.v1.training.preservation_policies`."""
-
-    @property
-    def should_preserve(self) -> Callable[..., Sequence[bool]]: ...
-
-
-Keep: TypeAlias = int | PreservationPolicy
+Keep: TypeAlias = "int | preservation_policies.PreservationPolicy"
 """How many of the newest checkpoints are kept; or a policy."""
+
+MakeContent: TypeAlias = Callable[[], tuple[Mapping[str, np.ndarray], Mapping[str, Json]]]
+"""Returns the arrays of a checkpoint, on the host, and their description. It is called in the background."""
 
 
 class CheckpointInfo(NamedTuple):
@@ -71,26 +69,11 @@ class CheckpointStore:
         self._known: dict[int, bool] = {}
         """Whether each checkpoint is good that this process has written or read, by number."""
 
-    def save(
-        self,
-        number: int,
-        arrays: Callable[[], Mapping[str, np.ndarray]],
-        record: Callable[[Mapping[str, np.ndarray]], Mapping[str, Json]],
-    ) -> Path:
-        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed.
-
-        `arrays()` returns the arrays on the host, `record(arrays)` their description; both are called in the background.
-        """
-        path = self.path(number)
-        if not self.writes:
-            return path
-
-        def write() -> None:
-            on_host = dict(arrays())
-            self._write(number, on_host, make_record(on_host, record(on_host)))
-
-        self._writer.start(write)
-        return path
+    def save(self, number: int, make_content: MakeContent) -> Path:
+        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed."""
+        if self.writes:
+            self._writer.start(lambda: self._write(number, make_content))
+        return self.path(number)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk; raise the error if it was not written."""
@@ -116,24 +99,38 @@ class CheckpointStore:
     @property
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints that were written whole, the newest last; parts of them may be gone by now."""
-        return sorted(number for name, number, _ in find_checkpoints(self.directory, self.name) if name == self.name)
+        return sorted(number for _, number, _ in find_checkpoints(self.directory, self.name))
 
     def choose_next_number(self) -> int:
-        return get_agreement().of_first(f"the next number of {self.name}", self._next_number)
+        def choose() -> int:
+            wait_for_writers()
+            return max((int(match[1]) for match in self._match_names(rf"{re.escape(self.name)}_(\d+)(\..*)?")), default=0) + 1
+
+        return get_agreement().of_first(f"the next number of {self.name}", choose)
 
     def load_newest(self) -> LoadedCheckpoint | None:
-        """Return the newest good checkpoint; None where there is no checkpoint at all."""
-        own: list[LoadedCheckpoint] = []
+        """Return the newest good checkpoint; None where there is no checkpoint at all. Damaged ones are left in place, and named in a
+        warning."""
+        loaded: LoadedCheckpoint | None = None
 
         def find() -> str | None:
-            own.extend(filter(None, [self._newest()]))
-            return str(own[0].path) if own else None
+            nonlocal loaded
+            paths = {self.path(number): number for number in reversed(self.numbers)}
+            loaded, damaged = read_first_good(paths, load_checkpoint)
+            if loaded is None:
+                if damaged:
+                    raise DamagedError(f"{damaged} No other checkpoint is there. Move {self.directory} away to begin anew.")
+                return None
+            if damaged:
+                warnings.warn(f"{damaged} It was left in place; {loaded.path} is used, the newest good one.", stacklevel=4)
+            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
+            return str(loaded.path)
 
         path = get_agreement().of_first(f"the newest checkpoint of {self.name}", find)
-        loaded = None if path is None else own[0] if own else load_chosen_by_first(Path(path))
-        get_agreement().wait_for_processes(
-            f"that it has read the newest checkpoint of {self.name}"
-        )  # before process 0 may remove it
+        if path is not None and loaded is None:
+            loaded = load_chosen_by_first(Path(path))
+        # Before process 0 may remove it.
+        get_agreement().wait_for_processes(f"that it has read the newest checkpoint of {self.name}")
         return loaded
 
     def delete(self) -> None:
@@ -146,9 +143,11 @@ class CheckpointStore:
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
-    def _write(self, number: int, arrays: dict[str, np.ndarray], record: Record) -> None:
+    def _write(self, number: int, make_content: MakeContent) -> None:
         from unisono._src.checkpoint import orbax_private
 
+        arrays, description = make_content()
+        record = make_record(arrays, description)
         filled = {name: array for name, array in arrays.items() if array.size}
         try:
             self._check_writable(number)
@@ -186,7 +185,8 @@ class CheckpointStore:
         from unisono._src.checkpoint import orbax_private
 
         written = [number for number in self.numbers if (self.path(number) / METADATA).exists()]
-        good = [CheckpointInfo(number, self._read_write_time(number)) for number in written if self._is_good(number)]
+        times = {number: (self.path(number) / METADATA).stat().st_mtime for number in written if self._is_good(number)}
+        good = [CheckpointInfo(number, datetime.datetime.fromtimestamp(time, tz=datetime.UTC)) for number, time in times.items()]
         for checkpoint, stays in zip(good[:-1], orbax_private.choose_kept(self.keep, good), strict=False):
             if not stays:
                 self._remove(checkpoint.step)
@@ -194,9 +194,7 @@ class CheckpointStore:
     def _remove(self, number: int) -> None:
         path = self.path(number)  # renamed, so that an interruption leaves no part that looks like a damaged checkpoint
         shutil.rmtree(path.rename(make_temporary_path(path)))
-
-    def _read_write_time(self, number: int) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp((self.path(number) / METADATA).stat().st_mtime, tz=datetime.UTC)
+        self._known.pop(number, None)
 
     def _is_good(self, number: int) -> bool:
         """Return whether a checkpoint is good, before others are removed. A checkpoint that this process has not written is read once."""
@@ -208,18 +206,6 @@ class CheckpointStore:
                 self._known[number] = False
         return self._known[number]
 
-    def _next_number(self) -> int:
-        wait_for_writers()
-        taken = [int(match[1]) for match in self._match_names(rf"{re.escape(self.name)}_(\d+)(\..*)?")]
-        return max(taken, default=0) + 1
-
-    def _newest(self) -> LoadedCheckpoint | None:
-        paths = {self.path(number): number for number in reversed(self.numbers)}
-        loaded = load_newest(list(paths))
-        if loaded is not None:
-            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
-        return loaded
-
     def _match_names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():
             yield from filter(None, (re.fullmatch(pattern, entry.name) for entry in self.directory.iterdir()))
@@ -228,3 +214,13 @@ class CheckpointStore:
 def make_temporary_path(path: Path) -> Path:
     """Return the path at which Orbax writes a checkpoint, and removes what an interrupted write has left."""
     return path.with_name(f"{path.name}{TEMPORARY}")
+
+
+def load_chosen_by_first(path: Path) -> LoadedCheckpoint:
+    """Return, in another process, the checkpoint from which process 0 goes on."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Process 0 goes on from the checkpoint {path}, which process {get_agreement().number} does not find. Name a directory that all "
+            f"processes share."
+        )
+    return load_checkpoint(path)

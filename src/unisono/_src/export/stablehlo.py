@@ -28,7 +28,7 @@ def write_stablehlo(model: keras.Model, path: Path, example: UserBatch | None) -
     arrays |= {f"{PROGRAMS}{mode}": np.frombuffer(program.code, np.uint8) for mode, program in content.programs.items()}
     record = {"export": content.record(), "versions": {"keras": keras.__version__, "jax": jax.__version__}}
     store = CheckpointStore(path, write_place.CHECKPOINT_NAME)
-    store.save(1, lambda: arrays, lambda _: record)
+    store.save(1, lambda: (arrays, record))
     store.wait()
 
 
