@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
 from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
-from unisono._src.export import export, extras, load_exported, structure, write_place
+from unisono._src.export import export, load_exported, structure, write_place
 from unisono._src.export.forward_program import ExportError
 from unisono._src.export.loaded_model import LoadedModel
 from unisono._src.keras_private import export_inputs as seam
@@ -634,14 +635,14 @@ def test_layers_choose_no_kernels_of_this_machine(monkeypatch):
     ],
 )
 def test_what_is_missing_is_named_with_what_to_write(tmp_path, monkeypatch, format, path, text):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=text):
         export(small(), tmp_path / path, format=format)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_saved_model_is_not_loaded_without_tensorflow(tmp_path, monkeypatch):
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "saved_model.pb").write_text("")
     with pytest.raises(ImportError, match=r"A SavedModel needs tensorflow, which is not installed"):
         load_exported(tmp_path)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 import keras
 
-from unisono._src.export import onnx, saved_model, stablehlo, write_place
+from unisono._src.export import keras_formats, stablehlo, write_place
 from unisono._src.export.saved_model import SavedModel
 from unisono._src.keras_private.export_inputs import list_lost_variables
 from unisono._src.keras_private.models import is_built
 from unisono._src.near_names import says_near_names
 from unisono._src.typing import UserBatch
 
-FORMATS = ("stablehlo", "saved_model", "onnx")
-NAMES = {name: name for name in FORMATS} | {"tf_saved_model": "saved_model"}
-"""The formats by the names that a user may write: Keras has another name for one of them."""
+FORMATS = {
+    "stablehlo": stablehlo.write_stablehlo,
+    "saved_model": keras_formats.write_saved_model,
+    "onnx": keras_formats.write_onnx,
+}
+"""The functions that write an export, by formats."""
+
+NEEDED = {"saved_model": ("tensorflow", "tf", "A SavedModel"), "onnx": ("jax2onnx", "onnx", 'format="onnx"')}
+"""The modules that formats need and that are not installed with Unisono, with the extra that installs them."""
 
 
 @says_near_names
@@ -49,22 +56,16 @@ def export(
         >>> load_exported(path)(np.ones((3, 2))).shape
         (3, 1)
     """
-    if format not in NAMES:
+    kind = "saved_model" if format == "tf_saved_model" else format  # as Keras calls it
+    if kind not in FORMATS:
         raise ValueError(f"un.export received format={format!r}. Write one of {', '.join(map(repr, FORMATS))}.")
     check_exportable(model)
-    kind = NAMES[format]
     place = Path(path).absolute()
     if kind == "onnx" and place.suffix != ".onnx":
         raise ValueError(f"un.export received the path {str(path)!r} for an ONNX file. Write {str(path) + '.onnx'!r}.")
     write_place.check_overwrite(place, overwrite)
-    if kind == "stablehlo":
-        write_place.write_atomically(place, overwrite, lambda temporary: stablehlo.write_stablehlo(model, temporary, inputs))
-    elif kind == "saved_model":
-        saved_model.check_tensorflow()
-        write_place.write_atomically(place, overwrite, lambda temporary: saved_model.write_saved_model(model, temporary, inputs))
-    else:
-        onnx.check_jax2onnx()
-        write_place.write_atomically(place, overwrite, lambda temporary: onnx.write_onnx(model, temporary, inputs))
+    check_installed(kind)
+    write_place.write_atomically(place, overwrite, lambda temporary: FORMATS[kind](model, temporary, inputs))
     return str(path)
 
 
@@ -86,10 +87,13 @@ def load_exported(path: str | os.PathLike[str]) -> keras.Model:
     if write_place.is_stablehlo(place):
         return stablehlo.read_stablehlo(place)
     if write_place.is_saved_model(place):
-        saved_model.check_tensorflow()
+        check_installed("saved_model")
         return SavedModel(place)
     if place.suffix == ".onnx":
-        onnx.refuse_onnx(place)
+        raise ValueError(
+            f"{place} is an ONNX file, which JAX does not run. Run it by onnxruntime.InferenceSession({str(place)!r}), or export the model "
+            f'with format="stablehlo", which un.load_exported reads.'
+        )
     other = (
         f"Write keras.models.load_model({str(path)!r})."
         if place.suffix in (".keras", ".h5")
@@ -116,3 +120,11 @@ def check_exportable(model: object) -> None:
             f"The model {model.name!r} has no values of {len(lost)} variables ({lost[0].path!r} among them) now: it is part of a model that fit "
             f"is training, which holds them. Export that model, or write fitted.jax_state_sync() before un.export."
         )
+
+
+def check_installed(kind: str) -> None:
+    """Refuse a format whose module is missing, and say what to install."""
+    if kind in NEEDED:
+        module, extra, what = NEEDED[kind]
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(f"{what} needs {module}, which is not installed. Write pip install unisono[{extra}].")

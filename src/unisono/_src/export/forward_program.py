@@ -75,7 +75,7 @@ def make_forward_program(
         except Exception as error:
             if shared is attempts[-1]:
                 raise forward.explain_failure(error) from error
-    if open_batch.depends_on_rows(ForwardPass(model, variables, inputs, training), like, inputs):
+    if open_batch.depends_on_rows(forward, like, inputs):
         raise ExportError(
             f"The forward pass of the model {model.name!r} does one thing for {open_batch.ROWS[0]} rows and another for {open_batch.ROWS[1]}, or for "
             f"1: a Python if on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
@@ -95,9 +95,10 @@ class ForwardPass:
         self._variables = variables
         self._inputs = inputs
         self._training = training
-        self._failed: list[tuple[int, keras.Layer]] = []
-        """The depth and the layer of each call that raised, the innermost call first."""
         self._depth = 0
+        self._failed_depth = 0
+        self._culprit: keras.Layer | None = None
+        """The innermost layer that the last error came through."""
         self.outputs: Structure = None
         self.masked: tuple[int, ...] = ()
         self.assigned: tuple[int, ...] = ()
@@ -105,7 +106,7 @@ class ForwardPass:
     def __call__(self, values: list[Array], arrays: list[Array]) -> tuple[list[Array], ...]:
         mapping = list(zip(self._variables, values, strict=True))
         scope = ReadingScope(state_mapping=mapping, collect_losses=True)
-        self._failed.clear()
+        self._culprit = None
         with hide_masks(), scope, self._watching():
             result = call_model(self._model, self._inputs.nest(arrays), self._training)
             losses = list(self._model.losses)
@@ -121,12 +122,12 @@ class ForwardPass:
         """Return an error that says what failed, in which layer, and what to write."""
         name = self._model.name
         said = summarize_failure(error)
-        if not self._failed:
+        layer = self._culprit
+        if layer is None:
             return ExportError(
                 f"The model {name!r} cannot be exported to StableHLO for {', '.join(PLATFORMS)}: {said} What runs in Python (callbacks, "
                 f"jax.debug.print) cannot be in a file. Leave the layer that does it out of what is exported."
             )
-        layer = self._find_culprit()
         mode = "training" if self._training else "inference"
         lengths = (
             " If it is another length that is left open, write un.export(model, path, inputs=x[:1]) with a row of data, which fixes all but "
@@ -146,7 +147,7 @@ class ForwardPass:
                 try:
                     return stock(layer, *args, **kwargs)
                 except Exception:
-                    self._failed.append((self._depth, layer))
+                    self._note_failure(layer, self._depth)
                     raise
                 finally:
                     self._depth -= 1
@@ -157,25 +158,22 @@ class ForwardPass:
             with replace_methods({"layer": watch}):
                 yield
         except Exception:
-            self._failed.append((0, self._model))
+            self._note_failure(self._model, 0)
             raise
 
-    def _find_culprit(self) -> keras.Layer:
-        """Return the innermost layer that the last error came through. Layers may also have failed before, and the model gone on."""
-        culprit: keras.Layer = self._model
-        for expected, (depth, layer) in enumerate(reversed(self._failed)):
-            if depth != expected:
-                break
-            culprit = layer
-        return culprit
+    def _note_failure(self, layer: keras.Layer, depth: int) -> None:
+        """Note a call that raised. The error of a deeper call came through it; before, layers may have failed and the model gone on."""
+        if self._culprit is None or self._failed_depth != depth + 1:
+            self._culprit = layer
+        self._failed_depth = depth
 
     def _check(self, scope: ReadingScope) -> None:
         """Refuse variables that the model does not track: the program takes no others. Metrics are ignored, since a file measures nothing."""
         known = {id(variable) for variable in [*self._variables, *self._model.metrics_variables]}
-        used = {"assigns": scope.assigned, "reads": scope.read}
-        for verb, variable in (
-            (verb, variable) for verb, by_id in used.items() for key, variable in by_id.items() if key not in known
-        ):
+        used = [*(("assigns", *item) for item in scope.assigned.items()), *(("reads", *item) for item in scope.read.items())]
+        unknown = [(verb, variable) for verb, key, variable in used if key not in known]
+        if unknown:
+            verb, variable = unknown[0]
             raise ExportError(
                 f"The forward pass of the model {self._model.name!r} {verb} {variable.path!r}, a variable that the model does not track: in "
                 f"the file it would be a constant. Make it an attribute of a layer of the model."

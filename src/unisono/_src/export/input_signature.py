@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import keras
@@ -20,15 +20,14 @@ from unisono._src.typing import KerasObject, PyTree, UserBatch
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-OpenShape: TypeAlias = tuple[int | None, ...]
+OpenShape: TypeAlias = Sequence[int | None]
 """A shape in which None stands for an open length."""
 
 Tensor: TypeAlias = KerasObject
 """An array, or a symbolic tensor of Keras."""
 
-Leaf = TypeVar("Leaf")
 
-
+@runtime_checkable
 class ArraySpec(Protocol):
     """An array, a symbolic tensor, or anything else that has a shape and a dtype."""
 
@@ -44,9 +43,9 @@ class InputSignature:
     """The inputs of a model. The first axis of each array counts rows; None stands for an open length."""
 
     structure: Structure
-    names: tuple[str, ...]
-    shapes: tuple[OpenShape, ...]
-    dtypes: tuple[str, ...]
+    names: Sequence[str]
+    shapes: Sequence[OpenShape]
+    dtypes: Sequence[str]
     converts: bool
     """Whether the model converts its inputs to these dtypes and ranks by itself, as functional and sequential models do."""
 
@@ -55,7 +54,7 @@ class InputSignature:
         leaves = match_leaves(self.structure, given, self.names)
         return [self._convert_array(index, ops.convert_to_tensor(array)) for index, array in enumerate(leaves)]
 
-    def nest(self, arrays: Sequence[Leaf]) -> PyTree:
+    def nest(self, arrays: Sequence[object]) -> PyTree:
         """Return the arrays in the structure that the model takes."""
         return build_tree(self.structure, arrays)
 
@@ -147,9 +146,9 @@ def name_inputs(leaves: Sequence[object]) -> list[str]:
     ]
 
 
-def check_leaf(leaf: ArraySpec) -> None:
+def check_leaf(leaf: object) -> None:
     """Refuse what is no array, has no axis, or holds texts."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or leaf.shape is None or not len(leaf.shape):
+    if not isinstance(leaf, ArraySpec) or leaf.shape is None or not len(leaf.shape):
         raise TypeError(
             f"inputs= received {leaf!r} of type {type(leaf).__name__}. Give arrays whose first axis counts rows, such as x[:1], or "
             f"keras.InputSpec(shape=(None, ...), dtype=...)."

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 
 from unisono._src.export import model_variables
-from unisono._src.export.content import ExportContent
+from unisono._src.export.forward_program import ForwardProgram
 from unisono._src.export.input_signature import InputSignature, read_inputs
+from unisono._src.export.model_variables import VariableDescription
 from unisono._src.export.structure import build_tree
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.masks import set_keras_mask
 from unisono._src.typing import Config, Json, Outputs, UserBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportContent:
+    """The content of an export as StableHLO, without the values of the variables."""
+
+    inputs: InputSignature
+    variables: Sequence[VariableDescription]
+    programs: dict[str, ForwardProgram]
+    """The programs for "inference" and for "training"."""
+    policy: str
+    """The name of the model's precision."""
+    output_names: Sequence[str] | None
+    """The names of the outputs in logs, of a model that has several."""
+
+    def record(self) -> dict[str, Json]:
+        """Return the content in JSON, without the programs' code."""
+        record = dataclasses.asdict(self)
+        for program in record["programs"].values():
+            del program["code"]
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Json], codes: Mapping[str, bytes]) -> ExportContent:
+        """Return the content that a record describes, with the code of its programs."""
+        return cls(
+            InputSignature(**record["inputs"]),
+            [VariableDescription(**described) for described in record["variables"]],
+            {mode: ForwardProgram(codes[mode], **program) for mode, program in record["programs"].items()},
+            record["policy"],
+            record["output_names"],
+        )
 
 
 @keras.saving.register_keras_serializable(package="unisono")
@@ -43,9 +77,11 @@ class LoadedModel(keras.Model):
         generators = iter(self._generators)
         for described, value in zip(content.variables, values, strict=True):
             if described.seed:
-                state = next(generators).state
-                state.assign(value)
-            self._in_order.append(state if described.seed else model_variables.add_variable(self, described, value))
+                variable = next(generators).state
+                variable.assign(value)
+            else:
+                variable = model_variables.add_variable(self, described, value)
+            self._in_order.append(variable)
         if content.output_names is not None:
             self.output_names = list(content.output_names)
         self.trainable = trainable

@@ -28,14 +28,14 @@ class VariableDescription:
 
     name: str
     """The name, by the variable's place in the model."""
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     dtype: str
     trainable: bool
     seed: bool
     """Whether it is the state of a random generator."""
     aggregation: str
     overwrite_with_gradient: bool
-    constraint: tuple[str, dict[str, Json]] | None
+    constraint: Sequence[Json] | None
     """The class and the configuration of the constraint."""
 
 
@@ -44,22 +44,19 @@ def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[
     named = {id(variable): name for name, variable in walk_variables(model, "model")}
     variables = list(model.variables)
     trainable = {id(variable) for variable in model.trainable_variables}
-    names = [name_variable(named[id(variable)], variable) for variable in variables]
-    descriptions = [
-        describe_variable(variable, name, id(variable) in trainable) for variable, name in zip(variables, names, strict=True)
-    ]
-    unconstrained = [
-        described.name
-        for described, variable in zip(descriptions, variables, strict=True)
-        if variable.constraint is not None and described.constraint is None
-    ]
+    descriptions = tuple(
+        describe_variable(variable, name_variable(named[id(variable)], variable), id(variable) in trainable)
+        for variable in variables
+    )
+    pairs = zip(descriptions, variables, strict=True)
+    unconstrained = [described.name for described, variable in pairs if variable.constraint and not described.constraint]
     if unconstrained:
         warnings.warn(
             f"The constraint of {', '.join(unconstrained)} is of a class of your own, which a file cannot hold: the loaded model is trained without "
             f"it. Evaluation and prediction do not need it.",
             stacklevel=5,
         )
-    return variables, tuple(descriptions)
+    return variables, descriptions
 
 
 def name_variable(path: str, variable: keras.Variable) -> str:

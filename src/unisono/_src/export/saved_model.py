@@ -1,8 +1,8 @@
-"""The format "saved_model", written by Keras and evaluated through TensorFlow."""
+"""The model that `un.load_exported` makes of a SavedModel: TensorFlow evaluates it."""
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -11,16 +11,16 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src.export import extras
 from unisono._src.export.input_signature import InputSignature
-from unisono._src.export.loaded_model import find_export_inputs
 from unisono._src.export.structure import Structure, build_tree, flatten_tree
-from unisono._src.keras_private.export_inputs import write_back_state
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.typing import Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
 """The name of the forward pass in a SavedModel of Keras."""
+
+MOST_SHAPES = 64
+"""How many shapes of inputs are known with the shapes of their results."""
 
 
 class Endpoint(Protocol):
@@ -28,21 +28,6 @@ class Endpoint(Protocol):
 
     @property
     def concrete_functions(self) -> Sequence[KerasObject]: ...
-
-
-def check_tensorflow() -> None:
-    extras.check_installed("tensorflow", "tf", "A SavedModel")
-
-
-def write_saved_model(model: keras.Model, path: Path, example: UserBatch | None) -> None:
-    taken = find_export_inputs(model, example)
-    write_back_state(model)
-    with warnings.catch_warnings():
-        # Keras 3.15.1 gives jax2tf an argument that is the default there, and JAX 0.10.2 warns of it.
-        warnings.filterwarnings(
-            "ignore", message="The `native_serialization` parameter is deprecated", category=DeprecationWarning
-        )
-        model.export(str(path), format="tf_saved_model", verbose=False, input_signature=taken.keras_signature)
 
 
 class SavedModel(keras.Model):
@@ -66,7 +51,7 @@ class SavedModel(keras.Model):
                 f"model.export. Call it by tensorflow.saved_model.load."
             )
         set_untracked(self, "_restored", restored)  # hidden from Keras, which would track it
-        set_untracked(self, "_known", {})
+        set_untracked(self, "_find_results", functools.lru_cache(maxsize=MOST_SHAPES)(self._compute_results))
         self._path = path
         self._inputs = read_signature(restored.serve)
         self.built = True
@@ -79,24 +64,24 @@ class SavedModel(keras.Model):
                 f"layer.trainable = False to train only what stands behind it."
             )
         arrays = self._inputs.arrays(inputs)
-        structure, like = self._find_results([(tuple(array.shape), array.dtype) for array in arrays])
+        structure, like = self._find_results(tuple((tuple(array.shape), np.dtype(array.dtype)) for array in arrays))
         return build_tree(structure, jax.pure_callback(self._serve, like, *arrays))
 
     def compute_output_spec(self, inputs: PyTree, training: bool = False) -> PyTree:
         """Return the shapes and dtypes of the outputs. Lengths that change with the number of rows stay open."""
         tensors = keras.tree.flatten(inputs)
-        results = []
-        for rows in (2, 3):
+
+        def find_for(rows: int) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
             shapes = [tuple(rows if length is None else length for length in tensor.shape) for tensor in tensors]
-            dtypes = [np.dtype(tensor.dtype) for tensor in tensors]
-            structure, like = self._find_results(list(zip(shapes, dtypes, strict=True)))
-            results.append(like)
-        specs = [
-            keras.KerasTensor(
-                [length if length == other else None for length, other in zip(two.shape, three.shape, strict=True)],
-                str(two.dtype),
+            return self._find_results(
+                tuple((shape, np.dtype(tensor.dtype)) for shape, tensor in zip(shapes, tensors, strict=True))
             )
-            for two, three in zip(*results, strict=True)
+
+        structure, of_two = find_for(2)
+        of_three = find_for(3)[1]
+        specs = [
+            keras.KerasTensor([a if a == b else None for a, b in zip(two.shape, three.shape, strict=True)], str(two.dtype))
+            for two, three in zip(of_two, of_three, strict=True)
         ]
         return build_tree(structure, specs)
 
@@ -106,16 +91,10 @@ class SavedModel(keras.Model):
             f'model with format="stablehlo".'
         )
 
-    def _find_results(self, inputs: Sequence[tuple[Shape, np.dtype]]) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
+    def _compute_results(self, inputs: tuple[tuple[Shape, np.dtype], ...]) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
         """Return the structure, the shapes and the dtypes of the results for inputs of these shapes and dtypes, by one call with zeros."""
-        key = tuple(inputs)
-        if key not in self._known:
-            structure, arrays = flatten_tree(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
-            self._known[key] = (
-                structure,
-                [jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays],
-            )
-        return self._known[key]
+        structure, arrays = flatten_tree(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
+        return structure, [jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays]
 
     def _serve(self, *arrays: Array) -> list[HostArray]:
         """Return the results of the endpoint. The compiled program calls this, with arrays of the host."""

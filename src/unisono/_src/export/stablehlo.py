@@ -11,9 +11,8 @@ import numpy as np
 from unisono._src.checkpoint.reading import DamagedError, load_checkpoint
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.export import model_variables, write_place
-from unisono._src.export.content import ExportContent
 from unisono._src.export.forward_program import make_forward_program
-from unisono._src.export.loaded_model import LoadedModel, find_export_inputs
+from unisono._src.export.loaded_model import ExportContent, LoadedModel, find_export_inputs
 from unisono._src.typing import UserBatch
 
 WEIGHTS = "weights/"
@@ -34,15 +33,17 @@ def write_stablehlo(model: keras.Model, path: Path, example: UserBatch | None) -
 
 def export_model(model: keras.Model, example: UserBatch | None) -> tuple[ExportContent, list[np.ndarray]]:
     """Return the content of a file for the model, and the values of its variables."""
-    taken = find_export_inputs(model, example)
+    inputs = find_export_inputs(model, example)
     variables, described = model_variables.describe_variables(model)
     values = model_variables.read_values(model, variables)
     programs = {
-        mode: make_forward_program(model, variables, taken, training)
+        mode: make_forward_program(model, variables, inputs, training)
         for mode, training in (("inference", False), ("training", True))
     }
     names = getattr(model, "output_names", None)  # only functional models have them
-    return ExportContent(taken, described, programs, read_policy_name(model), names and tuple(names)), values
+    # The precision of a quantized model is that of its activations: the program has the rest.
+    policy = model.dtype_policy.name.rpartition("_from_")[2]
+    return ExportContent(inputs, described, programs, policy, names and tuple(names)), values
 
 
 def read_stablehlo(path: Path) -> LoadedModel:
@@ -56,8 +57,3 @@ def read_stablehlo(path: Path) -> LoadedModel:
     codes = {name.removeprefix(PROGRAMS): code.tobytes() for name, code in loaded.arrays.items() if name.startswith(PROGRAMS)}
     content = ExportContent.from_record(loaded.record["export"], codes)
     return LoadedModel(content, [loaded.arrays[f"{WEIGHTS}{described.name}"] for described in content.variables])
-
-
-def read_policy_name(model: keras.Model) -> str:
-    """Return the name of the model's precision; of a quantized model, that of its activations: the program has the rest."""
-    return model.dtype_policy.name.rpartition("_from_")[2]

@@ -34,7 +34,12 @@ def flatten_tree(nested: PyTree) -> tuple[Structure, list[PyTree]]:
         if part is None:
             return None
         if isinstance(part, dict):
-            return {"dict": [[check_key(key), describe(value)] for key, value in part.items()]}
+            wrong = [key for key in part if not isinstance(key, str)]
+            if wrong:
+                raise StructureError(
+                    f"An export keeps dicts with texts as keys, and received the key {wrong[0]!r} of type {type(wrong[0]).__name__}."
+                )
+            return {"dict": [[key, describe(value)] for key, value in part.items()]}
         if isinstance(part, tuple) and hasattr(part, "_fields"):
             raise StructureError(
                 f"An export keeps lists, tuples and dicts, and received a named tuple of type {type(part).__name__}. Return a dict with "
@@ -116,12 +121,3 @@ def make_mismatch_error(structure: Structure, given: PyTree, names: Sequence[str
     return ValueError(
         f"The exported model takes {build_tree(structure, names)!r} and received {show(given)!r}. Give it arrays in that structure."
     )
-
-
-def check_key(key: object) -> str:
-    """Return a key of a dict; refuse one that is no text."""
-    if not isinstance(key, str):
-        raise StructureError(
-            f"An export keeps dicts with texts as keys, and received the key {key!r} of type {type(key).__name__}."
-        )
-    return key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,15 +17,11 @@ def check_overwrite(path: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise FileExistsError(f"{path} exists. Write overwrite=True to replace the export there, or another path.")
-    if not is_export(path):
+    if not (is_stablehlo(path) or is_saved_model(path) or (path.is_file() and path.suffix == ".onnx")):
         raise FileExistsError(
             f"{path} exists and is no export: overwrite=True replaces exports alone (StableHLO, SavedModel, .onnx). Move it away, or write "
             f"another path."
         )
-
-
-def is_export(path: Path) -> bool:
-    return is_stablehlo(path) or is_saved_model(path) or (path.is_file() and path.suffix == ".onnx")
 
 
 def is_stablehlo(path: Path) -> bool:
@@ -47,13 +42,9 @@ def write_atomically(path: Path, overwrite: bool, write: Callable[[Path], None])
         write(inside / path.name)
         check_overwrite(path, overwrite)
         for source in inside.iterdir():  # an ONNX file may have its weights beside it
-            move_into_place(source, path.parent / source.name, folder)
+            target = path.parent / source.name
+            if target.exists():
+                target.rename(folder / f"old {target.name}")
+            source.rename(target)
     finally:
         shutil.rmtree(folder)
-
-
-def move_into_place(source: Path, target: Path, folder: Path) -> None:
-    """Move a file or folder to its path; what was there goes into `folder`."""
-    if target.exists():
-        os.rename(target, folder / f"old {target.name}")
-    os.rename(source, target)
