@@ -15,6 +15,7 @@ from keras import layers
 import unisono as un
 from unisono._src.fit import keras_hooks
 from unisono._src.keras_private.keras_versions import CHECKED_VERSIONS
+from unisono._src.ownership import find_strategy
 from unisono._src.strategy.builtin import DefaultStrategy
 
 pytestmark = pytest.mark.compat
@@ -222,6 +223,15 @@ def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     model.compile("sgd", "mse")
     assert keras_hooks.find_owning_strategy(model) is one
     assert keras_hooks.find_owning_strategy(small()) is None
+
+
+def test_a_variable_that_processes_have_agreed_on_belongs_to_its_strategy():
+    for _ in range(20):  # the places of strategies in a set differ
+        strategy = un.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            variable = keras.Variable(1.0)
+        strategy._agreed.add(variable)
+        assert find_strategy(variable) is strategy
 
 
 def test_a_scope_is_its_own_threads():

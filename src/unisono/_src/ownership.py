@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import keras
 
 from unisono._src.keras_private.compiled_losses import list_all_metrics
+from unisono._src.keras_private.instances import set_untracked
 from unisono._src.typing import UserObject
 
 T = TypeVar("T")
 
 
-class OwnedObjects:
-    """The layers, optimizers, metrics and variables of a strategy, by weak references."""
+class WeakIdentitySet:
+    """A set of objects by weak references, which tells them apart by identity."""
 
-    def __init__(self, strategy: Any = None) -> None:
-        self._strategy = None if strategy is None else weakref.ref(strategy)
-        _all.add(self)
-        self._made: dict[int, weakref.ref[Any]] = {}
-        self._models: dict[int, weakref.ref[Any]] = {}
-        """The models among them. Every run of a loop asks for them."""
+    def __init__(self) -> None:
+        self._members: dict[int, weakref.ref[Any]] = {}
 
-    def add(self, created: UserObject) -> None:
-        key = id(created)
-        for made in (self._made, self._models) if isinstance(created, keras.Model) else (self._made,):
-            made[key] = weakref.ref(created, lambda _, made=made: made.pop(key, None))
+    def add(self, member: object) -> None:
+        key = id(member)
+        members = self._members  # the callback must not keep the set alive
+        members[key] = weakref.ref(member, lambda _: members.pop(key, None))
 
     def __contains__(self, candidate: object) -> bool:
-        reference = self._made.get(id(candidate))
+        reference = self._members.get(id(candidate))
         return reference is not None and reference() is candidate
+
+    def list_members(self) -> list[Any]:
+        return [member for reference in list(self._members.values()) if (member := reference()) is not None]
+
+
+class OwnedObjects(WeakIdentitySet):
+    """The layers, optimizers, metrics and variables of a strategy."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self._strategy = weakref.ref(strategy)
+        self._models = WeakIdentitySet()
+        """The models among them. Every run of a loop asks for them."""
+        _all.add(self)
+
+    def add(self, created: UserObject) -> None:
+        super().add(created)
+        if isinstance(created, keras.Model):
+            self._models.add(created)
 
     @property
     def strategy(self) -> Any:
-        return None if self._strategy is None else self._strategy()
+        return self._strategy()
 
     @property
     def layers(self) -> list[keras.Layer]:
@@ -42,7 +58,7 @@ class OwnedObjects:
 
     @property
     def models(self) -> list[keras.Model]:
-        return [model for reference in list(self._models.values()) if (model := reference()) is not None]
+        return self._models.list_members()
 
     @property
     def optimizers(self) -> list[keras.optimizers.Optimizer]:
@@ -72,8 +88,7 @@ class OwnedObjects:
 
     def _find(self, kind: type[T]) -> list[T]:
         """Return the objects of a class."""
-        references = list(self._made.values())
-        return [made for reference in references if isinstance(made := reference(), kind) and made is not None]
+        return [made for made in self.list_members() if isinstance(made, kind)]
 
 
 _all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
@@ -83,3 +98,28 @@ _all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
 def find_strategy(created: object) -> Any:
     """Return the strategy in whose scope an object was made; None outside of every scope."""
     return next((owned.strategy for owned in list(_all) if created in owned), None)
+
+
+class ModelBond(Protocol):
+    """The tie between a model and the strategy in whose scope the model was made, as rooms below `fit` know it."""
+
+    ran_eagerly: bool
+    """Whether steps that were not compiled have changed the model."""
+
+    @property
+    def has_promised_bits(self) -> bool:
+        """Return whether every run of the program gives the model the same bits."""
+        ...
+
+
+BOND = "_unisono"
+"""The attribute of a model of a scope."""
+
+
+def find_bond(model: object) -> ModelBond | None:
+    """Return the bond of a model; None for a model from outside of every scope."""
+    return vars(model).get(BOND)
+
+
+def set_bond(model: object, bond: ModelBond) -> None:
+    set_untracked(model, BOND, bond)

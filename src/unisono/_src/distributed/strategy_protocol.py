@@ -1,75 +1,125 @@
-"""The side of a strategy that lower rooms see: the loop, the hooks of fit, and the checks that they call."""
+"""What lower rooms see of a strategy: the loop, the hooks of fit, and the checks that they call."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
-from typing import Protocol
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
 
+import jax
 import keras
 
+from unisono._src.checks import refusals
+from unisono._src.exchange import choose_exchange
 from unisono._src.exchange.protocol import Exchange
+from unisono._src.execution_mode import ReplicaRunner
 from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
+from unisono._src.processes.agreement import Agreement
 
 
-class ReplicaStrategy(Protocol):
+class Scopes(threading.local):
+    """The strategies whose scopes this thread is in, innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[ReplicaStrategy] = []
+        self.acting: list[ReplicaStrategy] = []
+        """Strategies whose steps call user code, in a scope or not."""
+
+    @property
+    def innermost(self) -> ReplicaStrategy | None:
+        """Return the strategy of the innermost scope around; None outside of every scope."""
+        return self.open[-1] if self.open else None
+
+
+SCOPES = Scopes()
+
+
+class ReplicaStrategy(ReplicaRunner):
     """A strategy as the loop and the hooks of fit use it, in every process in the same order."""
 
-    @property
-    def placement(self) -> Placement: ...
+    placement: Placement
+    agreement = Agreement()
+    """The agreement of the processes that run the replicas. By default this process runs all."""
+
+    def __init__(self, deterministic: bool, is_number_of_machine: bool) -> None:
+        self.deterministic = deterministic
+        self.owned = OwnedObjects(self)
+        self._to_announce = is_number_of_machine
+        self._said: set[str] = set()
 
     @property
-    def exchange(self) -> Exchange: ...
+    def num_replicas_in_sync(self) -> int:
+        """Return R, the number of logical replicas."""
+        return self.placement.replicas
 
     @property
-    def owned(self) -> OwnedObjects: ...
+    def devices(self) -> tuple[jax.Device, ...]:
+        """Return the devices that run the replicas, in contiguous blocks."""
+        return self.placement.devices
 
-    @property
-    def deterministic(self) -> bool: ...
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
+    @functools.cached_property
+    def exchange(self) -> Exchange:
+        return choose_exchange(self.placement)
 
     @functools.cached_property
     def on_lead(self) -> tuple[Placement, Exchange]:
-        """Return the placement and the exchange of steps that are not compiled."""
-        ...
+        """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
+        placement = self.placement.on_lead()
+        return placement, choose_exchange(placement)
 
     @property
     def writes(self) -> bool:
         """Return whether this process writes files and shows progress for all processes."""
-        ...
+        return self.agreement.is_first
 
-    def acting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which user code finds this strategy by `get_strategy`."""
-        ...
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """Open a block for steps that call user code: the code finds this strategy by `get_strategy`, in a scope or not."""
+        SCOPES.acting.append(self)
+        try:
+            yield
+        finally:
+            SCOPES.acting.pop()
 
     def announce(self) -> None:
-        """Print once that R came from the machine."""
-        ...
+        """Print once, at the first fit, that R came from the machine."""
+        if self._to_announce:
+            self._to_announce = False
+            replicas = self.num_replicas_in_sync
+            print(f"R = {replicas} from this machine; write replicas={replicas} to get these bits elsewhere", file=sys.stderr)
 
     def warn_of_slow_steps(self, what: str) -> None:
-        """Warn once that a model or a function is not compiled."""
-        ...
+        """Warn once of a model or a function that is not compiled."""
+        if what in self._said:
+            return
+        self._said.add(what)
+        warnings.warn(
+            f"{what}: its replicas run one after another on {self.devices[0]}, operation by operation, which is slow and has other last bits "
+            f"than a compiled run. Fingerprints of what is trained so begin with 'unpromised-'. Compile it again when you are done with "
+            f"debugging.",
+            stacklevel=3,
+        )
 
     def agree(self, variables: list[keras.Variable]) -> None:
         """Give the variables the same values in all processes, before they are first used."""
-        ...
 
     def check_alike(self, what: Mapping[str, object]) -> None:
         """Refuse values that differ between processes; the keys are names for the message."""
-        ...
+        self.agreement.check({name: repr(value) for name, value in what.items()})
 
     def check_use(self, model: keras.Model) -> None:
-        """Refuse to train the model inside the scope of another strategy."""
-        ...
+        """Refuse to train the strategy's model inside the scope of another strategy."""
+        if SCOPES.innermost is not None:
+            refusals.check_model_scope(model, SCOPES.innermost, self)
 
     def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Refuse attributes that were set on an optimizer and that it does not have."""
-        ...
+        refusals.check_optimizer_attributes(optimizer)
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
-        """Refuse variables that replica code must not use or assign."""
-        ...
+        """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
+        refusals.check_replica_variables(variables, self)
+        refusals.check_assigned_variables(assigned, self)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
-import keras
 
-from unisono._src import exchange, execution_mode
+from unisono._src import execution_mode
 from unisono._src.checkpoint import run_description
 from unisono._src.checks import refusals
 from unisono._src.cluster.connect import check_alone
@@ -20,20 +16,26 @@ from unisono._src.distributed import per_replica
 from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
+from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
 from unisono._src.jax_private.runtime import has_jax_started
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.near_names import refuses_by, says_near_names
-from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
-from unisono._src.strategy import device_arguments, scopes
-from unisono._src.strategy.device_arguments import DeviceChoice
+from unisono._src.strategy import scopes
+from unisono._src.strategy.device_arguments import (
+    DeviceChoice,
+    StrategyArguments,
+    check_arguments,
+    find_devices,
+    refuse_unknown_arguments,
+)
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, lapack, runtime
 
 
-class Strategy(execution_mode.ReplicaRunner):
+class Strategy(ReplicaStrategy):
     """R logical replicas on D devices: the common part of all strategies.
 
     Args:
@@ -56,7 +58,7 @@ class Strategy(execution_mode.ReplicaRunner):
     _example = "MirroredStrategy(devices=2), or MirroredStrategy(devices=jax.devices()[:2]) to choose them"
     """What to write in place of older forms."""
 
-    @refuses_by(device_arguments.refuse_unknown_arguments)
+    @refuses_by(refuse_unknown_arguments)
     def __init__(
         self,
         *,
@@ -66,50 +68,25 @@ class Strategy(execution_mode.ReplicaRunner):
         deterministic: bool = True,
     ) -> None:
         check_keras_version()
-        devices, replicas, accumulate = (
-            device_arguments.as_whole_number(name, value)
-            for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
-        )
-        self._check(devices, replicas, accumulate, deterministic)
-        count = devices if isinstance(devices, int) else None
+        arguments = check_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
+        self._check(arguments)
         if not has_jax_started():
             if deterministic:
                 determinism.add_missing_flags()
-            if count:
-                runtime.make_cpu_devices(count)
+            if isinstance(arguments.devices, int):
+                runtime.make_cpu_devices(arguments.devices)
             runtime.set_fewest_threads()
         self._meet_others()
-        chosen = self._find(devices)
-        is_number_of_machine = devices is None and replicas is None and self._uses_all_devices
+        chosen = self._find(arguments)
         if deterministic:
             platforms = {device.platform for device in chosen}
             determinism.check_flags(platforms)
             if "cpu" in platforms:
                 lapack.use_one_thread()
-        self.placement = self._place(chosen, devices is None, replicas, accumulate)
-        self.exchange = exchange.choose_exchange(self.placement)
-        self.deterministic = deterministic
-        self._to_announce = is_number_of_machine
-        self._said: set[str] = set()
-        self.owned = OwnedObjects(self)
+        self.placement = self._place(chosen, arguments)
+        super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices)
         self._runs = FunctionCache(self)
         runtime.check_threads()
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Return R, the number of logical replicas."""
-        return self.placement.replicas
-
-    @property
-    def devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices that run the replicas, in contiguous blocks."""
-        return self.placement.devices
-
-    @functools.cached_property
-    def on_lead(self) -> tuple[Placement, exchange.Exchange]:
-        """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
-        placement = self.placement.on_lead()
-        return placement, exchange.choose_exchange(placement)
 
     @property
     def facts(self) -> dict[str, Json]:
@@ -122,10 +99,6 @@ class Strategy(execution_mode.ReplicaRunner):
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
         return scopes.open_scope(self)
-
-    def acting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block for steps that call user code: the code finds this strategy by `get_strategy`, in a scope or not."""
-        return scopes.act_as_strategy(self)
 
     # Loops that the user writes.
 
@@ -166,7 +139,7 @@ class Strategy(execution_mode.ReplicaRunner):
         """
         execution_mode.check_not_tracing()
         refusals.check_outside_replica_code("run")
-        refusals.check_run_scope(scopes.get_innermost_strategy() or self, self)
+        refusals.check_run_scope(SCOPES.innermost or self, self)
         self.announce()
         with self.acting():
             return self._runs(fn, args, dict(kwargs or {}))
@@ -200,69 +173,29 @@ class Strategy(execution_mode.ReplicaRunner):
     experimental_run_v2 = run
     experimental_local_results = local_results
 
-    def announce(self) -> None:
-        """Print once, at the first fit, that R came from the machine."""
-        if self._to_announce:
-            self._to_announce = False
-            replicas = self.num_replicas_in_sync
-            print(f"R = {replicas} from this machine; write replicas={replicas} to get these bits elsewhere", file=sys.stderr)
-
-    def warn_of_slow_steps(self, what: str) -> None:
-        """Warn once of a model or a function that is not compiled."""
-        if what in self._said:
-            return
-        self._said.add(what)
-        warnings.warn(
-            f"{what}: its replicas run one after another on {self.devices[0]}, operation by operation, which is slow and has other last bits "
-            f"than a compiled run. Fingerprints of what is trained so begin with 'unpromised-'. Compile it again when you are done with "
-            f"debugging.",
-            stacklevel=3,
-        )
-
-    def check_alike(self, what: Mapping[str, object]) -> None:
-        """Refuse values that differ between processes; the keys are names for the message."""
-
-    def agree(self, variables: list[keras.Variable]) -> None:
-        """Give the variables the same values in all processes, before they are first used."""
-
-    writes = True
-    """Whether this process writes files and shows progress for all processes."""
-
-    def check_use(self, model: keras.Model) -> None:
-        """Refuse to train the model inside the scope of another strategy."""
-        scopes.check_scope_of_model(model)
-
-    def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Refuse attributes that were set on an optimizer and that it does not have. Called at every run."""
-        refusals.check_optimizer_attributes(optimizer)
-
-    def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
-        """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
-        refusals.check_replica_variables(variables, self)
-        refusals.check_assigned_variables(assigned, self)
-
-    def _check(self, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
-        device_arguments.check_strategy_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
+    def _check(self, arguments: StrategyArguments) -> None:
+        """Refuse arguments that this strategy cannot have."""
 
     def _meet_others(self) -> None:
         """Connect to the other processes, before JAX starts. This strategy has none."""
         check_alone(type(self).__name__)
 
-    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
-        return device_arguments.find_devices(type(self).__name__, devices)
+    def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
+        """Return the devices of this process."""
+        return find_devices(arguments)
 
-    def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
-        """Return the placement of the replicas. `are_default`: the user asked for no devices, so these are all that there are."""
-        if replicas is None:
-            replicas = len(devices) * (accumulate or 1)
-        elif are_default:
-            devices = devices[:replicas]
-        return Placement(replicas, tuple(devices))
+    def _place(self, devices: list[jax.Device], arguments: StrategyArguments) -> Placement:
+        """Return the placement of the replicas."""
+        if arguments.replicas is None:
+            return Placement(len(devices) * (arguments.accumulate or 1), tuple(devices))
+        if arguments.devices is None:  # these are all that there are
+            devices = devices[: arguments.replicas]
+        return Placement(arguments.replicas, tuple(devices))
 
     def __repr__(self) -> str:
-        def format_count(count: int, noun: str) -> str:
-            return f"{count} {noun}{'s' * (count != 1)}"
-
+        replicas = self.num_replicas_in_sync
+        devices = len(self.devices)
         kind = self.devices[0].platform
-        replicas = format_count(self.num_replicas_in_sync, "replica")
-        return f"<{type(self).__name__}: {replicas} on {format_count(len(self.devices), f'{kind} device')}>"
+        return (
+            f"<{type(self).__name__}: {replicas} replica{'s' * (replicas != 1)} on {devices} {kind} device{'s' * (devices != 1)}>"
+        )

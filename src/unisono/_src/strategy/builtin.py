@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 import keras
 
-from unisono._src import exchange
+from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop.runs import FunctionCache
-from unisono._src.ownership import OwnedObjects
 from unisono._src.placement import Placement
-from unisono._src.strategy import scopes
 from unisono._src.strategy.base import Strategy
-from unisono._src.strategy.device_arguments import DeviceChoice, list_devices
+from unisono._src.strategy.device_arguments import StrategyArguments
 
 
 class MirroredStrategy(Strategy):
@@ -29,14 +28,13 @@ class OneDeviceStrategy(Strategy):
     _uses_all_devices = False
     _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
 
-    def _check(self, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool) -> None:
-        super()._check(devices, replicas, accumulate, deterministic)
-        count = devices if isinstance(devices, int) else 1 if devices is None else len(list_devices(devices))
-        if count != 1:
+    def _check(self, arguments: StrategyArguments) -> None:
+        count = arguments.device_count
+        if count not in (None, 1):
             raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
 
-    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
-        return super()._find(devices)[:1]
+    def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
+        return super()._find(arguments)[:1]
 
 
 class TPUStrategy(Strategy):
@@ -44,8 +42,8 @@ class TPUStrategy(Strategy):
 
     _example = "TPUStrategy(): it needs no resolver, since JAX finds the TPUs of this machine by itself"
 
-    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
-        chosen = super()._find(devices)
+    def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
+        chosen = super()._find(arguments)
         if any(device.platform != "tpu" for device in chosen):
             raise ValueError(
                 f"TPUStrategy found no TPU: JAX runs on {chosen[0].platform}. On a TPU machine install jax[tpu]; elsewhere write "
@@ -69,18 +67,12 @@ class DefaultStrategy(Strategy):
 
     def __init__(self) -> None:
         check_keras_version()
-        self.deterministic = True
-        self._to_announce = False
-        self._said = set()
-        self.owned = OwnedObjects()
-        self._runs = FunctionCache(self)  # pyright: ignore[reportArgumentType]
-
-    @functools.cached_property
-    def exchange(self) -> exchange.Exchange:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return exchange.choose_exchange(self.placement)
+        ReplicaStrategy.__init__(self, deterministic=True, is_number_of_machine=False)
+        self._runs = FunctionCache(self)
 
     @functools.cached_property
     def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Return the placement. It starts JAX."""
         return Placement(1, tuple(jax.local_devices()[:1]))
 
     @property
@@ -92,14 +84,12 @@ class DefaultStrategy(Strategy):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        if scopes.get_innermost_strategy() is not None:
-            raise RuntimeError(
-                f"This is the scope of {scopes.get_innermost_strategy()!r}; the default strategy cannot begin inside it."
-            )
+        if SCOPES.innermost is not None:
+            raise RuntimeError(f"This is the scope of {SCOPES.innermost!r}; the default strategy cannot begin inside it.")
         yield self
 
 
-_default: list[DefaultStrategy] = []
+make_default_strategy = functools.cache(DefaultStrategy)
 
 
 def get_strategy() -> Strategy:
@@ -109,9 +99,5 @@ def get_strategy() -> Strategy:
         >>> get_strategy().num_replicas_in_sync
         1
     """
-    strategy = scopes.get_acting_strategy() or scopes.get_innermost_strategy()
-    if strategy is not None:
-        return strategy
-    if not _default:
-        _default.append(DefaultStrategy())
-    return _default[0]
+    strategy = SCOPES.acting[-1] if SCOPES.acting else SCOPES.innermost
+    return make_default_strategy() if strategy is None else cast(Strategy, strategy)

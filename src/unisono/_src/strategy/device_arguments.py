@@ -2,18 +2,112 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 import jax
 
 from unisono._src import near_names
-from unisono._src.strategy.device_names import translate_device_names
 from unisono._src.typing import UserObject
 from unisono._src.xla import determinism
 
 DeviceChoice: TypeAlias = int | Sequence[jax.Device] | jax.sharding.Mesh | None
+
+NAME = re.compile(r"(?:.*/)?(?:device:)?(?P<kind>cpu|gpu|tpu):(?P<number>\d+)", re.IGNORECASE)
+"""TensorFlow's names of devices, as programs for `tf.distribute` pass them to a strategy: "/gpu:0", "GPU:1", "/device:CPU:0"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyArguments:
+    """The arguments of a strategy that do not contradict each other."""
+
+    strategy: str
+    """The name of the strategy."""
+    devices: int | list[jax.Device] | None
+    replicas: int | None
+    accumulate: int | None
+
+    @property
+    def device_count(self) -> int | None:
+        return len(self.devices) if isinstance(self.devices, list) else self.devices
+
+
+def check_arguments(
+    strategy: str, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool
+) -> StrategyArguments:
+    """Return the arguments, with whole numbers as Python's. Refuse arguments that contradict each other."""
+    devices, replicas, accumulate = (
+        as_whole_number(name, value) for name, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate))
+    )
+    if not isinstance(deterministic, bool):
+        raise ValueError(f"{strategy} received deterministic={deterministic!r}; write True or False.")
+    determinism.check_tensorflow_switch(deterministic)
+    if replicas is not None and accumulate is not None:
+        raise ValueError(
+            f"{strategy} received replicas={replicas} and accumulate={accumulate}, two ways of saying one thing: replicas is "
+            f"accumulate times the number of devices. Write one of them."
+        )
+    for argument, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate)):
+        if argument != "devices" and not isinstance(value, int | None):
+            raise ValueError(f"{strategy} received {argument}={value!r}; it must be a whole number.")
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{strategy} received {argument}={value}; it must be 1 or more.")
+    listed = devices if isinstance(devices, int | None) else list_devices(devices)
+    arguments = StrategyArguments(strategy, listed, replicas, accumulate)
+    count = arguments.device_count
+    if count and replicas and count > replicas:
+        raise ValueError(
+            f"{strategy} received {count} devices and replicas={replicas}, but each device runs at least one replica. Write "
+            f"devices={replicas}, or replicas={count} to cut the global batch finer."
+        )
+    return arguments
+
+
+def as_whole_number(name: str, value: UserObject) -> UserObject:
+    """Return a whole number of NumPy or another library as Python's; refuse floats and bools; return all else as it is."""
+    if isinstance(value, (bool, float)):
+        raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
+def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
+    """Return the devices of a list or a mesh; refuse all else, and a device that stands there twice."""
+    meant = translate_device_names(devices)
+    if meant is not None:
+        raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received names, {devices!r}. Write {meant}.")
+    chosen = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
+    if not chosen or not all(isinstance(device, jax.Device) for device in chosen):
+        raise ValueError(
+            f"devices must be a count, a list of JAX devices or a mesh; received {devices!r}. Write devices=2, or "
+            f"devices=jax.devices()[:2]."
+        )
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"devices names a device twice: {chosen}. One device can run many replicas: write accumulate=2.")
+    return chosen
+
+
+def find_devices(arguments: StrategyArguments) -> list[jax.Device]:
+    """Return the devices of this process on which a strategy runs. JAX starts here, unless it has started."""
+    if isinstance(arguments.devices, list):
+        return arguments.devices
+    available = jax.local_devices()
+    count = len(available) if arguments.devices is None else arguments.devices
+    if count <= len(available):
+        return available[:count]
+    kind = available[0].platform
+    plural = "s" * (len(available) > 1)
+    first = f"{arguments.strategy} received devices={count}, but JAX runs with {len(available)} {kind} device{plural}. "
+    if kind != "cpu":
+        raise ValueError(f"{first}Write devices={len(available)} or leave it out.")
+    raise ValueError(
+        f"{first}CPU devices are made when JAX starts, which a model, an optimizer or an array "
+        f"does. Start Python anew (in a notebook: restart the kernel) and make the strategy first, or write before anything else:\n\n"
+        f"    import jax\n"
+        f'    jax.config.update("jax_num_cpu_devices", {count})'
+    )
 
 
 def refuse_unknown_arguments(
@@ -42,71 +136,26 @@ def correct_spelling(arguments: dict[str, UserObject], names: Sequence[str]) -> 
     return ", ".join(f"{near[key]}={value!r}" for key, value in arguments.items())
 
 
-def check_strategy_arguments(
-    name: str, devices: DeviceChoice, replicas: int | None, accumulate: int | None, deterministic: bool
-) -> None:
-    """Refuse arguments that contradict each other. `name` is the name of the strategy."""
-    if not isinstance(deterministic, bool):
-        raise ValueError(f"{name} received deterministic={deterministic!r}; write True or False.")
-    determinism.check_tensorflow_switch(deterministic)
-    if replicas is not None and accumulate is not None:
-        raise ValueError(
-            f"{name} received replicas={replicas} and accumulate={accumulate}, two ways of saying one thing: replicas is "
-            f"accumulate times the number of devices. Write one of them."
-        )
-    for argument, value in (("devices", devices), ("replicas", replicas), ("accumulate", accumulate)):
-        if argument != "devices" and not isinstance(value, int | None):
-            raise ValueError(f"{name} received {argument}={value!r}; it must be a whole number.")
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"{name} received {argument}={value}; it must be 1 or more.")
-    count = devices if isinstance(devices, int) or devices is None else len(list_devices(devices))
-    if count and replicas and count > replicas:
-        raise ValueError(
-            f"{name} received {count} devices and replicas={replicas}, but each device runs at least one replica. Write "
-            f"devices={replicas}, or replicas={count} to cut the global batch finer."
-        )
+def translate_device_names(value: object) -> str | None:
+    """Return the argument for these devices in JAX; None where `value` is neither a name of a device nor a list of names.
 
-
-def find_devices(name: str, devices: DeviceChoice) -> list[jax.Device]:
-    """Return the devices of this process on which a strategy of this name runs. JAX starts here, unless it has started."""
-    if devices is None:
-        return jax.local_devices()
-    if not isinstance(devices, int):
-        return list_devices(devices)
-    available = jax.local_devices()
-    if devices <= len(available):
-        return available[:devices]
-    kind = available[0].platform
-    first = f"{name} received devices={devices}, but JAX runs with {len(available)} {kind} device"
-    if kind != "cpu":
-        raise ValueError(f"{first}{'s' * (len(available) > 1)}. Write devices={len(available)} or leave it out.")
-    raise ValueError(
-        f"{first}{'s' * (len(available) > 1)}. CPU devices are made when JAX starts, which a model, an optimizer or an array "
-        f"does. Start Python anew (in a notebook: restart the kernel) and make the strategy first, or write before anything else:\n\n"
-        f"    import jax\n"
-        f'    jax.config.update("jax_num_cpu_devices", {devices})'
-    )
-
-
-def as_whole_number(name: str, value: UserObject) -> UserObject:
-    """Return a whole number of NumPy or another library as Python's; refuse floats and bools; return all else as it is."""
-    if isinstance(value, (bool, float)):
-        raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
-    return operator.index(value) if hasattr(value, "__index__") else value
-
-
-def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
-    """Return the devices of a list or a mesh; refuse all else, and a device that stands there twice."""
-    meant = translate_device_names(devices)
-    if meant is not None:
-        raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received names, {devices!r}. Write {meant}.")
-    chosen = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
-    odd = [device for device in chosen if not isinstance(device, jax.Device)]
-    if odd or not chosen:
-        raise ValueError(
-            f"devices must be a count, a list of JAX devices or a mesh; received {devices!r}. Write devices=2, or "
-            f"devices=jax.devices()[:2]."
-        )
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"devices names a device twice: {chosen}. One device can run many replicas: write accumulate=2.")
-    return chosen
+    >>> translate_device_names(["/gpu:0", "/gpu:1"]), translate_device_names("GPU:1"), translate_device_names(2)
+    ('devices=2', 'devices=jax.devices("gpu")[1:2]', None)
+    """
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        return None
+    matches = [NAME.fullmatch(name) for name in names]
+    devices = [(match["kind"].lower(), int(match["number"])) for match in matches if match is not None]
+    if len(devices) < len(names):
+        return None
+    kind, first = devices[0]
+    numbers = [number for _, number in devices]
+    if any(other != kind for other, _ in devices):
+        return "devices=[" + ", ".join(f'jax.devices("{kind}")[{number}]' for kind, number in devices) + "]"
+    if kind != "cpu" and numbers == list(range(len(numbers))):
+        return f"devices={len(numbers)}"
+    all_of_kind = f'jax.devices("{kind}")'
+    if numbers == list(range(first, first + len(numbers))):
+        return f"devices={all_of_kind}[{first or ''}:{first + len(numbers)}]"
+    return f"devices=[{all_of_kind}[i] for i in {numbers}]"

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import keras
+import numpy as np
 
 from unisono._src.cluster.connect import connect_processes
-from unisono._src.cluster.watch import begin as watch
+from unisono._src.cluster.watch.begin import begin_watch
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.fingerprint import fingerprint
 from unisono._src.keras_private.data_adapters import get_random_seed
 from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.near_names import refuses_by
-from unisono._src.ownership import OwnedObjects
+from unisono._src.ownership import WeakIdentitySet
 from unisono._src.placement import Placement, ProcessPlacement, split_evenly
-from unisono._src.processes import agreement
-from unisono._src.processes.agreement import Agreement
-from unisono._src.strategy import device_arguments, startup
+from unisono._src.processes.agreement import begin_agreement
 from unisono._src.strategy.base import Strategy
-from unisono._src.strategy.device_arguments import DeviceChoice, find_devices
+from unisono._src.strategy.device_arguments import DeviceChoice, StrategyArguments, refuse_unknown_arguments
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
 from unisono._src.xla import runtime
@@ -45,7 +45,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
 
-    @refuses_by(device_arguments.refuse_unknown_arguments)
+    @refuses_by(refuse_unknown_arguments)
     def __init__(
         self,
         *,
@@ -58,68 +58,53 @@ class MultiWorkerMirroredStrategy(Strategy):
         deterministic: bool = True,
     ) -> None:
         self._given = coordinator, processes, process
-        self._agreement: Agreement | None = None
-        self._agreed = OwnedObjects()
+        self._agreed = WeakIdentitySet()
         super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic)
 
     def _meet_others(self) -> None:
         self.cluster = connect_processes(*self._given)
         if self.cluster.processes > 1:
-            watch.begin_watch()
-            self._agreement = agreement.begin_agreement(self.cluster.process, self.cluster.processes)
-            startup.set_random_state(self._agreement.of_first("the state of its generators", startup.read_random_state))
+            begin_watch()
+            self.agreement = begin_agreement(self.cluster.process, self.cluster.processes)
+            set_random_state(self.agreement.of_first("the state of its generators", read_random_state))
 
-    def _find(self, devices: DeviceChoice) -> list[jax.Device]:
-        if self._agreement is None:
-            return super()._find(devices)
-        return [device for device in find_devices(type(self).__name__, devices) if device.process_index == jax.process_index()]
+    def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
+        return [device for device in super()._find(arguments) if device.process_index == jax.process_index()]
 
-    def _place(self, devices: list[jax.Device], are_default: bool, replicas: int | None, accumulate: int | None) -> Placement:
-        if self._agreement is None:
-            return super()._place(devices, are_default, replicas, accumulate)
+    def _place(self, devices: list[jax.Device], arguments: StrategyArguments) -> Placement:
+        agreement = self.agreement
+        if agreement.is_alone:
+            return super()._place(devices, arguments)
+        replicas = arguments.replicas
         if replicas is not None and replicas < self.cluster.processes:
             raise ValueError(
                 f"MultiWorkerMirroredStrategy received replicas={replicas} in {self.cluster.processes} processes, each of which runs at least "
                 f"one replica. Write replicas={self.cluster.processes} or more, or start fewer processes."
             )
-        if replicas is not None and are_default:
-            devices = devices[: len(split_evenly(replicas, self.cluster.processes)[self.cluster.process])]
-        ids_of_processes = self._agreement.gather_values("its devices", [device.id for device in devices])
+        if replicas is not None and arguments.devices is None:
+            devices = devices[: len(split_evenly(replicas, self.cluster.processes)[agreement.number])]
+        ids_of_processes = agreement.gather_values("its devices", [device.id for device in devices])
         counts = tuple(map(len, ids_of_processes))
-        self._agreement.check(self._identity(replicas, accumulate))
-        all_kinds = self._agreement.gather_values("the kind of its devices", describe_device(devices[0]))
+        agreement.check(list_common_settings(arguments))
+        all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
         if self.writes:
             warn_of_device_kinds(all_kinds)
-        leads = startup.find_devices_by_id([ids[0] for ids in ids_of_processes])
-        processes = ProcessPlacement(self.cluster.process, leads, counts)
-        return Placement(replicas or sum(counts) * (accumulate or 1), tuple(devices), processes)
-
-    def _identity(self, replicas: int | None, accumulate: int | None) -> dict[str, Json]:
-        """Return what must be the same in all processes."""
-        return {
-            "replicas": replicas,
-            "accumulate": accumulate,
-            "the seed of keras.utils.set_random_seed": get_random_seed(),
-            "the kind of devices": jax.default_backend(),
-            "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,
-            "the version of Python": ".".join(map(str, sys.version_info[:2])),
-        } | {f"the version of {name}": number for name, number in list_versions().items()}
-
-    @property
-    def writes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.cluster.process == 0
-
-    def check_alike(self, what: Mapping[str, object]) -> None:
-        if self._agreement is not None:
-            self._agreement.check({name: repr(value) for name, value in what.items()})
+        by_id = {device.id: device for device in jax.devices()}
+        leads = tuple(by_id[ids[0]] for ids in ids_of_processes)
+        processes = ProcessPlacement(agreement.number, leads, counts)
+        return Placement(replicas or sum(counts) * (arguments.accumulate or 1), tuple(devices), processes)
 
     def agree(self, variables: list[keras.Variable]) -> None:
         """Refuse variables of other structures in other processes, and give all processes the values of process 0."""
         new = list({id(variable): variable for variable in variables if variable not in self._agreed}.values())
-        if self._agreement is None or not self._agreement.is_true_in_any_process("new variables", bool(new)):
+        if self.agreement.is_alone or not self.agreement.is_true_in_any_process("new variables", bool(new)):
             return
-        self._agreement.check({"the variables of the model": startup.describe_structure(new)})
-        prints = self._agreement.gather_values("the fingerprint of new variables", fingerprint(new))
+        structure = [  # without names, which Keras numbers as it goes
+            f"{tuple(variable.shape)} {variable.dtype} {'trainable' if variable.trainable else 'not trainable'}"
+            for variable in new
+        ]
+        self.agreement.check({"the variables of the model": structure})
+        prints = self.agreement.gather_values("the fingerprint of new variables", fingerprint(new))
         if len(set(prints)) > 1:
             self._take_from_first(new)
         for variable in new:
@@ -127,11 +112,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _take_from_first(self, variables: list[keras.Variable]) -> None:
         """Give the variables the values of process 0."""
-        processes = self.placement.processes
-        assert processes is not None
-        if processes.number:
+        if not self.agreement.is_first:
             warnings.warn(
-                f"The variables of process {processes.number} start from other values than those of process 0, which are taken. Where each "
+                f"The variables of process {self.agreement.number} start from other values than those of process 0, which are taken. Where each "
                 f"process sets a seed of its own, or reads weights of its own, let all do the same.",
                 stacklevel=4,
             )
@@ -139,6 +122,33 @@ class MultiWorkerMirroredStrategy(Strategy):
         for variable in variables:
             mine = jax.device_put(jax.numpy.ravel(get_raw_value(variable)), self.placement.lead)
             variable.assign(of_first(mine).reshape(variable.shape))
+
+
+def list_common_settings(arguments: StrategyArguments) -> dict[str, Json]:
+    """Return what must be the same in all processes."""
+    return {
+        "replicas": arguments.replicas,
+        "accumulate": arguments.accumulate,
+        "the seed of keras.utils.set_random_seed": get_random_seed(),
+        "the kind of devices": jax.default_backend(),
+        "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,
+        "the version of Python": ".".join(map(str, sys.version_info[:2])),
+    } | {f"the version of {name}": number for name, number in list_versions().items()}
+
+
+def read_random_state() -> Json:
+    """Return the state of the generators from which seeds are drawn, in JSON; None where the user has set a seed, the same for all processes."""
+    if get_random_seed() is not None:
+        return None
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), (kind, np.asarray(keys).tolist(), *rest)
+
+
+def set_random_state(state: Json) -> None:
+    if state is not None:
+        (version, words, gauss), numpy_state = state
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state(tuple(numpy_state))
 
 
 def warn_of_device_kinds(kinds: Sequence[DeviceKind]) -> None:
