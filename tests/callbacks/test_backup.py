@@ -30,7 +30,7 @@ from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.data import indexed_reading
 from unisono._src.data.row_order import RowOrder
-from unisono._src.keras_private.callback_calls import CHANGING_ATTRIBUTES
+from unisono._src.keras_private.callbacks import CHANGING_ATTRIBUTES
 from unisono._src.keras_private.data_adapters import make_adapter
 
 BATCH = cases(4, 8)

@@ -10,8 +10,8 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src.keras_private.models import get_bond
 from unisono._src.keras_private.trainer_state import group_variables, has_value, map_newest_values
+from unisono._src.ownership import find_bond
 from unisono._src.typing import AnyArray
 
 Content: TypeAlias = keras.Variable | AnyArray | np.generic | complex
@@ -60,7 +60,7 @@ class FingerprintContents:
         ]
         leaves = [leaf for holder in objects for leaf in jax.tree.leaves(holder, is_leaf=is_keras_object)]
         self.models = [leaf for leaf in leaves if isinstance(leaf, keras.Model)]
-        bonds = [get_bond(model) for model in self.models]
+        bonds = [find_bond(model) for model in self.models]
         self._promised = all(bond is None or bond.has_promised_bits for bond in bonds)
 
     def digest(self, value_of: Callable[[Content], AnyArray | np.generic | complex]) -> str:

@@ -91,6 +91,31 @@ class OwnedObjects(WeakIdentitySet):
         return [made for made in self.list_members() if isinstance(made, kind)]
 
 
+class ModelBond(Protocol):
+    """The tie between a model and the strategy in whose scope the model was made, as rooms below `fit` know it."""
+
+    ran_eagerly: bool
+    """Whether steps that were not compiled have changed the model."""
+
+    @property
+    def has_promised_bits(self) -> bool:
+        """Return whether every run of the program gives the model the same bits."""
+        ...
+
+
+BOND = "_unisono"
+"""The attribute of a model of a scope."""
+
+
+def find_bond(model: object) -> ModelBond | None:
+    """Return the bond of a model; None for a model from outside of every scope."""
+    return vars(model).get(BOND)
+
+
+def set_bond(model: object, bond: ModelBond) -> None:
+    set_untracked(model, BOND, bond)
+
+
 _all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
 """The owned objects of all strategies."""
 

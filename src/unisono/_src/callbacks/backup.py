@@ -19,8 +19,9 @@ from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
-from unisono._src.keras_private.callback_calls import set_first_epoch
-from unisono._src.keras_private.models import get_bond
+from unisono._src.fit.callback_protocol import FitCallback
+from unisono._src.fit.keras_hooks import get_bond
+from unisono._src.keras_private.callbacks import set_first_epoch
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from unisono._src.fit.keras_hooks import Bond
 
 
-class BackupAndRestore(keras.callbacks.Callback):
+class BackupAndRestore(FitCallback):
     """A callback that saves a training of `fit` as it runs, and resumes it where it stopped, in the middle of an epoch too.
 
     Start the same program again after an interruption: it goes on, on as many devices as there are now, and every bit

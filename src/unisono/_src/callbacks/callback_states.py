@@ -13,11 +13,20 @@ import keras
 import numpy as np
 
 from unisono._src.checkpoint.checkpoint import is_stateful
-from unisono._src.keras_private.callback_calls import CALLBACK_ATTRIBUTES, CHANGING_ATTRIBUTES, STATELESS_CALLBACKS
+from unisono._src.keras_private.callbacks import CHANGING_ATTRIBUTES
 from unisono._src.typing import PyTree
 
 Access: TypeAlias = tuple[Callable[[], PyTree], Callable[[PyTree], None]]
 """The functions that get and set the state of a callback."""
+
+STATELESS_CALLBACKS = (
+    keras.callbacks.History,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.TerminateOnNaN,
+    keras.callbacks.CSVLogger,
+)
+"""Callbacks of Keras that decide nothing by earlier steps."""
 
 
 def collect_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, PyTree]:
@@ -51,7 +60,7 @@ def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> lis
         if find_attributes(callback) is None
         and not is_stateful(callback)
         and not isinstance(callback, STATELESS_CALLBACKS)
-        and set(vars(callback)) - CALLBACK_ATTRIBUTES
+        and vars(callback).keys() - vars(keras.callbacks.Callback())
     ]
 
 

@@ -9,7 +9,7 @@ import keras
 from unisono._src.data.global_batch import Position
 from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
 from unisono._src.data.row_order import RowOrder
-from unisono._src.keras_private.callback_calls import has_keeper, list_step_bounds
+from unisono._src.fit.callback_protocol import FitCallback, has_keeper
 from unisono._src.keras_private.data_adapters import EpochSteps
 from unisono._src.typing import Json, KerasObject, Logs, UserBatch
 
@@ -19,7 +19,7 @@ class DataPosition:
 
     def __init__(self, epochs: EpochSteps, callbacks: list[keras.callbacks.Callback]) -> None:
         self.epochs = epochs
-        self._bounds: list[Callable[[int], int]] = list_step_bounds(callbacks)
+        self._bounds = [callback.steps_until_due for callback in callbacks if isinstance(callback, FitCallback)]
         """Functions of callbacks. Each returns, for the next step, the most steps of one call after which its callback still acts in time."""
         self.order: RowOrder = epochs.adapter.order
         self.progress = SourceProgress(self.order.passes)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import keras
 
@@ -23,21 +23,19 @@ from unisono._src.distributed.dataset import DistributedDataset
 from unisono._src.distributed.per_replica import read_global_arrays
 from unisono._src.distributed.replicated import refuse_tensorflow_data
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
-from unisono._src.fit.data_position import DataPosition, read_position
-from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
-from unisono._src.jax_private import tracing
-from unisono._src.keras_private.building import build_by_calling, needs_batch
-from unisono._src.keras_private.callback_calls import (
-    BATCH_HOOKS,
-    forget_first_epoch,
+from unisono._src.fit.callback_protocol import (
+    FitCallback,
     has_batch_callbacks,
-    list_callbacks,
     put_keepers_last,
     read_argument,
     remove_writing_callbacks,
     select_silent_callbacks,
-    tell_fit_is_over,
 )
+from unisono._src.fit.data_position import DataPosition, read_position
+from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
+from unisono._src.jax_private import tracing
+from unisono._src.keras_private.building import build_by_calling, needs_batch
+from unisono._src.keras_private.callbacks import forget_first_epoch, list_callbacks
 from unisono._src.keras_private.data_adapters import (
     EpochSteps,
     GeneratorDataAdapter,
@@ -48,17 +46,14 @@ from unisono._src.keras_private.data_adapters import (
     read_first_batch,
     replace_adapter,
 )
-from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import (
-    BOND,
-    TRAINER_METHODS,
     find_eager_option,
-    get_bond,
     get_class_method,
     is_built,
     overrides_method,
     release_state,
+    replace_trainer_method,
 )
 from unisono._src.keras_private.trainer_state import (
     STATE_NAMES,
@@ -68,6 +63,7 @@ from unisono._src.keras_private.trainer_state import (
     list_variable_ids,
 )
 from unisono._src.keras_private.trainer_state import take_state as take_model_state
+from unisono._src.ownership import ModelBond, find_bond, set_bond
 from unisono._src.placement import split_evenly
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.protocol import State
@@ -76,9 +72,6 @@ from unisono._src.step.predict import PredictStep
 from unisono._src.step.replica_sums import INPUT_GROUPS
 from unisono._src.step.step import Step
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, PyTree, UserBatch, UserObject
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 ALIKE = (
     "batch_size",
@@ -91,6 +84,28 @@ ALIKE = (
     "shuffle",
 )
 """Arguments of fit that must be alike in all processes of a training, so that they take the same steps."""
+
+REPLACED_METHODS = (
+    "compile",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "build_by",
+    "take_state",
+)
+"""The methods of a bond that stand in for those of the model's trainer."""
+
+
+def get_bond(model: object) -> Bond | None:
+    """Return the bond of a model; None for a model from outside of every scope."""
+    bond = find_bond(model)
+    return bond if isinstance(bond, Bond) else None
 
 
 def find_owning_strategy(model: keras.Model) -> ReplicaStrategy | None:
@@ -115,7 +130,7 @@ class StepFunction(Protocol):
         ...
 
 
-class Bond:
+class Bond(ModelBond):
     """The tie between a model and its strategy. It holds what the model's training needs between two calls."""
 
     def __init__(self, model: keras.Model, strategy: ReplicaStrategy) -> None:
@@ -131,9 +146,9 @@ class Bond:
         """Whether steps that were not compiled have changed the model."""
         self._order: RowOrder | None = None
         self._are_groups_allowed = False
-        set_untracked(model, BOND, self)
-        for ours, theirs in TRAINER_METHODS.items():
-            set_untracked(model, theirs, wrap_like_method(getattr(type(model), theirs), getattr(self, ours)))
+        set_bond(model, self)
+        for name in REPLACED_METHODS:
+            replace_trainer_method(model, name, getattr(self, name))
 
     @property
     def is_eager(self) -> bool:
@@ -188,7 +203,7 @@ class Bond:
 
     def fit(self, *args: UserObject, **kwargs: UserObject) -> keras.callbacks.History:
         args, kwargs = self._replace_datasets("fit", args, kwargs)
-        args, kwargs = put_keepers_last(self.model, args, kwargs)
+        args, kwargs = put_keepers_last(args, kwargs)
         if not self.strategy.writes:
             args, kwargs = remove_writing_callbacks("fit", args, kwargs)
         callbacks = list_callbacks(read_argument("fit", "callbacks", args, kwargs))
@@ -205,7 +220,9 @@ class Bond:
             self.data_position = None
             self._awaits_position = False
             forget_first_epoch(self.model)
-            tell_fit_is_over(callbacks)  # which may raise a signal again
+            for callback in callbacks:
+                if isinstance(callback, FitCallback):
+                    callback.fit_is_over()  # which may raise a signal again
 
     def evaluate(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         args, kwargs = self._replace_datasets("evaluate", args, kwargs)
@@ -333,7 +350,7 @@ class Bond:
         """Allow groups of batches during a call of fit or evaluate, unless something could see the difference."""
         callbacks = read_argument(method, "callbacks", args, kwargs)
         outer = self._are_groups_allowed
-        seen = overrides_method(self.model, method) or has_batch_callbacks(callbacks, BATCH_HOOKS[mode])
+        seen = overrides_method(self.model, method) or has_batch_callbacks(callbacks, mode)
         self._are_groups_allowed = not seen
         try:
             yield
@@ -429,13 +446,3 @@ class Bond:
             for function in (self.model.test_function, self.model.predict_function):
                 if function is not None:
                     function.forget()
-
-
-def wrap_like_method(method: Callable[P, T], ours: Callable[..., T]) -> Callable[P, T]:
-    """Return `ours` under the name, signature and documentation of Keras' `method`."""
-
-    @functools.wraps(method)
-    def function(*args: P.args, **kwargs: P.kwargs) -> T:
-        return ours(*args, **kwargs)
-
-    return function

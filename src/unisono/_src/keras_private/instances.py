@@ -13,6 +13,9 @@ from unisono._src.typing import KerasObject
 Method: TypeAlias = Callable[..., KerasObject]
 """A method of Keras, or a function in its place."""
 
+UNSET = object()
+"""A mark for an attribute that only the class has, or a base class."""
+
 
 def set_untracked(model: object, name: str, value: object) -> None:
     """Set an attribute of one object, unseen by Keras' tracking of layers and variables."""
@@ -22,15 +25,15 @@ def set_untracked(model: object, name: str, value: object) -> None:
 @contextlib.contextmanager
 def wrap_method(instance: object, name: str, wrap: Callable[[Method], Method]) -> Iterator[None]:
     """Wrap `instance.name` for the block, on this one object."""
-    before = instance.__dict__.get(name)
-    object.__setattr__(instance, name, wrap(getattr(instance, name)))
+    before = vars(instance).get(name, UNSET)
+    set_untracked(instance, name, wrap(getattr(instance, name)))
     try:
         yield
     finally:
-        if before is None:
+        if before is UNSET:
             object.__delattr__(instance, name)
         else:
-            object.__setattr__(instance, name, before)
+            set_untracked(instance, name, before)
 
 
 def wrap_averaged_function(

@@ -1,4 +1,4 @@
-"""Calls of Keras' methods that have a meaning of ours for a while."""
+"""Methods of Keras' classes, replaced for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.optimizers.multi_optimizer import MultiOptimizer
 
-from unisono._src.keras_private.instances import Method
+from unisono._src.keras_private.instances import UNSET, Method
 from unisono._src.typing import KerasObject
 
 _replacing = threading.RLock()
@@ -26,7 +26,7 @@ def replace_methods(methods: Mapping[str, Callable[[Method], Method]]) -> Iterat
     """
     thread = threading.get_ident()
 
-    def in_place_of(stock: Method, ours: Method) -> Method:
+    def replace_in_thread(stock: Method, ours: Method) -> Method:
         @functools.wraps(stock)
         def method(self: KerasObject, *args: KerasObject, **kwargs: KerasObject) -> KerasObject:
             return (ours if threading.get_ident() == thread else stock)(self, *args, **kwargs)
@@ -34,14 +34,30 @@ def replace_methods(methods: Mapping[str, Callable[[Method], Method]]) -> Iterat
         return method
 
     with _replacing:
-        stocks = [(cls, name, cls.__dict__[name], wrap) for call, wrap in methods.items() for cls, name in CALLS[call]]
-        for cls, name, stock, wrap in stocks:
-            setattr(cls, name, in_place_of(stock, wrap(stock)))
-        try:
+        stocks = {place: vars(place[0])[place[1]] for call in methods for place in CALLS[call]}
+        replaced = {
+            place: replace_in_thread(stocks[place], wrap(stocks[place]))
+            for call, wrap in methods.items()
+            for place in CALLS[call]
+        }
+        with set_class_attributes(replaced):
             yield
-        finally:
-            for cls, name, stock, _ in stocks:
-                setattr(cls, name, stock)
+
+
+@contextlib.contextmanager
+def set_class_attributes(attributes: Mapping[tuple[type, str], object]) -> Iterator[None]:
+    """Set attributes of classes for the block."""
+    before = {(cls, name): vars(cls).get(name, UNSET) for cls, name in attributes}
+    for (cls, name), value in attributes.items():
+        setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        for (cls, name), value in before.items():
+            if value is UNSET:
+                delattr(cls, name)  # the class inherits it
+            else:
+                setattr(cls, name, value)
 
 
 OPTIMIZERS = (BaseOptimizer, LossScaleOptimizer, MultiOptimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 from collections.abc import Sequence
 
@@ -13,35 +14,19 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as Loss
 
 def list_dead_attributes(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Return the attributes that were set on an optimizer, or on its inner optimizer, and that its class does not know."""
-    known = _attributes.get(type(optimizer))
-    if known is None:
-        known = _attributes[type(optimizer)] = {name for cls in type(optimizer).__mro__ for name in list_known_names(cls)}
+    known = list_known_names(type(optimizer))  # pyright: ignore[reportArgumentType]  # a class is hashable
     inner = getattr(optimizer, "inner_optimizer", None)
     unknown = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
     return unknown if inner is None else unknown + list_dead_attributes(inner)
 
 
-_attributes: dict[type, set[str]] = {}
-
-
+@functools.lru_cache
 def list_known_names(cls: type) -> set[str]:
-    """Return the names of a class, and the names that its methods use as attributes."""
-    codes = [function.__code__ for function in vars(cls).values() if isinstance(function, types.FunctionType)]
-    return {name for code in codes for name in code.co_names} | set(vars(cls))
-
-
-def read_optimizer_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, bool | int | float | str | None]:
-    """Return an optimizer's attributes: numbers and texts as they are, and everything else by identity."""
-    settings = {name: value if isinstance(value, NUMBERS) else id(value) for name, value in vars(optimizer).items()}
-    inner = getattr(optimizer, "inner_optimizer", None)
-    return (
-        settings
-        if inner is None
-        else settings | {f"inner {name}": value for name, value in read_optimizer_settings(inner).items()}
-    )
-
-
-NUMBERS = (bool, int, float, str, type(None))
+    """Return the names of a class and its bases, and the names that their methods use as attributes."""
+    functions = [value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, types.FunctionType)]
+    return {name for function in functions for name in function.__code__.co_names} | {
+        name for base in cls.__mro__ for name in vars(base)
+    }
 
 
 def list_optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

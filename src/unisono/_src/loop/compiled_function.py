@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from unisono._src.checks.jax_errors import explain_run_errors, is_concretization_error
+from unisono._src.checks.user_code.identity import VALUE_TYPES, IdentityKey
 from unisono._src.checks.user_code.inspection import (
     TraceInputs,
     find_returned_shares,
@@ -31,11 +32,10 @@ from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch, count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.strategy_protocol import ReplicaStrategy
-from unisono._src.keras_private.models import get_bond
-from unisono._src.keras_private.optimizers import read_optimizer_settings
 from unisono._src.keras_private.trainer_state import get_raw_value, set_raw_value
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
+from unisono._src.ownership import find_bond
 from unisono._src.placement import Placement
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.user_function import OutputLeaf, UsedVariables, UserComputation
@@ -104,7 +104,7 @@ class CompiledFunction:
     def _mark_models_eager(self) -> None:
         """Mark the models whose variables the function uses: their bits are not promised any more."""
         for model in self._strategy.owned.models:
-            bond = get_bond(model)
+            bond = find_bond(model)
             if bond is not None and any(id(v) in self.used for v in model.variables):
                 bond.ran_eagerly = True
 
@@ -307,7 +307,15 @@ def find_loss_scaling(trace: Trace) -> LossScaling:
 def read_update_settings(variables: UsedVariables) -> list[object]:
     """Return what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.non_trainable)]
-    return [trained, *(read_optimizer_settings(optimizer) for optimizer in variables.optimizers)]
+    scalers = [optimizer for optimizer in variables.optimizers if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)]
+    return [trained, *(read_settings(optimizer) for optimizer in [*variables.optimizers, *(scaler.inner_optimizer for scaler in scalers)])]
+
+
+def read_settings(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
+    """Return an optimizer's attributes: numbers and texts as they are, and everything else by identity."""
+    return {
+        name: value if value is None or isinstance(value, VALUE_TYPES) else IdentityKey(value) for name, value in vars(optimizer).items()
+    }
 
 
 def copy_if_shared(variable: keras.Variable, count_own: Callable[[Array], int]) -> Array:

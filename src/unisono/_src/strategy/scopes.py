@@ -11,7 +11,7 @@ import keras
 from unisono._src.checks import refusals
 from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
 from unisono._src.fit.keras_hooks import Bond, find_owning_strategy
-from unisono._src.keras_private.models import CreationWatch, TrackedObject
+from unisono._src.keras_private.creation import CreationWatch, TrackedObject
 from unisono._src.loop import tf_names
 
 S = TypeVar("S", bound=ReplicaStrategy)

@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unisono._src.fit.keras_hooks import Bond
+from unisono._src.fit.callback_protocol import FitCallback
+from unisono._src.fit.keras_hooks import Bond, get_bond
 from unisono._src.fit.steps_per_call import MOST_STEPS
-from unisono._src.keras_private.models import get_bond
 from unisono._src.keras_private.optimizers import LossScaleOptimizer
 from unisono._src.near_names import says_near_names
 from unisono._src.tensorboard.batch_count import BatchCount, Speed
@@ -29,7 +29,7 @@ from unisono._src.typing import Json, Logs, UserObject
 FLUSH_SECONDS = 10.0
 
 
-class TensorBoard(keras.callbacks.Callback):
+class TensorBoard(FitCallback):
     """A callback that writes a training's event files: `pip install tensorboard` and `tensorboard --logdir logs` show them.
 
     Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. For each epoch it also writes the rows per second of

@@ -1,0 +1,95 @@
+"""Callbacks in a call of fit: what ours are asked beside what Keras asks, which of them see single batches, and which a process runs."""
+
+from __future__ import annotations
+
+import inspect
+
+import keras
+
+from unisono._src.keras_private.callbacks import CallbackList, acts_at_batches, list_callbacks
+from unisono._src.typing import Arguments, Keywords, UserObject
+
+
+class FitCallback(keras.callbacks.Callback):
+    """The base class of our callbacks. At single batches they do nothing that `steps_until_due` does not tell."""
+
+    keeps_what_others_decide = False
+    """Whether it runs after all others, at any place in the list."""
+    writes_for_all = False
+    """Whether one of several processes runs it for all."""
+
+    def steps_until_due(self, step: int) -> int:
+        """Return the number of steps from `step` on that one call may take, so that it ends where the callback acts."""
+        raise NotImplementedError
+
+    def fit_is_over(self) -> None:
+        """Clean up. It is called however fit ended."""
+
+
+WRITING = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""Callbacks of Keras that write or send something and do not change the training: only one of several processes runs them."""
+
+
+def read_argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
+    """Return an argument of a call of one of Keras' methods; None if the call does not fit the method, which Keras will report."""
+    try:
+        bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
+    except TypeError:
+        return None
+    return bound.arguments.get(name)
+
+
+def replace_arguments(method: str, args: Arguments, kwargs: Keywords, **replaced: UserObject) -> tuple[Arguments, Keywords]:
+    """Return the arguments of a call of one of Keras' methods, with some of them replaced."""
+    bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
+    bound.arguments.update(replaced)
+    return bound.args[1:], bound.kwargs
+
+
+def has_batch_callbacks(callbacks: UserObject, mode: str) -> bool:
+    """Return whether a callback sees single batches, in mode "train" or "test"."""
+    return any(
+        not isinstance(callback, FitCallback) and acts_at_batches(callback, mode) for callback in list_callbacks(callbacks)
+    )
+
+
+def has_keeper(callbacks: UserObject) -> bool:
+    """Return whether one of the callbacks keeps what others decide."""
+    return any(is_keeper(callback) for callback in list_callbacks(callbacks))
+
+
+def is_keeper(callback: keras.callbacks.Callback) -> bool:
+    return isinstance(callback, FitCallback) and callback.keeps_what_others_decide
+
+
+def put_keepers_last(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of fit in which callbacks that keep what others decide come last."""
+    callbacks = read_argument("fit", "callbacks", args, kwargs)
+    if not has_keeper(callbacks):
+        return args, kwargs
+    in_order = sorted(list_callbacks(callbacks), key=is_keeper)
+    if isinstance(callbacks, CallbackList):
+        callbacks.callbacks[:] = in_order
+        return args, kwargs
+    return replace_arguments("fit", args, kwargs, callbacks=in_order)
+
+
+def remove_writing_callbacks(method: str, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of fit or evaluate for a process that neither writes files nor shows progress."""
+    silent = select_silent_callbacks(read_argument(method, "callbacks", args, kwargs))
+    return replace_arguments(method, args, kwargs, verbose=0, callbacks=silent)
+
+
+def select_silent_callbacks(callbacks: UserObject) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that write and send nothing."""
+    return [
+        callback
+        for callback in list_callbacks(callbacks)
+        if not isinstance(callback, WRITING) and not (isinstance(callback, FitCallback) and callback.writes_for_all)
+    ]

@@ -1,0 +1,32 @@
+"""A function is compiled again where a setting of an optimizer has changed."""
+
+from __future__ import annotations
+
+import keras
+
+from unisono._src.loop.compiled_function import read_update_settings
+from unisono._src.replica.user_function import UsedVariables
+
+
+class Schedule:
+    """An object whose place in memory the next one of its kind gets."""
+
+
+def test_a_new_object_is_noticed_at_the_place_in_memory_of_the_old_one():
+    optimizer = keras.optimizers.SGD()
+    variables = UsedVariables([], [], [optimizer], [], [], [], False)
+    for _ in range(100):
+        optimizer.schedule = Schedule()
+        before = read_update_settings(variables)
+        assert before == read_update_settings(variables)
+        optimizer.schedule = None
+        optimizer.schedule = Schedule()
+        assert before != read_update_settings(variables)
+
+
+def test_settings_of_an_inner_optimizer_are_read():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    variables = UsedVariables([], [], [optimizer], [], [], [], False)
+    before = read_update_settings(variables)
+    optimizer.inner_optimizer.nesterov = True
+    assert before != read_update_settings(variables)
