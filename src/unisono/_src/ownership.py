@@ -1,14 +1,16 @@
-"""The Keras objects that were made in the scope of a strategy."""
+"""A strategy as the owner of the Keras objects that were made in its scope."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any, Protocol, TypeVar
 
+import jax
 import keras
 
 from unisono._src.keras_private.compiled_losses import list_all_metrics
 from unisono._src.keras_private.instances import set_untracked
+from unisono._src.placement import Placement
 from unisono._src.typing import UserObject
 
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class WeakIdentitySet:
 class OwnedObjects(WeakIdentitySet):
     """The layers, optimizers, metrics and variables of a strategy."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: OwningStrategy) -> None:
         super().__init__()
         self._strategy = weakref.ref(strategy)
         self._models = WeakIdentitySet()
@@ -49,7 +51,7 @@ class OwnedObjects(WeakIdentitySet):
             self._models.add(created)
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> OwningStrategy | None:
         return self._strategy()
 
     @property
@@ -91,38 +93,33 @@ class OwnedObjects(WeakIdentitySet):
         return [made for made in self.list_members() if isinstance(made, kind)]
 
 
-class ModelBond(Protocol):
-    """The tie between a model and the strategy in whose scope the model was made, as rooms below `fit` know it."""
-
-    ran_eagerly: bool
-    """Whether steps that were not compiled have changed the model."""
-
-    @property
-    def has_promised_bits(self) -> bool:
-        """Return whether every run of the program gives the model the same bits."""
-        ...
-
-
-BOND = "_unisono"
-"""The attribute of a model of a scope."""
-
-
-def find_bond(model: object) -> ModelBond | None:
-    """Return the bond of a model; None for a model from outside of every scope."""
-    return vars(model).get(BOND)
-
-
-def set_bond(model: object, bond: ModelBond) -> None:
-    set_untracked(model, BOND, bond)
-
-
 _all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
 """The owned objects of all strategies."""
 
 
-def find_strategy(created: object) -> Any:
+def find_strategy(created: object) -> OwningStrategy | None:
     """Return the strategy in whose scope an object was made; None outside of every scope."""
     return next((owned.strategy for owned in list(_all) if created in owned), None)
+
+
+class OwningStrategy:
+    """A strategy as rooms below the loop know it: R replicas on devices, and the owner of what is made in its scope."""
+
+    placement: Placement
+
+    def __init__(self, deterministic: bool) -> None:
+        self.deterministic = deterministic
+        self.owned = OwnedObjects(self)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Return R, the number of logical replicas."""
+        return self.placement.replicas
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """Return the devices that run the replicas, in contiguous blocks."""
+        return self.placement.devices
 
 
 class ModelBond(Protocol):
