@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
+import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
 from unisono._src.typing import PyTree
 
@@ -18,15 +18,27 @@ DeviceSums: TypeAlias = Mapping[range, PyTree | None]
 """The finished sums of a device, by the spans of replicas that they add up. None stands for replicas without rows."""
 
 
+class Words(Protocol):
+    """Whole numbers that the processes tell one another with a sum."""
+
+    def collect(self) -> tuple[int, ...]:
+        """Return the words of this process."""
+        ...
+
+    def receive(self, words: np.ndarray) -> None:
+        """Take the words of all processes: a row for each, in their order."""
+        ...
+
+
 class SumDescription(NamedTuple):
-    """A sum over several processes, in the words in which each of them describes it."""
+    """A sum over several processes, as each of them describes it."""
 
     spans: tuple[tuple[tuple[range, bool], ...], ...]
     """For each process, the spans of replicas whose sums it sends, and whether some of these replicas have rows."""
     like: PyTree
     """A contribution, in shapes: a process may have no replica with rows."""
-    batch: GlobalBatch
-    """The batch that the contributions come from: the processes compare what they have read."""
+    words: Words
+    """Whole numbers that each process sends along. The exchange does not understand them."""
 
 
 class Exchange(Protocol):

@@ -66,10 +66,10 @@ from unisono._src.keras_private.trainer_state import take_state as take_model_st
 from unisono._src.ownership import ModelBond, find_bond, set_bond
 from unisono._src.placement import split_evenly
 from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.predict import PredictStep
-from unisono._src.step.replica_sums import INPUT_GROUPS
 from unisono._src.step.step import Step
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, PyTree, UserBatch, UserObject
 
@@ -366,25 +366,26 @@ class Bond(ModelBond):
     # The steps.
 
     def _make_step(self, training: bool) -> Step | EagerStep:
-        functions = self._make_replica_functions("train" if training else "evaluate")
+        self._prepare_first_step()
+        mode = "train" if training else "evaluate"
+        functions = ModelComputation(self.model, mode, self.strategy.num_replicas_in_sync, self.is_eager)
         if functions.eager:
             return EagerStep(functions, *self.strategy.on_lead)
-        return Step(functions.mode, functions, self.strategy.placement, self.strategy.exchange)
+        return Step(mode, functions, self.strategy.placement, self.strategy.exchange)
 
     def _make_predict_step(self) -> PredictStep:
-        functions = self._make_replica_functions("predict")
+        self._prepare_first_step()
         self.strategy.agree(list_model_variables(self.model))
+        functions = PredictComputation(self.model, self.strategy.num_replicas_in_sync, self.is_eager)
         where = self.strategy.on_lead if functions.eager else (self.strategy.placement, self.strategy.exchange)
         return PredictStep(functions, *where)
 
-    def _make_replica_functions(self, mode: str) -> ModelComputation:
+    def _prepare_first_step(self) -> None:
         refusals.check_before_first_step(self.model, self.strategy)
-        eager = self.is_eager
-        if eager:
+        if self.is_eager:
             option = find_eager_option(self.model)
             how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
             self.strategy.warn_of_slow_steps(f"The model {self.model.name!r} {how}")
-        return ModelComputation(self.model, mode, self.strategy.num_replicas_in_sync, eager)
 
     def _make_step_function(
         self,

@@ -1,4 +1,4 @@
-"""The functions of one replica of a compiled, built model: training, evaluation, prediction, and the divisors of its losses.
+"""The functions of one replica of a compiled, built model: training, evaluation, and the divisors of its losses.
 
 State comes in and a contribution goes out; nothing is assigned.
 """
@@ -37,7 +37,7 @@ from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
 
 
 class ModelComputation:
-    """The functions that the replicas of a model run in "train", "evaluate" or "predict"."""
+    """The functions that the replicas of a model run in "train" or "evaluate"."""
 
     def __init__(self, model: keras.Model, mode: str, replicas: int, eager: bool = False) -> None:
         """`eager`: the functions are called with arrays, one operation after another, and a probe does not compile them either."""
@@ -174,23 +174,6 @@ class ModelComputation:
         return [dict(zip(positions, weighted, strict=True)).get(position, old) for position, old in enumerate(gradients)]
 
     @hide_masks()
-    def predict(
-        self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array
-    ) -> tuple[Outputs, AssignedState]:
-        """Return (outputs, the state that the forward pass assigned)."""
-        if self.is_own:
-            start = self._start_values(non_trainable, replica)
-            outputs, after = user_step.run_predict_step(self.model, (weights, start), batch)
-            self._note_changed(start, after)
-            return outputs, self._collect_assigned(non_trainable, after, batch, replica)
-        x = unpack_batch(batch)[0]
-        with self._open_scope(weights, non_trainable, None, replica) as scope:
-            outputs = call_model(self.model, x, training=False)
-            after: Values = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
-        self._note_assigned(scope, (weights, non_trainable), batch)
-        return outputs, self._collect_assigned(non_trainable, after, batch, replica)
-
-    @hide_masks()
     def divisors(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array] = ()
     ) -> Sequence[Divisor]:
@@ -223,10 +206,7 @@ class ModelComputation:
                 self.model.trainable_variables, weights, total.gradients, self._replicas
             )
             weights, slots[0] = optimizer_update.apply_gradients(self.model.optimizer, slots[0], gradients, weights)
-        variables = self.model.non_trainable_variables
-        non_trainable, disagree = state_merging.merge_assigned(
-            variables, self.assigned, self.has_one_replica, non_trainable, total.assigned, rows, present
-        )
+        non_trainable, disagree = self._merge_assigned(non_trainable, total.assigned, rows, present)
         new_values = optimizer_update.add_to_metrics(metric_values, total.metrics, self.has_one_replica)
         metric_values = new_values if self.is_own else optimizer_update.track_losses(self.model, new_values, total, rows)
         return (weights, non_trainable, *slots, metric_values), disagree
@@ -376,6 +356,12 @@ class ModelComputation:
         variables = self.model.non_trainable_variables
         rows = jax.tree.leaves(batch)[0].shape[0]
         return state_merging.collect_assigned(variables, self.assigned, self.has_one_replica, before, after, rows, replica)
+
+    def _merge_assigned(
+        self, before: list[Array], total: AssignedState, rows: Array, present: Array
+    ) -> tuple[list[Array], list[Array]]:
+        variables = self.model.non_trainable_variables
+        return state_merging.merge_assigned(variables, self.assigned, self.has_one_replica, before, total, rows, present)
 
     def _run_metrics(
         self, means: metrics.BatchLevelMeans, start: list[Array], y_pred: Outputs, batch: PyTree, row_fraction: Array

@@ -20,7 +20,7 @@ from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, ReplicaComputation, State
-from unisono._src.step.device_copies import DeviceNumbers
+from unisono._src.step.device_numbers import DeviceNumbers
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes
@@ -30,17 +30,6 @@ from unisono._src.typing import AnyArray, Array, Logs, PyTree, UserBatch
 
 NO_COPIES = 1 << 30
 """More references than an array can have: a state that no program writes into need not be copied."""
-
-
-class EagerProgram:
-    """A function with the signature of a `Program`, which runs it without compiling."""
-
-    def __init__(self, function: Callable[..., PyTree]) -> None:
-        self._function = function
-
-    def __call__(self, device: jax.Device, key: Hashable, *args: PyTree) -> PyTree:
-        with jax.default_device(device):
-            return self._function(*args)
 
 
 class StepInput(NamedTuple):

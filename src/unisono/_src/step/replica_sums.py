@@ -13,11 +13,9 @@ from unisono._src.exchange.protocol import Exchange, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.step.plan import BatchPlan
+from unisono._src.step.process_words import StepWords
 from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
-
-INPUT_GROUPS = ("trainable_variables", "non_trainable_variables")
-"""The groups of the state that every replica reads."""
 
 
 class ReplicaSum:
@@ -46,7 +44,7 @@ class ReplicaSum:
             nodes[part.device][part.span] = reduction_tree.sum_tree(
                 part.span, is_single_leaf, lambda span: leaves.get(span.start), add_here
             )
-        description = SumDescription(batch_plan.of_processes, like, batch)
+        description = SumDescription(batch_plan.of_processes, like, StepWords(batch))
         totals = self._exchange.total(nodes, self._add_on, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True))
 

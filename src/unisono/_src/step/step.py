@@ -19,11 +19,12 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
-from unisono._src.step.device_copies import DeviceNumbers
+from unisono._src.step.device_numbers import DeviceNumbers
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import DivisorCache, sum_divisors
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
+from unisono._src.step.process_words import StepWords
 from unisono._src.step.program import CallOrders, CallResult, ReplicaOutputs, StepProgram
 from unisono._src.typing import AnyArray, Array, Logs, PyTree, Shape, UserBatch
 from unisono._src.xla.interrupts import delay_interrupts
@@ -248,8 +249,8 @@ class Step:
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._take_sum(part, "counting" in what) if part.runs else None
         kind = tuple(what)
-        is_alone = len(batch_plan.of_processes) == 1
-        description = None if is_alone else SumDescription(batch_plan.of_processes, self._sum_shapes("counting" in what), batch)
+        shapes = self._sum_shapes("counting" in what)
+        description = SumDescription(batch_plan.of_processes, shapes, StepWords(batch))
         add = lambda device, left, right: self._add_program(device, kind, left, right)  # noqa: E731
         totals = self._exchange.total(nodes, add, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs

@@ -1,0 +1,83 @@
+"""The functions of one replica of a model that predicts: its outputs leave the step, and nothing but assigned state is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from unisono._src.keras_private.compiled_losses import call_model
+from unisono._src.keras_private.data_adapters import unpack_batch
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.replica import user_step
+from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.protocol import Divisor, State
+from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
+
+INPUT_GROUPS = ("trainable_variables", "non_trainable_variables")
+"""The groups of the state of a prediction; every replica reads both."""
+
+
+class PredictComputation(ModelComputation):
+    """The functions that the replicas of a model run to predict. The state is that of `INPUT_GROUPS`."""
+
+    def __init__(self, model: keras.Model, replicas: int, eager: bool = False) -> None:
+        super().__init__(model, "predict", replicas, eager)
+        self.structure: jax.tree_util.PyTreeDef | None = None
+        """The structure of the outputs in the last trace."""
+
+    @hide_masks()
+    def contribution(
+        self,
+        state: State,
+        batch: PyTree,
+        replica: Array,
+        row_fraction: Array,
+        divisors: Array | None,
+        constants: Sequence[Array] = (),
+    ) -> tuple[Contribution, Sequence[Array]]:
+        weights, non_trainable = state
+        outputs, after = self._predict(weights, non_trainable, batch, replica)
+        leaves, self.structure = jax.tree.flatten(outputs)
+        assigned = self._collect_assigned(non_trainable, after, batch, replica)
+        return Contribution([], assigned, [], jnp.float32(0), jnp.zeros(0), {}), [jnp.asarray(leaf) for leaf in leaves]
+
+    def _predict(
+        self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array
+    ) -> tuple[Outputs, list[Array]]:
+        """Return (outputs, the values of the non-trainable variables after the forward pass)."""
+        if self.is_own:
+            start = self._start_values(non_trainable, replica)
+            outputs, after = user_step.run_predict_step(self.model, (weights, start), batch)
+            self._note_changed(start, after)
+            return outputs, after
+        with self._open_scope(weights, non_trainable, None, replica) as scope:
+            outputs = call_model(self.model, unpack_batch(batch)[0], training=False)
+            after: Values = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
+        self._note_assigned(scope, (weights, non_trainable), batch)
+        return outputs, after
+
+    def divisors(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array] = ()
+    ) -> Sequence[Divisor]:
+        return []
+
+    def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
+        weights, non_trainable = state
+        non_trainable, disagree = self._merge_assigned(non_trainable, total.assigned, rows, present)
+        return (weights, non_trainable), disagree
+
+    def results(self, state: State) -> Logs:
+        return {}
+
+    def run_alone(self, state: State, batch: PyTree) -> None:
+        return None
+
+    def read(self) -> list[bool]:
+        return [True, True]
+
+    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        return False
