@@ -43,7 +43,7 @@ class StepError(ValueError):
 
 
 @contextlib.contextmanager
-def explain_step_errors(model: keras.Model, batch: PyTree, replicas: int, eager: bool = False) -> Iterator[None]:
+def explain_step_errors(model: keras.Model, batch: GlobalBatch | PyTree, replicas: int, eager: bool = False) -> Iterator[None]:
     """Put the model and the shapes in front of what JAX raises. Errors of Keras and of the user's code pass as they are.
 
     `eager`: whether the step is not compiled.
@@ -61,10 +61,12 @@ def explain_step_errors(model: keras.Model, batch: PyTree, replicas: int, eager:
         ) from error
 
 
-def describe_batch(batch: PyTree, replicas: int) -> str:
+def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
     """Return the shapes of a batch, and how many of its rows a replica has."""
     if batch is None:
         return "the first batch"
+    if isinstance(batch, GlobalBatch):
+        batch = batch.shapes(batch.rows)
     has_shape = lambda leaf: hasattr(leaf, "shape")  # noqa: E731
     shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=has_shape)
     first = next((leaf.shape for leaf in jax.tree.leaves(batch, is_leaf=has_shape) if has_shape(leaf) and leaf.shape), ())

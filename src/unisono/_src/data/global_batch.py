@@ -141,8 +141,10 @@ class GlobalBatch:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def as_global_batch(batch: UserBatch) -> GlobalBatch:
+def as_global_batch(batch: UserBatch | GlobalBatch) -> GlobalBatch:
     """Return a tree of arrays, or of `BatchArray`, as a step takes it."""
+    if isinstance(batch, GlobalBatch):
+        return batch
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
     if not all(isinstance(leaf, BatchArray) for leaf in leaves):
         return as_global_batch(wrap_arrays(batch, copy=False))

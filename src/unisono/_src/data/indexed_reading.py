@@ -59,7 +59,10 @@ def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
 
 @runtime_checkable
 class IndexedAdapter(Protocol):
-    """An adapter that can begin with a later batch by itself."""
+    """An adapter that can begin with a later batch by itself, in an order of its own."""
+
+    order: RowOrder
+    seeds: list[int]
 
     @property
     def has_index(self) -> bool: ...

@@ -57,6 +57,18 @@ class GlobalBatchAdapter(DataAdapter):
         return read_one_ahead(batch for _, _, batch in items), None
 
     @property
+    def seeds(self) -> list[int]:
+        """Return the seeds of the orders in which rows come."""
+        return self.source.seeds if isinstance(self.source, indexed_reading.IndexedAdapter) else [self.order.seed]
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        if isinstance(self.source, indexed_reading.IndexedAdapter):
+            self.source.seeds = seeds
+        else:
+            (self.order.seed,) = seeds
+
+    @property
     def has_index(self) -> bool:
         """Return whether a later batch can be read without the batches before it."""
         return indexed_reading.has_index(self.source)

@@ -10,9 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import jax
-
-from unisono._src.data.global_batch import BatchArray, Position, is_batch_array
+from unisono._src.data.global_batch import Position, as_global_batch
 from unisono._src.typing import Json, PyTree
 
 Size = dict[str, int]
@@ -119,7 +117,6 @@ def digest_batch(batch: PyTree) -> str:
 
 def update_digest(digest: Digest, batch: PyTree) -> None:
     """Add the shapes, dtypes and values of a batch to a digest."""
-    for leaf in jax.tree.leaves(batch, is_leaf=is_batch_array):
-        array = leaf.array if isinstance(leaf, BatchArray) else leaf
-        digest.update(f"{array.shape} {array.dtype}\n".encode())
-        digest.update(array.tobytes())
+    for leaf in as_global_batch(batch).leaves:
+        digest.update(f"{leaf.array.shape} {leaf.array.dtype}\n".encode())
+        digest.update(leaf.array.tobytes())

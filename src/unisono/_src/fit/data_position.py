@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import keras
 
-from unisono._src.data.global_batch import Position
+from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
 from unisono._src.data.row_order import RowOrder
 from unisono._src.fit.callback_protocol import FitCallback, has_keeper
 from unisono._src.keras_private.data_adapters import EpochSteps
-from unisono._src.typing import Json, KerasObject, Logs, UserBatch
+from unisono._src.typing import Json, Logs
 
 
 class DataPosition:
@@ -29,14 +29,13 @@ class DataPosition:
         if not epochs.adapter.has_index and has_keeper(callbacks):
             self.progress.digest_all()
 
-    def note_trained(self, batches: list[UserBatch], position: Position | None, logs: Logs) -> None:
-        """Note that these batches were trained on: the last one has this position, and its step returned these logs."""
+    def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
+        """Note that these batches were trained on, and that the step of the last one returned these logs."""
         self.logs = logs
-        if position is not None:
-            for batch in batches[:-1] if self.progress.digests_all else ():
-                self.progress.note_trained(batch, read_position(batch) or position, self.epochs.adapter.size)
-            self.progress.note_trained(batches[-1], position, self.epochs.adapter.size)
-            self.order.note_pass(position[0])
+        for batch in batches if self.progress.digests_all else batches[-1:]:
+            if batch.position is not None:
+                self.progress.note_trained(batch, batch.position, self.epochs.adapter.size)
+                self.order.note_pass(batch.position[0])
 
     def repeat_logs(self) -> Logs:
         """Return the logs of the last step again, in place of a step: an earlier call of fit stopped at the end of this epoch."""
@@ -60,12 +59,12 @@ class DataPosition:
         place = self.progress.place
         if place is not None and end_of_epoch and self.epochs.is_pass_over(place.position[1]):
             place = place._replace(position=(place.position[0] + 1, 0))
-        return {"seeds": read_seeds(self.epochs.adapter), "place": None if place is None else place._asdict()}
+        return {"seeds": self.epochs.adapter.seeds, "place": None if place is None else place._asdict()}
 
     def resume_at(self, state: dict[str, Json], step: int, logs: Logs, before_step: Callable[[], None] | None) -> None:
         """Begin the next epoch with this step, at the position of this state. `before_step` is called before the step is taken."""
         adapter = self.epochs.adapter
-        write_seeds(adapter, state["seeds"])
+        adapter.seeds = state["seeds"]
         if state["place"] is None:
             return
         place = ResumePoint.from_json(state["place"])
@@ -74,20 +73,3 @@ class DataPosition:
         self.epochs.begin_at_step(step, batches, place.position[1])
         self.logs = logs
         self._before_step = before_step
-
-
-def read_position(batch: UserBatch) -> Position | None:
-    """Return the position that the batch's arrays have; None for a batch that comes from no source."""
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    return getattr(leaves[0], "position", None)
-
-
-def read_seeds(adapter: KerasObject) -> list[int]:
-    return adapter.source.seeds if hasattr(adapter.source, "seeds") else [adapter.order.seed]
-
-
-def write_seeds(adapter: KerasObject, seeds: list[int]) -> None:
-    if hasattr(adapter.source, "seeds"):
-        adapter.source.seeds = seeds
-    else:
-        (adapter.order.seed,) = seeds

@@ -16,7 +16,8 @@ import keras
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
-from unisono._src.data.global_batch import as_global_batch
+from unisono._src.data.global_batch import GlobalBatch, as_global_batch
+from unisono._src.data.indexed_reading import IndexedAdapter
 from unisono._src.data.keras_adapter import GlobalBatchAdapter
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.dataset import DistributedDataset
@@ -31,7 +32,7 @@ from unisono._src.fit.callback_protocol import (
     remove_writing_callbacks,
     select_silent_callbacks,
 )
-from unisono._src.fit.data_position import DataPosition, read_position
+from unisono._src.fit.data_position import DataPosition
 from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.building import build_by_calling, needs_batch
@@ -285,7 +286,10 @@ class Bond(ModelBond):
         """Build the model by a first batch, and put our adapter into the iterator of a loop that begins."""
         if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatchAdapter):
             refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
-            replace_adapter(iterator, lambda source: GlobalBatchAdapter(source, getattr(source, "order", self.order)))
+            replace_adapter(
+                iterator,
+                lambda source: GlobalBatchAdapter(source, source.order if isinstance(source, IndexedAdapter) else self.order),
+            )
             epochs = EpochSteps(iterator)
             self.strategy.check_alike({"the number of steps of an epoch": epochs.steps})
             if self._awaits_position:
@@ -327,15 +331,15 @@ class Bond(ModelBond):
 
         epochs.group_steps(count_steps, lambda batches, count: BatchGroup(batches, count, steps_per_call))
 
-    def _note_trained(self, batches: list[UserBatch], logs: Logs) -> None:
-        position = read_position(batches[-1])
+    def _note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
+        position = batches[-1].position
         if self.data_position is None:
             if position is not None:
                 self.order.note_pass(position[0])
             return
         if position is not None and self.data_position.order is not self.order and position[1] < len(batches):
             self.order.passes += 1  # this pass went over a dataset with its own order
-        self.data_position.note_trained(batches, position, logs)
+        self.data_position.note_trained(batches, logs)
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
         """Return the model's state for a loop of Keras."""
@@ -391,7 +395,7 @@ class Bond(ModelBond):
         self,
         make: Callable[[], Step | EagerStep | PredictStep],
         state_names: tuple[str, ...],
-        trained: Callable[[list[UserBatch], Logs], None] | None = None,
+        trained: Callable[[list[GlobalBatch], Logs], None] | None = None,
     ) -> Callable[[State, Iterator[UserBatch]], tuple[PyTree, State]]:
         """Return the function that Keras calls for each execution: one step, or as many steps as `steps_per_execution` says."""
         current = make()
@@ -405,13 +409,13 @@ class Bond(ModelBond):
             if sizes not in (None, tuple(map(len, state))):
                 refusals.check_changed_model(self.model, trained is not None)
                 current = make()
-            batches = [next(iterator)]
+            batches = [as_global_batch(next(iterator))]
             sizes = tuple(map(len, state))
             error = None
             group = iterator if isinstance(iterator, BatchGroup) else None
             try:
                 for batch in itertools.islice(iterator, (group.count if group else self.model.steps_per_execution) - 1):
-                    batches.append(batch)
+                    batches.append(as_global_batch(batch))
             except Exception as e:  # the batches before the error are trained on
                 error = e
             if trained is not None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.data.global_batch import GlobalBatch, as_global_batch, send_rows
+from unisono._src.data.global_batch import GlobalBatch, send_rows
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
@@ -26,7 +26,7 @@ from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes
 from unisono._src.step.replica_sums import ReplicaSum
 from unisono._src.step.step import CarriedValue, RunOutput
-from unisono._src.typing import AnyArray, Array, Logs, PyTree, UserBatch
+from unisono._src.typing import AnyArray, Array, Logs, PyTree
 
 NO_COPIES = 1 << 30
 """More references than an array can have: a state that no program writes into need not be copied."""
@@ -83,9 +83,9 @@ class EagerStep:
         self._probe_schedule = ProbeSchedule(are_repeated=False)  # each probe calls user code, which may stop there or print
         self._state: State = ()
 
-    def __call__(self, state: State, batches: Sequence[UserBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
+    def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
-        return self.outputs(state, [as_global_batch(batch) for batch in batches], constants)[0], self._state
+        return self.outputs(state, batches, constants)[0], self._state
 
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import jax
 import jax.numpy as jnp
 
-from unisono._src.data.global_batch import GlobalBatch, as_global_batch, count_shard_rows
+from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
@@ -16,7 +16,7 @@ from unisono._src.replica.predictions import PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.step import RunOutput, Step
-from unisono._src.typing import Array, Outputs, UserBatch
+from unisono._src.typing import Array, Outputs
 from unisono._src.xla.programs import DeviceProgram
 
 
@@ -37,10 +37,10 @@ class PredictStep:
         self._join_rows = functools.cache(lambda counts: DeviceProgram(functools.partial(join_rows, counts)))
         self._rows_of_all = get_row_gatherer(placement) if placement.processes else None
 
-    def __call__(self, state: State, batches: Sequence[UserBatch]) -> tuple[Outputs, State]:
+    def __call__(self, state: State, batches: Sequence[GlobalBatch]) -> tuple[Outputs, State]:
         """Return the outputs of all the batches' rows, and the new state."""
         outputs: list[Outputs] = []
-        for batch in map(as_global_batch, batches):
+        for batch in batches:
             runs = self._step.outputs(state, [batch])[1]
             state = self._step.state
             structure = self._structures.setdefault(batch.signature, self._functions.structure)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from unisono._src import packing
-from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, as_global_batch, send_rows
+from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
 from unisono._src.exchange.protocol import Exchange, SumDescription
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
@@ -26,7 +26,7 @@ from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.process_words import StepWords
 from unisono._src.step.program import CallOrders, CallResult, ReplicaOutputs, StepProgram
-from unisono._src.typing import AnyArray, Array, Logs, PyTree, Shape, UserBatch
+from unisono._src.typing import AnyArray, Array, Logs, PyTree, Shape
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
@@ -87,9 +87,9 @@ class Step:
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._carried: Sequence[CarriedValue] = ()
 
-    def __call__(self, state: State, batches: Sequence[UserBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
+    def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
-        return self.outputs(state, [as_global_batch(batch) for batch in batches], constants)[0], self.state
+        return self.outputs(state, batches, constants)[0], self.state
 
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()
