@@ -7,10 +7,7 @@ methods are set on the model, on this one object, together with the methods that
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 import keras
 
@@ -33,6 +30,7 @@ from unisono._src.fit.callback_protocol import (
     select_silent_callbacks,
 )
 from unisono._src.fit.data_position import DataPosition
+from unisono._src.fit.step_function import StepFunction
 from unisono._src.fit.steps_per_call import BatchGroup, StepsPerCall
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.building import build_by_calling, needs_batch
@@ -40,7 +38,6 @@ from unisono._src.keras_private.callbacks import forget_first_epoch, list_callba
 from unisono._src.keras_private.data_adapters import (
     EpochSteps,
     GeneratorDataAdapter,
-    NoStep,
     count_static_rows,
     has_known_length,
     make_adapter,
@@ -59,20 +56,15 @@ from unisono._src.keras_private.models import (
 from unisono._src.keras_private.trainer_state import (
     STATE_NAMES,
     WITHOUT_OPTIMIZER,
-    hold_state,
     list_model_variables,
     list_variable_ids,
 )
 from unisono._src.keras_private.trainer_state import take_state as take_model_state
 from unisono._src.ownership import ModelBond, find_bond, set_bond
 from unisono._src.placement import split_evenly
-from unisono._src.replica.compiled_model import ModelComputation
-from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
+from unisono._src.replica.predictions import INPUT_GROUPS
 from unisono._src.replica.protocol import State
-from unisono._src.step.eager import EagerStep
-from unisono._src.step.predict import PredictStep
-from unisono._src.step.step import Step
-from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, PyTree, UserBatch, UserObject
+from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, UserBatch, UserObject
 
 ALIKE = (
     "batch_size",
@@ -113,22 +105,6 @@ def find_owning_strategy(model: keras.Model) -> ReplicaStrategy | None:
     """Return the strategy in whose scope the model was made; None for a model from outside of every scope."""
     bond = get_bond(model)
     return None if bond is None else bond.strategy
-
-
-class StepFunction(Protocol):
-    """A function that Keras' loop calls for each execution."""
-
-    eager: bool
-    variables: list[int]
-    """The ids of the model's variables for which the function was made."""
-
-    def __call__(self, state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
-        """Return (logs or outputs, new state)."""
-        ...
-
-    def forget(self) -> None:
-        """Release the state on the devices."""
-        ...
 
 
 class Bond(ModelBond):
@@ -180,17 +156,15 @@ class Bond(ModelBond):
             refusals.check_changed_model(self.model, training=True)
         if self.model.train_function is None or force or self._has_other_mode(self.model.train_function):
             self.strategy.announce()
-            make = functools.partial(self._make_step, training=True)
-            self.model.train_function = self._make_step_function(make, STATE_NAMES, self._note_trained)
+            self.model.train_function = StepFunction(self, "train", STATE_NAMES)
 
     def make_test_function(self, force: bool = False) -> None:
         if self.model.test_function is None or force or self._is_outdated(self.model.test_function):
-            make = functools.partial(self._make_step, training=False)
-            self.model.test_function = self._make_step_function(make, WITHOUT_OPTIMIZER)
+            self.model.test_function = StepFunction(self, "evaluate", WITHOUT_OPTIMIZER)
 
     def make_predict_function(self, force: bool = False) -> None:
         if self.model.predict_function is None or force or self._is_outdated(self.model.predict_function):
-            self.model.predict_function = self._make_step_function(self._make_predict_step, INPUT_GROUPS)
+            self.model.predict_function = StepFunction(self, "predict", INPUT_GROUPS)
 
     def _is_outdated(self, function: StepFunction) -> bool:
         return self._has_other_variables(function) or self._has_other_mode(function)
@@ -331,7 +305,8 @@ class Bond(ModelBond):
 
         epochs.group_steps(count_steps, lambda batches, count: BatchGroup(batches, count, steps_per_call))
 
-    def _note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
+    def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
+        """Note that a step was trained on these batches, and returned these logs."""
         position = batches[-1].position
         if self.data_position is None:
             if position is not None:
@@ -340,6 +315,10 @@ class Bond(ModelBond):
         if position is not None and self.data_position.order is not self.order and position[1] < len(batches):
             self.order.passes += 1  # this pass went over a dataset with its own order
         self.data_position.note_trained(batches, logs)
+
+    def repeat_logs(self) -> Logs:
+        """Return the logs of the last step again: an earlier call of fit stopped at the end of this epoch."""
+        return self.data_position.repeat_logs() if self.data_position is not None else {}
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
         """Return the model's state for a loop of Keras."""
@@ -366,80 +345,6 @@ class Bond(ModelBond):
         stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
         one_by_one = stream or self.model.steps_per_execution != 1 or self.is_eager
         return self._are_groups_allowed and not one_by_one and has_known_length(iterator)
-
-    # The steps.
-
-    def _make_step(self, training: bool) -> Step | EagerStep:
-        self._prepare_first_step()
-        mode = "train" if training else "evaluate"
-        functions = ModelComputation(self.model, mode, self.strategy.num_replicas_in_sync, self.is_eager)
-        if functions.eager:
-            return EagerStep(functions, *self.strategy.on_lead)
-        return Step(mode, functions, self.strategy.placement, self.strategy.exchange)
-
-    def _make_predict_step(self) -> PredictStep:
-        self._prepare_first_step()
-        self.strategy.agree(list_model_variables(self.model))
-        functions = PredictComputation(self.model, self.strategy.num_replicas_in_sync, self.is_eager)
-        where = self.strategy.on_lead if functions.eager else (self.strategy.placement, self.strategy.exchange)
-        return PredictStep(functions, *where)
-
-    def _prepare_first_step(self) -> None:
-        refusals.check_before_first_step(self.model, self.strategy)
-        if self.is_eager:
-            option = find_eager_option(self.model)
-            how = f"is compiled with {option}" if option else "runs under jax.disable_jit"
-            self.strategy.warn_of_slow_steps(f"The model {self.model.name!r} {how}")
-
-    def _make_step_function(
-        self,
-        make: Callable[[], Step | EagerStep | PredictStep],
-        state_names: tuple[str, ...],
-        trained: Callable[[list[GlobalBatch], Logs], None] | None = None,
-    ) -> Callable[[State, Iterator[UserBatch]], tuple[PyTree, State]]:
-        """Return the function that Keras calls for each execution: one step, or as many steps as `steps_per_execution` says."""
-        current = make()
-        sizes = None
-        eager = self.is_eager
-
-        def function(state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
-            nonlocal current, sizes
-            if isinstance(iterator, NoStep):
-                return self.data_position.repeat_logs() if self.data_position is not None else {}, state
-            if sizes not in (None, tuple(map(len, state))):
-                refusals.check_changed_model(self.model, trained is not None)
-                current = make()
-            batches = [as_global_batch(next(iterator))]
-            sizes = tuple(map(len, state))
-            error = None
-            group = iterator if isinstance(iterator, BatchGroup) else None
-            try:
-                for batch in itertools.islice(iterator, (group.count if group else self.model.steps_per_execution) - 1):
-                    batches.append(as_global_batch(batch))
-            except Exception as e:  # the batches before the error are trained on
-                error = e
-            if trained is not None:
-                refusals.check_optimizer_attributes(self.model.optimizer)
-            try:
-                with (
-                    self.strategy.acting(),
-                    explain_step_errors(self.model, batches[0], self.strategy.num_replicas_in_sync, eager),
-                ):
-                    logs, state = current(state, batches)
-            finally:
-                self.ran_eagerly |= eager and trained is not None
-                if current.state:
-                    hold_state(self.model, state_names, current.state)
-            if trained is not None:
-                trained(batches, logs)
-            if error is not None:
-                raise error
-            return group.steps_per_call.note_call(len(batches), logs, current.has_more_logs) if group else logs, state
-
-        function.forget = lambda: current.forget()  # pyright: ignore[reportFunctionMemberAccess]
-        function.eager = eager  # pyright: ignore[reportFunctionMemberAccess]
-        function.variables = list_variable_ids(self.model)  # pyright: ignore[reportFunctionMemberAccess]
-        return function
 
     def _call_and_restore(self, name: str, *args: UserObject, **kwargs: UserObject) -> UserObject:
         """Call a method of Keras. However it ends, the model then has its weights, and the devices have released their copies."""
