@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*ENDING, signal.SIGUSR1)
 AT_ONCE = 3
 """The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
 
@@ -27,7 +27,6 @@ class PendingSignals:
 
     @property
     def must_kill(self) -> bool:
-        """Return whether the workers are to be killed now."""
         return self._asked_to_end >= AT_ONCE
 
     def take(self) -> list[int]:
