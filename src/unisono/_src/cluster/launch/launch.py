@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -11,8 +12,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from types import FrameType
 
-from unisono._src.cluster.launch.forward_signals import PendingSignals, collect_signals
 from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
 from unisono._src.cluster.launch.output import Screen
 from unisono._src.cluster.launch.target import LaunchedProgram
@@ -28,6 +29,35 @@ LAST_CALL = 5.0
 """Seconds between SIGTERM and SIGKILL for processes that do not end by themselves."""
 
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*ENDING, signal.SIGUSR1)
+AT_ONCE = 3
+"""The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
+
+
+class PassedSignals:
+    """The signals that the launcher receives, and passes on to the workers."""
+
+    def __init__(self) -> None:
+        self.pending: collections.deque[int] = collections.deque()
+        self.requests_to_end = 0
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Add a signal to the pending ones, as its handler."""
+        self.pending.append(number)
+        self.requests_to_end += number in ENDING
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Collect, for the block, the signals that come."""
+        before = {number: signal.signal(number, self.note) for number in PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 @dataclasses.dataclass(frozen=True)
 class LaunchSettings:
     """The options of `unisono launch` that all runs share."""
@@ -38,14 +68,8 @@ class LaunchSettings:
 
 
 def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, least: int | None) -> int:
-    """Run all processes, again after failures, and return the exit code.
-
-    Args:
-        settings: What every run has in common.
-        processes: The number of processes of the first run.
-        restarts: How many failures are answered by another run.
-        least: The smallest number of processes of a run after a failure; None for all processes, every time.
-    """
+    """Run all processes, again after failures, and return the exit code. `least` is the smallest number of processes of a run after a
+    failure; None means all processes, every time."""
     screen = Screen(sys.stdout, sys.stderr)
     if restarts and not settings.program.seems_to_save():
         words = settings.program.words
@@ -55,7 +79,8 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
             f"from the start. Add to the callbacks of fit:\n\n    {CALLBACK}\n",
         )
     restarted = 0
-    with collect_signals() as signals:
+    signals = PassedSignals()
+    with signals.collect():
         while True:
             outcome = run_processes(settings, processes, restarted, screen, signals)
             screen.clear_bar()
@@ -63,7 +88,7 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
             if failure is None:
                 return outcome.code
             screen.write_line(sys.stderr, "\n".join([f"unisono launch: {failure}.", *failure.last_words]))
-            if signals.is_ending or restarted == restarts:
+            if signals.requests_to_end or restarted == restarts:
                 return outcome.code
             restarted += 1
             processes = count_next_processes(processes, outcome, least)
@@ -76,7 +101,7 @@ def count_next_processes(processes: int, outcome: Outcome, least: int | None) ->
     return processes if least is None else max(least, processes - outcome.count_own_failures())
 
 
-def run_processes(settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PendingSignals) -> Outcome:
+def run_processes(settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PassedSignals) -> Outcome:
     """Start the processes, and return when all have ended and nothing of them is left."""
     command = settings.program.make_command(os.getpid())
     workers: list[WorkerProcess] = []
@@ -97,7 +122,7 @@ class RunningWorkers:
     """The workers of one run: the processes that still run, and the ends of the others."""
 
     def __init__(
-        self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PendingSignals
+        self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PassedSignals
     ) -> None:
         self._running = list(workers)
         self._bound = bound
@@ -113,9 +138,9 @@ class RunningWorkers:
         while self._running:
             for key, _ in self._selector.select(TICK):
                 key.data()
-            for number in self._signals.take():
-                self._send(number)
-            if self._signals.must_kill:
+            while self._signals.pending:
+                self._send(self._signals.pending.popleft())
+            if self._signals.requests_to_end >= AT_ONCE:
                 self._kill_at = 0.0
             self._end([worker for worker in self._running if worker.has_ended()], self._forced)
             self._enforce_bound(time.monotonic())

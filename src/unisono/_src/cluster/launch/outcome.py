@@ -10,21 +10,17 @@ from unisono._src.processes import names
 
 @dataclasses.dataclass(frozen=True)
 class ProcessEnd:
-    """The end of one process.
-
-    Args:
-        process: The number of the process.
-        status: Its exit code; below 0 the number of the signal that killed it.
-        forced: Whether the launcher ended it.
-        last_words: Its last traceback.
-        was_stopped: Whether it was alone, and stopped (SIGSTOP) for longer than the bound.
-    """
+    """The end of one process."""
 
     process: int
     status: int
+    """The exit code; below 0 the number of the signal that killed the process."""
     forced: bool
+    """The launcher has ended it."""
     last_words: tuple[str, ...] = ()
+    """Its last traceback."""
     was_stopped: bool = False
+    """It was alone, and stopped (SIGSTOP) for longer than the bound."""
 
     @property
     def code(self) -> int:

@@ -16,17 +16,14 @@ FORCED_COUNT = "--xla_force_host_platform_device_count"
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices that every process is to have.
-
-    Args:
-        per_process: The number of devices; None leaves CPU devices to the program, and divides all GPUs.
-        cpu: Whether JAX is to run on CPU where it would find something else.
-        gpus: The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them.
-    """
+    """The devices that every process is to have."""
 
     per_process: int | None
+    """None leaves CPU devices to the program, and divides all GPUs."""
     cpu: bool
+    """JAX is to run on CPU where it would find something else."""
     gpus: tuple[str, ...] = ()
+    """The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them."""
 
     def make_variables(self, process: int, processes: int) -> dict[str, str]:
         """Return the variables by which JAX finds the devices of one process."""
