@@ -51,7 +51,7 @@ class RunCheckpoint:
         `values` replace the values of the variables that have these names.
         """
         run = self._describe_run()
-        if not store.writes:
+        if not get_agreement().is_first:
             return store.path(number)
         current_values = self.keras.values() | dict(values or {})
         encoded, state_arrays = encode_state(dict(states))
