@@ -9,7 +9,7 @@ from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.models import list_layers
 from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_attributes
 from unisono._src.keras_private.trainer_state import find_stateless_scope
-from unisono._src.ownership import OwningStrategy
+from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
 from unisono._src.replica.trace_recorder import get_current_code
@@ -117,22 +117,21 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
         )
 
 
-def check_model_scope(model: keras.Model, strategy: object, owner: object) -> None:
-    """Refuse, at compile() or fit() inside a scope, a model that was not made in this scope.
-
-    `owner` is the strategy in whose scope the model was made; None outside of every scope.
-    """
+def check_model_scope(model: keras.Model, strategy: OwningStrategy | None) -> None:
+    """Refuse, at compile() or fit() inside the scope of a strategy, a model that was not made in this scope."""
+    owner = find_strategy(model)
+    if strategy is None or owner is strategy:
+        return
     if owner is None:
         raise ValueError(
             f"The model {model.name!r} was made outside strategy.scope() and is used inside: its steps would run on one device, "
             f"undistributed. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n"
             f"    model.compile(...)"
         )
-    if owner is not strategy:
-        raise ValueError(
-            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
-            f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
-        )
+    raise ValueError(
+        f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
+        f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
+    )
 
 
 def check_precision(variables: list[keras.Variable], subject: str) -> None:

@@ -98,11 +98,6 @@ class ReplicaStrategy(ReplicaRunner, OwningStrategy):
         """Refuse values that differ between processes; the keys are names for the message."""
         self.agreement.check({name: repr(value) for name, value in what.items()})
 
-    def check_use(self, model: keras.Model) -> None:
-        """Refuse to train the strategy's model inside the scope of another strategy."""
-        if SCOPES.innermost is not None:
-            refusals.check_model_scope(model, SCOPES.innermost, self)
-
     def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
         refusals.check_optimizer_attributes(optimizer)
 
