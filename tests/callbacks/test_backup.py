@@ -272,6 +272,31 @@ def test_a_run_that_had_stopped_itself_stays_stopped(tmp_path):
     assert un.fingerprint(resumed) == un.fingerprint(reference.model)
 
 
+@pytest.mark.parametrize("epochs", [1, 5], ids=["all epochs", "stopped"])
+def test_a_training_that_has_ended_goes_on_nowhere(tmp_path, epochs):
+    """Killed at its end, in its last epoch or in one where a callback has stopped it."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    class Counting(keras.callbacks.Callback):
+        def __init__(self, fails):
+            super().__init__()
+            self.fails = fails
+
+        def on_train_end(self, logs=None):
+            if self.fails:
+                raise BrokenOffError
+
+    callbacks = lambda fails: [Counting(fails), Stop(), un.callbacks.BackupAndRestore(tmp_path / "b")]
+    with pytest.raises(BrokenOffError):
+        fit(model_on(on(1, 4)), callbacks=callbacks(True), epochs=epochs)
+    with pytest.warns(UserWarning, match="The training has come to its end, and Counting may have kept something"):
+        resumed = fit(model_on(on(1, 4)), callbacks=callbacks(False), epochs=epochs)
+    assert resumed.logs == {}
+
+
 OPTIMIZERS = {
     "EMA": lambda: keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=4),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
@@ -435,7 +460,7 @@ def test_a_second_signal_while_it_is_saved_ends_at_once(tmp_path, monkeypatch):
     """The save that was begun has not ended then."""
     written = threading.Event()
 
-    def write(store, number, arrays, record):
+    def write(store, number, make_content):
         os.kill(os.getpid(), signal.SIGINT)
         written.wait(60)
 

@@ -117,3 +117,11 @@ def test_demo_fails_where_the_fingerprints_differ(tmp_path, capsys):
     assert demo.print_report(runs, tmp_path / "x.png", tmp_path / "x.keras") == 1
     assert "DIFFER" in capsys.readouterr().out
     assert demo.print_report(runs[:1] * 2, tmp_path / "x.png", tmp_path / "x.keras") == 0
+
+
+def test_the_curves_of_two_equal_placements_are_drawn(tmp_path):
+    """With one replica both strategies have one device."""
+    history = {name: [0.5, 0.25] for name in ("loss", "accuracy", "val_loss", "val_accuracy")}
+    runs = [demo.DemoRun(un.OneDeviceStrategy(replicas=1), keras.Sequential(), history, 1.0, "a" * 32)] * 2
+    demo.draw_curves(tmp_path / "x.png", "a title", runs)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

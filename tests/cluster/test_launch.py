@@ -42,6 +42,7 @@ def test_what_stands_after_the_program_is_its_own(words, options, program):
         (["--processes", "2", "--devices-per-process", "0", __file__], "--devices-per-process must be 1 or more; received 0."),
         (["--processes", "2", "--restarts", "-1", __file__], "--restarts must be 0 or more; received -1."),
         (["--processes", "2", "--bound", "0", __file__], "--bound is a number of seconds above 0; received 0."),
+        (["--processes", "2", "--bound", "inf", __file__], "--bound is a number of seconds above 0; received inf."),
         (["--processes", "2", "--min-processes", "3", __file__], "--min-processes 3 is more than --processes 2."),
         (
             ["--processes", "2"],
@@ -106,7 +107,8 @@ def test_the_last_traceback_comes_with_those_it_came_from():
 
 
 def end(process, code, killed=None, forced=False, words=()):
-    return ProcessEnd(process, code, killed, forced, words)
+    assert killed is None or code == 128 + killed
+    return ProcessEnd(process, code if killed is None else -killed, forced, words)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_the_first_failure_is_no_consequence_of_another(ends, code, first, lost)
     outcome = Outcome(tuple(ends))
     assert outcome.code == code
     assert (None if outcome.first_failure is None else str(outcome.first_failure)) == first
-    assert outcome.lost == lost
+    assert outcome.count_own_failures() == lost
 
 
 def test_how_many_are_started_again():
@@ -136,20 +138,20 @@ def test_how_many_are_started_again():
 
 def test_devices_are_divided():
     gpus = tuple("abcde")
-    assert [WorkerDevices(None, False, gpus).of(i, 2) for i in range(2)] == [
+    assert [WorkerDevices(None, False, gpus).make_variables(i, 2) for i in range(2)] == [
         {"CUDA_VISIBLE_DEVICES": "a,b,c"}, {"CUDA_VISIBLE_DEVICES": "d,e"}]  # fmt: skip
-    assert [WorkerDevices(2, False, gpus).of(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["a,b", "c,d"]
-    assert WorkerDevices(2, True, gpus).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
-    assert WorkerDevices(2, False).of(0, 2) == {"JAX_NUM_CPU_DEVICES": "2"}
-    assert WorkerDevices(None, False).of(0, 2) == {}
+    assert [WorkerDevices(2, False, gpus).make_variables(i, 2)["CUDA_VISIBLE_DEVICES"] for i in range(2)] == ["a,b", "c,d"]
+    assert WorkerDevices(2, True, gpus).make_variables(0, 2) == {"JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    assert WorkerDevices(2, False).make_variables(0, 2) == {"JAX_NUM_CPU_DEVICES": "2"}
+    assert WorkerDevices(None, False).make_variables(0, 2) == {}
     with pytest.raises(
         ValueError, match=r"^2 processes with 3 devices each need 6 GPUs, and there are 5: a,b,c,d,e. Write fewer, or --cpu.$"
     ):
-        WorkerDevices(3, False, gpus).of(0, 2)
+        WorkerDevices(3, False, gpus).make_variables(0, 2)
     with pytest.raises(
         ValueError, match=r"^6 processes cannot share 5 GPUs: a,b,c,d,e. Write --processes 5 or fewer, or --cpu.$"
     ):
-        WorkerDevices(None, False, gpus).of(0, 6)
+        WorkerDevices(None, False, gpus).make_variables(0, 6)
 
 
 def test_gpus_are_those_that_are_visible():

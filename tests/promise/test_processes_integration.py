@@ -96,11 +96,11 @@ def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
 OTHER_CACHES = """
 import os
 import unisono as un
-from unisono._src.xla import processor
+from unisono._src.xla import device_kind
 
 if os.environ["UNISONO_PROCESS"] == "1":
-    facts = processor.describe_processor() | {"caches": "1K"}
-    processor.describe_processor = lambda: facts
+    facts = device_kind.describe_processor() | {"caches": "1K"}
+    device_kind.describe_processor = lambda: facts
 un.MultiWorkerMirroredStrategy(replicas=4)
 """
 

@@ -13,7 +13,6 @@ import pytest
 from keras import layers
 
 import unisono as un
-from unisono._src.fit import keras_hooks
 from unisono._src.keras_private.keras_versions import CHECKED_VERSIONS
 from unisono._src.ownership import find_strategy
 from unisono._src.strategy.builtin import DefaultStrategy
@@ -221,8 +220,8 @@ def test_a_model_keeps_the_strategy_in_whose_scope_it_was_made():
     with one.scope():
         model = small()
     model.compile("sgd", "mse")
-    assert keras_hooks.find_owning_strategy(model) is one
-    assert keras_hooks.find_owning_strategy(small()) is None
+    assert find_strategy(model) is one
+    assert find_strategy(small()) is None
 
 
 def test_a_variable_that_processes_have_agreed_on_belongs_to_its_strategy():
@@ -243,14 +242,14 @@ def test_a_scope_is_its_own_threads():
         with one.scope():
             entered.set()
             left.wait(10)
-            owners["late"] = keras_hooks.find_owning_strategy(small())
+            owners["late"] = find_strategy(small())
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(10)
-    owners["outside"] = keras_hooks.find_owning_strategy(small())
+    owners["outside"] = find_strategy(small())
     with other.scope():
-        owners["other"] = keras_hooks.find_owning_strategy(small())
+        owners["other"] = find_strategy(small())
     left.set()
     thread.join(10)
     assert owners == {"outside": None, "other": other, "late": one}

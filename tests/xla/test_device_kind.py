@@ -12,7 +12,7 @@ from keras import layers
 import unisono as un
 from unisono._src.checkpoint import run_description
 from unisono._src.strategy.multi_worker import warn_of_device_kinds
-from unisono._src.xla import device_kind, processor
+from unisono._src.xla import device_kind
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -41,13 +41,13 @@ def machine(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 for name, value in (("level", level), ("type", kind), ("size", size)):
                     (folder / name).write_text(f"{value}\n")
-        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-        monkeypatch.setattr(processor, "CORES", tmp_path / "cpu")
-        processor.describe_processor.cache_clear()
-        return processor.describe_processor()
+        monkeypatch.setattr(device_kind, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(device_kind, "CORES", tmp_path / "cpu")
+        device_kind.describe_processor.cache_clear()
+        return device_kind.describe_processor()
 
     yield of
-    processor.describe_processor.cache_clear()
+    device_kind.describe_processor.cache_clear()
 
 
 def test_a_processor_is_its_model_its_instructions_and_its_caches(machine):
@@ -67,11 +67,11 @@ def test_cores_that_are_not_alike_are_told(machine):
 
 
 def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(processor, "CORES", tmp_path / "none")
-    processor.describe_processor.cache_clear()
-    assert processor.describe_processor()["instructions"]
-    assert device_kind.list_kind_differences(processor.describe_processor(), {"caches": "32K"}) == []
+    monkeypatch.setattr(device_kind, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(device_kind, "CORES", tmp_path / "none")
+    device_kind.describe_processor.cache_clear()
+    assert device_kind.describe_processor()["instructions"]
+    assert device_kind.list_kind_differences(device_kind.describe_processor(), {"caches": "32K"}) == []
 
 
 def other(**facts: str) -> dict[str, str]:
@@ -85,16 +85,16 @@ def test_what_a_run_depends_on_has_a_fingerprint(monkeypatch):
     assert un.fingerprint(eight.facts) == alike
     assert un.fingerprint(un.OneDeviceStrategy(replicas=4).facts) != alike
     there = other(caches="1K 2K")
-    monkeypatch.setattr(processor, "describe_processor", lambda: there)
+    monkeypatch.setattr(device_kind, "describe_processor", lambda: there)
     assert un.fingerprint(one.facts) != alike
 
 
 def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
     model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
     checkpoint = un.Checkpoint(model=model)
-    here = processor.describe_processor()
+    here = device_kind.describe_processor()
     with monkeypatch.context() as patch:
-        patch.setattr(processor, "describe_processor", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
+        patch.setattr(device_kind, "describe_processor", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
         path = checkpoint.save(tmp_path / "ckpt")
         checkpoint.wait()
     said = rf"results may differ: caches: 1K 2K there, {here['caches']} here; instructions: amx_tile only there, .* only here"

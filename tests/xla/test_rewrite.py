@@ -20,10 +20,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from sizes import cases, slow, tried_on
 from unisono._src.xla.determinism import get_compiler_options
 from unisono._src.xla.rewrite import pieces, rewrite_function
+from unisono._src.xla.rewrite.equations import NESTED, Rewriter
 from unisono._src.xla.rewrite.kernel import make_channels_last
 from unisono._src.xla.rewrite.reduction import LEAST, MANY
-from unisono._src.xla.rewrite.replace import NESTED, Rewriter
-from unisono._src.xla.rewrite.rules import find_replacement, select_rules
+from unisono._src.xla.rewrite.rules import CPU, find_replacement
 
 SLOW = {"select_and_scatter_add", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
 
@@ -61,7 +61,7 @@ def assert_close(plain, other, tolerance=1e-5):
 
 def as_it_is(traced):
     """A program with the rules for CPU; the same object where none applies."""
-    return Rewriter(functools.partial(find_replacement, select_rules("cpu")))(traced)
+    return Rewriter(functools.partial(find_replacement, CPU))(traced)
 
 
 def assert_same(plain, other):

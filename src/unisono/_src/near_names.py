@@ -35,22 +35,15 @@ def refuses_by(refuse: RefuseCall) -> Callable[[Callable[P, T]], Callable[P, T]]
             try:
                 return call(*args, **kwargs)
             except TypeError:
-                if not accepts_arguments(call, args, kwargs):  # else the error comes from inside of the call
+                try:
+                    inspect.signature(call).bind(*args, **kwargs)
+                except TypeError:  # else the error comes from inside of the call
                     refuse(call, args, kwargs)
                 raise
 
         return call_or_refuse
 
     return wrap
-
-
-def accepts_arguments(call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Return whether Python can give the arguments to the call."""
-    try:
-        inspect.signature(call).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
 
 
 def refuse_misspelt(call: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

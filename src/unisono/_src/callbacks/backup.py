@@ -7,29 +7,25 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import keras
 import numpy as np
 
 from unisono._src.callbacks import callback_states
-from unisono._src.callbacks.save_interval import SaveInterval
+from unisono._src.callbacks.save_interval import SaveFrequency, SaveInterval
 from unisono._src.checkpoint.reading import LoadedCheckpoint
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.fit.callback_protocol import FitCallback
+from unisono._src.fit.data_position import DataPosition
 from unisono._src.fit.keras_hooks import get_bond
 from unisono._src.keras_private.callbacks import set_first_epoch
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
-
-if TYPE_CHECKING:
-    from unisono._src.callbacks.save_interval import SaveFrequency
-    from unisono._src.fit.data_position import DataPosition
-    from unisono._src.fit.keras_hooks import Bond
 
 
 class BackupAndRestore(FitCallback):
@@ -78,22 +74,29 @@ class BackupAndRestore(FitCallback):
         self.signals = tuple(signals)
         self.allow_other_replicas = allow_other_replicas
         self._store = CheckpointStore(backup_dir, keep=2 if keep is None else keep)
-        self._interval = SaveInterval(save_freq, self._is_saving)
+        self._interval = SaveInterval(save_freq)
         self._open = contextlib.ExitStack()
         self._stop = StopRequest()
-        self._epoch = self._step = self._epochs_done = 0
-        self._saved_at: tuple[int, int] | None = None
+        self._place = (0, 0)
+        """The epoch that is trained next or now, and its steps that are done."""
+        self._saved_place: tuple[int, int] | None = None
         self._metrics: dict[str, AnyArray] | None = None
 
     # Called by Keras.
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        model = cast("keras.Model", self.model)
-        self._bond = require_bond(model)
+        model = cast(keras.Model, self.model)
+        bond = get_bond(model)
+        if bond is None:
+            raise ValueError(
+                "unisono's BackupAndRestore resumes trainings of a strategy, and this model was made outside of every scope. Make it inside "
+                "strategy.scope(): un.OneDeviceStrategy() trains exactly what Keras trains. Or use keras.callbacks.BackupAndRestore."
+            )
+        self._bond = bond
         self._run_checkpoint = RunCheckpoint({"model": model})
-        self._epoch = self._step = self._epochs_done = 0
-        self._saved_at = None
-        self._interval = SaveInterval(self.save_freq, self._is_saving)
+        self._place = (0, 0)
+        self._saved_place = None
+        self._interval = SaveInterval(self.save_freq)
         self._stop = self._open.enter_context(listen_for_signals(self.signals))
         wait_for_writers()  # an earlier fit of this process that was broken off may still be writing
         self._number = self._store.choose_next_number()
@@ -103,19 +106,20 @@ class BackupAndRestore(FitCallback):
         self._run_checkpoint.keep_description()
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self._epoch = epoch
+        self._place = (epoch, self._place[1])
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._interval.count_steps(batch + 1 - self._step)
-        self._step = batch + 1
+        epoch, step = self._place
+        self._interval.count_steps(batch + 1 - step, self._store.is_busy)
+        self._place = (epoch, batch + 1)
         if self._stop.is_due:
             self._save_and_leave()
-        at_end = self._data_position.epochs.steps == self._step or self._bond.model.stop_training
+        at_end = self._data_position.epochs.steps == batch + 1 or self._bond.model.stop_training
         if self._interval.is_due and not at_end:  # else it is saved after validation and the other callbacks
-            self._save(self._epoch, self._step)
+            self._save()
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        if self._step:  # a validation of fit: it begins by resetting the metrics, from which the epoch's logs are made
+        if self._place[1]:  # a validation of fit: it begins by resetting the metrics, from which the epoch's logs are made
             names = [name for name in self._run_checkpoint.keras.variables if name.startswith("model/metrics/")]
             values = self._run_checkpoint.keras.values()
             self._metrics = {name: np.array(values[name]) for name in names}
@@ -126,18 +130,19 @@ class BackupAndRestore(FitCallback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         self._metrics = None
-        self._step = 0
-        self._epochs_done = epoch + 1
+        self._place = (epoch + 1, 0)
         is_asked = self._stop.is_asked_in_any_process()
         if self._interval.after_epochs or self._interval.is_due or is_asked:
-            self._save(epoch + 1, 0)
+            self._save()
         if is_asked:
             self._leave()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         self._store.wait()
-        if self._stop.is_asked_in_any_process():
-            self._save_end_and_leave()
+        if self._stop.is_asked_in_any_process():  # the same command finds nothing left to train, and goes on after fit
+            if self._saved_place != self._place:
+                self._save()
+            self._leave()
         self._open.close()  # all is saved: from here on a signal does what it does without us
         if self.delete_checkpoint:
             self._store.delete()
@@ -156,33 +161,25 @@ class BackupAndRestore(FitCallback):
 
     # Saving.
 
-    def _is_saving(self) -> bool:
-        return self._store.is_busy
-
-    def _save(self, epoch: int, step: int) -> None:
-        course = self._data_position
+    def _save(self) -> None:
+        epoch, step = self._place
+        position = self._data_position
         training: dict[str, Json] = {
             "epoch": epoch,
             "step": step,
             "stopped": bool(self._bond.model.stop_training) and not step,
-            "logs": dict(course.logs) if step else {},
-            "data": course.get_state(end_of_epoch=not step),
+            "logs": dict(position.logs) if step else {},
+            "data": position.get_state(end_of_epoch=not step),
             "steps": self._interval.steps,
         }
         kept = {"training": training, "callbacks": callback_states.collect_states(self._others)}
         self._path = self._run_checkpoint.save(self._store, self._number, kept, self._metrics)
         self._number += 1
-        self._saved_at = epoch, step
+        self._saved_place = self._place
         self._interval.note_saved()
 
     def _save_and_leave(self) -> None:
-        self._save(self._epoch, self._step)
-        self._leave()
-
-    def _save_end_and_leave(self) -> None:
-        """Save and leave when all epochs are done. The same command finds nothing left to train, and goes on after fit."""
-        if self._saved_at != (self._epochs_done, 0):
-            self._save(self._epochs_done, 0)
+        self._save()
         self._leave()
 
     def _leave(self) -> None:
@@ -191,7 +188,7 @@ class BackupAndRestore(FitCallback):
 
     @property
     def _data_position(self) -> DataPosition:
-        return cast("DataPosition", self._bond.data_position)  # fit has one while it calls callbacks
+        return cast(DataPosition, self._bond.data_position)  # fit has one while it calls callbacks
 
     @property
     def _others(self) -> list[keras.callbacks.Callback]:
@@ -202,10 +199,11 @@ class BackupAndRestore(FitCallback):
     def _resume(self, loaded: LoadedCheckpoint) -> None:
         restored = self._run_checkpoint.restore(loaded, ("training", "callbacks"), self.allow_other_replicas)
         training = restored["training"]
-        step = restored["training"]["step"]
+        epochs = cast(dict[str, int], self.params)["epochs"]
+        first_epoch = epochs if training["stopped"] else training["epoch"]
         if get_agreement().is_first:  # the other processes do not have all callbacks
             self._warn_of_others(loaded, restored["callbacks"])
-            self._warn_of_unknown(training)
+            self._warn_of_unsaved(first_epoch if first_epoch < epochs else None, training["step"])
         callback_states.set_states(self._others, restored["callbacks"])
 
         def restore_again() -> None:
@@ -213,21 +211,17 @@ class BackupAndRestore(FitCallback):
             self._run_checkpoint.assign_again(loaded)
             callback_states.set_states(self._others, restored["callbacks"])
 
-        self._data_position.resume_at(training["data"], step, training["logs"], restore_again if step else None)
-        self._epoch = training["epoch"]
-        self._step = step
+        self._place = (training["epoch"], training["step"])
+        self._saved_place = self._place
+        self._data_position.resume_at(
+            training["data"], training["step"], training["logs"], restore_again if training["step"] else None
+        )
         self._interval.steps = training["steps"]
-        self._epochs_done = training["epoch"]
-        self._saved_at = (training["epoch"], step)
         self._path = loaded.path
-        params = cast("dict[str, int]", self.params)
-        set_first_epoch(cast("keras.Model", self.model), params["epochs"] if training["stopped"] else training["epoch"])
+        set_first_epoch(cast(keras.Model, self.model), first_epoch)
 
     def _warn_of_others(self, loaded: LoadedCheckpoint, states: dict[str, PyTree]) -> None:
-        lost = callback_states.find_lost_states(self._others, states)
-        fresh = callback_states.find_fresh_callbacks(self._others, states)
-        differing = [f"it holds the state of {name}, which is not among the callbacks now" for name in lost]
-        differing += [f"{name} is among the callbacks now, and begins anew" for name in fresh]
+        differing = callback_states.list_differences(self._others, states)
         if differing:
             warnings.warn(
                 f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(differing)}. Give fit the same ones, to go on "
@@ -235,23 +229,14 @@ class BackupAndRestore(FitCallback):
                 stacklevel=2,
             )
 
-    def _warn_of_unknown(self, training: dict[str, Json]) -> None:
+    def _warn_of_unsaved(self, epoch: int | None, step: int) -> None:
+        """Warn of callbacks whose state is not in the checkpoint. `epoch` is None where nothing is left to train."""
         names = callback_states.find_unsaved_callbacks(self._others)
         if names:
-            where = "in the middle" if training["step"] else "at the beginning"
+            where = "in the middle" if step else "at the beginning"
+            goes_on = "has come to its end" if epoch is None else f"goes on {where} of epoch {epoch + 1}"
             warnings.warn(
-                f"The training goes on {where} of epoch {training['epoch'] + 1}, and {', '.join(names)} may have kept something that is not "
+                f"The training {goes_on}, and {', '.join(names)} may have kept something that is not "
                 f"saved. Give a callback get_state(), which returns what JSON knows, and set_state(state).",
                 stacklevel=2,
             )
-
-
-def require_bond(model: keras.Model) -> Bond:
-    """Return what ties the model to its strategy; refuse a model that was made outside every scope."""
-    bond = get_bond(model)
-    if bond is None:
-        raise ValueError(
-            "unisono's BackupAndRestore resumes trainings of a strategy, and this model was made outside of every scope. Make it inside "
-            "strategy.scope(): un.OneDeviceStrategy() trains exactly what Keras trains. Or use keras.callbacks.BackupAndRestore."
-        )
-    return bond

@@ -6,18 +6,15 @@ Keras' callbacks do not have these methods; their states are read and set here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections.abc import Iterable
 
+import jax
 import keras
 import numpy as np
 
-from unisono._src.checkpoint.checkpoint import is_stateful
+from unisono._src.checkpoint.checkpoint import Stateful, is_stateful
 from unisono._src.keras_private.callbacks import CHANGING_ATTRIBUTES
 from unisono._src.typing import PyTree
-
-Access: TypeAlias = tuple[Callable[[], PyTree], Callable[[PyTree], None]]
-"""The functions that get and set the state of a callback."""
 
 STATELESS_CALLBACKS = (
     keras.callbacks.History,
@@ -28,28 +25,81 @@ STATELESS_CALLBACKS = (
 )
 """Callbacks of Keras that decide nothing by earlier steps."""
 
+CALLBACK_ATTRIBUTES = set(vars(keras.callbacks.Callback()))
+
+
+class AttributeState:
+    """The state of a callback of Keras: attributes of these names."""
+
+    def __init__(self, callback: keras.callbacks.Callback, names: Iterable[str]) -> None:
+        self._callback = callback
+        self._names = names
+
+    def get_state(self) -> dict[str, PyTree]:
+        return {name: convert_numbers(getattr(self._callback, name)) for name in self._names if hasattr(self._callback, name)}
+
+    def set_state(self, state: dict[str, PyTree]) -> None:
+        for name in state.keys() & set(self._names):  # a file sets no other attributes
+            setattr(self._callback, name, state[name])
+
+
+def convert_numbers(value: PyTree) -> PyTree:
+    """Return numbers of JAX or NumPy as Python's, which have all their digits; and lists as lists of NumPy arrays."""
+    if isinstance(value, list):
+        return [np.asarray(item) for item in value]
+    return value.item() if isinstance(value, np.generic | np.ndarray | jax.Array) and not value.ndim else value
+
+
+def find_state(callback: keras.callbacks.Callback) -> Stateful | None:
+    """Return the access to the state of a callback; None where no state is known."""
+    if is_stateful(callback):
+        return callback
+    return next(
+        (AttributeState(callback, names) for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None
+    )
+
+
+def find_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Stateful]:
+    """Return the access to the states of callbacks, by class, by what is monitored, and by a number where several callbacks share both."""
+    states: dict[str, Stateful] = {}
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        state = find_state(callback)
+        if state is None:
+            continue
+        kind = type(callback).__name__
+        monitor = vars(callback).get("monitor")
+        if isinstance(monitor, str):
+            kind = f"{kind}(monitor={monitor!r})"
+        counts[kind] = counts.get(kind, 0) + 1
+        states[kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"] = state
+    return states
+
 
 def collect_states(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, PyTree]:
-    """Return the states of callbacks, by class, by what is monitored, and by a number where several callbacks share both."""
-    return {name: get() for name, (get, _) in find_access(callbacks).items()}
+    """Return the states of callbacks by their names."""
+    return {name: state.get_state() for name, state in find_states(callbacks).items()}
 
 
-def set_states(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> None:
+def set_states(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> None:
     """Set the states of callbacks. A callback without a state among these begins anew."""
-    for name, (_, set_state) in find_access(callbacks).items():
-        if name in states:
-            set_state(states[name])
+    for name, state in find_states(callbacks).items():
+        if name in saved:
+            state.set_state(saved[name])
 
 
-def find_lost_states(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
-    """Return the names of the states that no callback takes."""
-    taken = find_access(callbacks)
-    return [name for name, state in states.items() if name not in taken and state is not None]
-
-
-def find_fresh_callbacks(callbacks: Iterable[keras.callbacks.Callback], states: dict[str, PyTree]) -> list[str]:
-    """Return the names of the callbacks that have a state, but none in `states`."""
-    return [name for name, (get, _) in find_access(callbacks).items() if name not in states and get() is not None]
+def list_differences(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> list[str]:
+    """Return what a checkpoint with these states has and the callbacks have not, and the reverse."""
+    states = find_states(callbacks)
+    return [
+        f"it holds the state of {name}, which is not among the callbacks now"
+        for name, state in saved.items()
+        if name not in states and state is not None
+    ] + [
+        f"{name} is among the callbacks now, and begins anew"
+        for name, state in states.items()
+        if name not in saved and state.get_state() is not None
+    ]
 
 
 def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> list[str]:
@@ -57,53 +107,7 @@ def find_unsaved_callbacks(callbacks: Iterable[keras.callbacks.Callback]) -> lis
     return [
         type(callback).__name__
         for callback in callbacks
-        if find_attributes(callback) is None
-        and not is_stateful(callback)
+        if find_state(callback) is None
         and not isinstance(callback, STATELESS_CALLBACKS)
-        and vars(callback).keys() - vars(keras.callbacks.Callback())
+        and set(vars(callback)) - CALLBACK_ATTRIBUTES
     ]
-
-
-def find_access(callbacks: Iterable[keras.callbacks.Callback]) -> dict[str, Access]:
-    """Return the access to the state of each callback that has one, by the callback's name."""
-    accesses: dict[str, Access] = {}
-    counts: dict[str, int] = {}
-    for callback in callbacks:
-        names = find_attributes(callback)
-        kind = type(callback).__name__
-        if is_stateful(callback):
-            access = callback.get_state, callback.set_state
-        elif names is not None:
-            access = make_getter(callback, names), make_setter(callback, names)
-        else:
-            continue
-        monitor = vars(callback).get("monitor")
-        if isinstance(monitor, str):
-            kind = f"{kind}(monitor={monitor!r})"
-        counts[kind] = counts.get(kind, 0) + 1
-        accesses[kind if counts[kind] == 1 else f"{kind} number {counts[kind]}"] = access
-    return accesses
-
-
-def find_attributes(callback: keras.callbacks.Callback) -> tuple[str, ...] | None:
-    """Return the attributes in which a callback of Keras keeps its state; None where no state is known."""
-    return next((names for kind, names in CHANGING_ATTRIBUTES.items() if isinstance(callback, kind)), None)
-
-
-def make_getter(callback: keras.callbacks.Callback, names: tuple[str, ...]) -> Callable[[], dict[str, PyTree]]:
-    return lambda: {name: convert_numbers(getattr(callback, name)) for name in names if hasattr(callback, name)}
-
-
-def make_setter(callback: keras.callbacks.Callback, names: tuple[str, ...]) -> Callable[[dict[str, PyTree]], None]:
-    def set_state(state: dict[str, PyTree]) -> None:
-        for name in state.keys() & set(names):  # a file sets no other attributes
-            setattr(callback, name, state[name])
-
-    return set_state
-
-
-def convert_numbers(value: PyTree) -> PyTree:
-    """Return numbers of JAX or NumPy as Python's, which have all their digits; and lists as lists of NumPy arrays."""
-    if isinstance(value, list):
-        return [np.asarray(item) for item in value]
-    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value

@@ -18,7 +18,6 @@ STATES = "/states/"
 MARK = "in the checkpoint"
 
 PLAIN = (bool, int, float, str, type(None))
-ARRAYS = (np.ndarray, np.memmap)
 
 DTYPES = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64",
@@ -31,7 +30,26 @@ DTYPES = {
 def encode_state(state: PyTree) -> tuple[Json, dict[str, AnyArray]]:
     """Return the state in JSON, with names in place of its arrays; and the arrays by name. Arrays on devices stay there."""
     arrays: dict[str, AnyArray] = {}
-    return _encode_value(state, "", arrays), arrays
+
+    def encode(value: PyTree, path: str) -> Json:
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is list:
+            return [encode(inner, f"{path}/{index}") for index, inner in enumerate(value)]
+        if kind is tuple:
+            return {MARK: ["tuple", encode(list(value), path)]}
+        if kind is dict:
+            check_keys(value, path)
+            values = {key: encode(inner, f"{path}/{key}") for key, inner in value.items()}
+            is_json = MARK not in value and all(type(key) is str for key in value)
+            return values if is_json else {MARK: ["dict", [[key, inner] for key, inner in values.items()]]}
+        check_array(value, path)
+        name = f"{STATES}{len(arrays)}"
+        arrays[name] = value if isinstance(value, jax.Array) else np.array(value)
+        return {MARK: ["number" if isinstance(value, np.generic) else "array", name]}
+
+    return encode(state, ""), arrays
 
 
 def decode_state(state: Json, arrays: Mapping[str, np.ndarray]) -> PyTree:
@@ -50,43 +68,26 @@ def decode_state(state: Json, arrays: Mapping[str, np.ndarray]) -> PyTree:
     return arrays[content] if kind == "array" else arrays[content][()]
 
 
-def _encode_value(state: PyTree, path: str, arrays: dict[str, AnyArray]) -> Json:
-    kind = type(state)
-    if kind in PLAIN:
-        return state
-    if isinstance(state, jax.Array | np.generic) or kind in ARRAYS:
-        return _encode_array(state, path, arrays)
-    if kind is dict:
-        return _encode_dict(state, path, arrays)
-    if kind in (list, tuple):
-        values = [_encode_value(value, f"{path}/{index}", arrays) for index, value in enumerate(state)]
-        return values if kind is list else {MARK: ["tuple", values]}
-    raise TypeError(
-        f"A state to be saved holds {state!r} of type {kind.__name__} at {path.removeprefix('/')}. get_state() must return what JSON knows "
-        f"(numbers, texts, lists, dicts, None), tuples, and arrays, and nothing of a class that is derived of theirs: it would come back as "
-        f"something else. Turn it into these."
-    )
-
-
-def _encode_dict(state: dict[object, PyTree], path: str, arrays: dict[str, AnyArray]) -> Json:
+def check_keys(state: dict[object, PyTree], path: str) -> None:
     for key in state:
         if type(key) not in PLAIN:
             raise TypeError(
                 f"A state to be saved has the key {key!r} of type {type(key).__name__} in the dict at {path.removeprefix('/')}. Its keys may be "
                 f"texts, numbers, bools and None."
             )
-    values = {key: _encode_value(value, f"{path}/{key}", arrays) for key, value in state.items()}
-    is_json = MARK not in state and all(type(key) is str for key in state)
-    return values if is_json else {MARK: ["dict", [[key, value] for key, value in values.items()]]}
 
 
-def _encode_array(array: AnyArray | np.generic, path: str, arrays: dict[str, AnyArray]) -> Json:
-    dtype = array.dtype
-    if str(dtype) not in DTYPES:  # another order of bytes would be part of this text
+def check_array(value: PyTree, path: str) -> None:
+    """Refuse what is no array, and an array that Orbax would not keep as it is."""
+    kind = type(value)
+    if not isinstance(value, jax.Array | np.generic) and kind not in (np.ndarray, np.memmap):
         raise TypeError(
-            f"A state to be saved holds an array of dtype {dtype} at {path.removeprefix('/')}, which is not kept. Turn it into numbers, or "
+            f"A state to be saved holds {value!r} of type {kind.__name__} at {path.removeprefix('/')}. get_state() must return what JSON knows "
+            f"(numbers, texts, lists, dicts, None), tuples, and arrays, and nothing of a class that is derived of theirs: it would come back as "
+            f"something else. Turn it into these."
+        )
+    if str(value.dtype) not in DTYPES:  # another order of bytes would be part of this text
+        raise TypeError(
+            f"A state to be saved holds an array of dtype {value.dtype} at {path.removeprefix('/')}, which is not kept. Turn it into numbers, or "
             f"into a list."
         )
-    name = f"{STATES}{len(arrays)}"
-    arrays[name] = array if isinstance(array, jax.Array) else np.array(array)
-    return {MARK: ["number" if isinstance(array, np.generic) else "array", name]}

@@ -14,10 +14,10 @@ from unisono._src.checkpoint import compatibility
 from unisono._src.checkpoint.encoding import STATES, decode_state, encode_state
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
 from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
-from unisono._src.checkpoint.run_description import DescribedStrategy, describe_run
+from unisono._src.checkpoint.run_description import describe_run
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.fingerprint import UNPROMISED
-from unisono._src.ownership import find_strategy
+from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Array, PyTree
 
@@ -34,7 +34,7 @@ class RunCheckpoint:
     def _describe_run(self) -> Record:
         """Return what the bits of the run depend on, from the strategy in whose scope an object was made, and from the data."""
         strategies = [find_strategy(thing) for thing in self.keras.things.values()]
-        strategy: DescribedStrategy | None = next((strategy for strategy in strategies if strategy is not None), None)
+        strategy = next((strategy for strategy in strategies if strategy is not None), None)
         check_saves_for_all(strategy)
         return describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
@@ -51,7 +51,7 @@ class RunCheckpoint:
         `values` replace the values of the variables that have these names.
         """
         run = self._describe_run()
-        if not store.writes:
+        if not get_agreement().is_first:
             return store.path(number)
         current_values = self.keras.values() | dict(values or {})
         encoded, state_arrays = encode_state(dict(states))
@@ -109,7 +109,7 @@ class RunCheckpoint:
                 )
 
 
-def check_saves_for_all(strategy: DescribedStrategy | None) -> None:
+def check_saves_for_all(strategy: OwningStrategy | None) -> None:
     """Refuse a strategy of this process alone among several processes: process 0 saves for all, the others' state would be lost."""
     if strategy is not None and not get_agreement().is_alone and strategy.placement.processes is None:
         raise ValueError(

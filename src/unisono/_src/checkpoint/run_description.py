@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -11,27 +11,11 @@ from unisono._src.versions import list_versions
 from unisono._src.xla import device_kind, runtime
 
 if TYPE_CHECKING:
-    from unisono._src.placement import Placement
+    from unisono._src.ownership import OwningStrategy
     from unisono._src.typing import Json
 
 
-class DescribedStrategy(Protocol):
-    """A strategy, as checkpoints describe it."""
-
-    @property
-    def deterministic(self) -> bool: ...
-
-    @property
-    def devices(self) -> Sequence[jax.Device]: ...
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
-
-    @property
-    def placement(self) -> Placement: ...
-
-
-def describe_run(strategy: DescribedStrategy | None, replicas: int | None) -> dict[str, Json]:
+def describe_run(strategy: OwningStrategy | None, replicas: int | None) -> dict[str, Json]:
     """Return what the bits of a run depend on beside its program, seed and data, in JSON.
 
     The strategy is None outside every scope; R is None where neither strategy nor data have it.

@@ -56,42 +56,24 @@ class CheckpointInfo(NamedTuple):
     metrics: Logs | None = None
 
 
-class CheckpointStore:
-    """The checkpoints of one directory that have one name, as in `name_1`, `name_2`."""
+class CheckpointStore(BackgroundWriter):
+    """The checkpoints of one directory that have one name, as in `name_1`, `name_2`. They are written in the background."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str = "ckpt", keep: Keep | None = None) -> None:
         from unisono._src.checkpoint import orbax_private  # noqa: F401  # here, and not in the middle of a training
 
+        super().__init__()
         self.directory = Path(directory).absolute()
         self.name = name
         self.keep = keep
-        self._writer = BackgroundWriter()
         self._known: dict[int, bool] = {}
         """Whether each checkpoint is good that this process has written or read, by number."""
 
     def save(self, number: int, make_content: MakeContent) -> Path:
         """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed."""
-        if self.writes:
-            self._writer.start(lambda: self._write(number, make_content))
+        if get_agreement().is_first:
+            self.start(lambda: self._write(number, make_content))
         return self.path(number)
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is on disk; raise the error if it was not written."""
-        self._writer.wait()
-
-    def join(self) -> None:
-        """Wait in the same way, and leave an error to the next `wait`, or to the end of the process."""
-        self._writer.join()
-
-    @property
-    def writes(self) -> bool:
-        """Return whether this process writes, for all processes of the training."""
-        return get_agreement().is_first
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether a checkpoint is being written."""
-        return self._writer.is_busy
 
     def path(self, number: int) -> Path:
         return self.directory / f"{self.name}_{number}"
@@ -136,7 +118,7 @@ class CheckpointStore:
     def delete(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it."""
         self.wait()
-        if not self.writes:
+        if not get_agreement().is_first:
             return
         for number in self.numbers:
             self._remove(number)

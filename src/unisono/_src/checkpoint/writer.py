@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread as _first  # the function registered last is called first: see the end
+import concurrent.futures.thread  # noqa: F401  # the function registered last is called first: see the end
 import sys
 import threading
 import traceback
@@ -12,23 +12,22 @@ from unisono._src.processes.activity import get_activity
 
 
 class BackgroundWriter:
-    """A thread that runs one function at a time in the background.
-
-    A failure is raised by the next call of `start` or `wait`. A process that ends waits for writers that still run, and prints a
-    failure that was not raised.
-    """
+    """A thread that runs one function at a time in the background. A process that ends waits for it, and prints a failure that was not
+    raised."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
+        """Call the function in the background; raise the failure of the last one."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="unisono-checkpoint")
         _unawaited.add(self)
         self._thread.start()
 
     def wait(self) -> None:
+        """Wait until nothing is written; raise the failure of what was not written."""
         self.join()
         _unawaited.discard(self)
         error, self._error = self._error, None
@@ -73,5 +72,4 @@ def finish_writes() -> None:
             traceback.print_exc()
 
 
-_ = _first
 threading._register_atexit(finish_writes)  # pyright: ignore[reportAttributeAccessIssue]  # atexit comes too late, and this has no public name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import keras
 
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
@@ -11,23 +9,13 @@ from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.models import list_layers
 from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_attributes
 from unisono._src.keras_private.trainer_state import find_stateless_scope
-from unisono._src.ownership import OwnedObjects
+from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
 from unisono._src.replica.trace_recorder import get_current_code
 
 
-class CheckedStrategy(Protocol):
-    """The part of a strategy that checks read."""
-
-    @property
-    def num_replicas_in_sync(self) -> int: ...
-
-    @property
-    def owned(self) -> OwnedObjects: ...
-
-
-def check_compile_options(model: keras.Model, strategy: CheckedStrategy) -> None:
+def check_compile_options(model: keras.Model, strategy: OwningStrategy) -> None:
     """Refuse, after compile(), options that have another way here."""
     steps = find_accumulation_steps(getattr(model, "optimizer", None))
     if steps:
@@ -39,7 +27,7 @@ def check_compile_options(model: keras.Model, strategy: CheckedStrategy) -> None
     check_layers(model, strategy)
 
 
-def check_before_first_step(model: keras.Model, strategy: CheckedStrategy) -> None:
+def check_before_first_step(model: keras.Model, strategy: OwningStrategy) -> None:
     """Refuse, before the first step, what may have been changed since compile()."""
     if keras.distribution.distribution() is not None:
         raise ValueError(
@@ -65,7 +53,7 @@ def check_changed_model(model: keras.Model, training: bool) -> None:
         )
 
 
-def check_layers(model: keras.Model, strategy: CheckedStrategy) -> None:
+def check_layers(model: keras.Model, strategy: OwningStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
         for layer in list_layers(model):
             check_layer(layer, strategy.num_replicas_in_sync)
@@ -129,22 +117,21 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
         )
 
 
-def check_model_scope(model: keras.Model, strategy: object, owner: object) -> None:
-    """Refuse, at compile() or fit() inside a scope, a model that was not made in this scope.
-
-    `owner` is the strategy in whose scope the model was made; None outside of every scope.
-    """
+def check_model_scope(model: keras.Model, strategy: OwningStrategy | None) -> None:
+    """Refuse, at compile() or fit() inside the scope of a strategy, a model that was not made in this scope."""
+    owner = find_strategy(model)
+    if strategy is None or owner is strategy:
+        return
     if owner is None:
         raise ValueError(
             f"The model {model.name!r} was made outside strategy.scope() and is used inside: its steps would run on one device, "
             f"undistributed. Make the model inside the scope:\n\n    with strategy.scope():\n        model = ...\n"
             f"    model.compile(...)"
         )
-    if owner is not strategy:
-        raise ValueError(
-            f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
-            f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
-        )
+    raise ValueError(
+        f"The model {model.name!r} was made in the scope of another strategy ({owner!r}) than the one in whose scope it is "
+        f"used ({strategy!r}). A model belongs to the strategy in whose scope it was made; make it again in this scope."
+    )
 
 
 def check_precision(variables: list[keras.Variable], subject: str) -> None:
@@ -156,7 +143,7 @@ def check_precision(variables: list[keras.Variable], subject: str) -> None:
         )
 
 
-def check_replica_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+def check_replica_variables(variables: list[keras.Variable], strategy: OwningStrategy) -> None:
     """Refuse variables in replica code that were not made in the strategy's scope."""
     owned = strategy.owned.variables
     others = [variable for variable in variables if id(variable) not in owned]
@@ -173,7 +160,7 @@ def check_replica_variables(variables: list[keras.Variable], strategy: CheckedSt
             check_layer(layer, strategy.num_replicas_in_sync)
 
 
-def check_assigned_variables(variables: list[keras.Variable], strategy: CheckedStrategy) -> None:
+def check_assigned_variables(variables: list[keras.Variable], strategy: OwningStrategy) -> None:
     """Refuse replica code that assigns a variable of no layer, unless the variable says how the replicas' values are added."""
     in_layers = strategy.owned.layer_variable_ids
     unclear = [
@@ -189,7 +176,7 @@ def check_assigned_variables(variables: list[keras.Variable], strategy: CheckedS
         )
 
 
-def check_dataset_replicas(replicas: int, strategy: CheckedStrategy) -> None:
+def check_dataset_replicas(replicas: int, strategy: OwningStrategy) -> None:
     """Refuse a dataset, given to fit, evaluate or predict, that is distributed to another number of replicas."""
     if replicas != strategy.num_replicas_in_sync:
         raise ValueError(

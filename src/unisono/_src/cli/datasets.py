@@ -29,7 +29,22 @@ class Images:
 
 def load_dataset(name: DatasetName) -> Images:
     """Load a dataset. All but `digits` are downloaded once."""
-    return read_digits() if name == "digits" else download_images(name)
+    if name == "digits":
+        return read_digits()
+    try:
+        (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+    except Exception as error:  # Keras raises a bare Exception where a download fails, and other errors where the file is broken
+        cache_folder = os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
+        raise CommandError(
+            f"the dataset {name!r} could not be loaded. keras.datasets.{name}.load_data() tried to download it, and failed:\n\n"
+            f"    {error}\n\n"
+            f"Without a network, write\n\n    unisono demo --dataset digits\n\n"
+            f"which needs no download, or copy the folder {cache_folder} from a machine on which that call has worked."
+        ) from error
+    height, width = x_train.shape[1:3]
+    x_train, x_test = (pixels.astype("float32").reshape(len(pixels), height, width, -1) / 255 for pixels in (x_train, x_test))
+    y_train, y_test = (labels.astype("int32").reshape(-1) for labels in (y_train, y_test))
+    return Images(f"{name}, {height} x {width} pixels", x_train, y_train, x_test, y_test, epochs=2)
 
 
 def read_digits() -> Images:
@@ -37,37 +52,8 @@ def read_digits() -> Images:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    images = (pixels / 16).astype("float32").reshape(-1, 8, 8, 1)
-    classes = labels.astype("int32")
-    is_held_out = np.arange(len(images)) % 5 == 0
-    return Images(
-        "Handwritten digits, 8 x 8 pixels",
-        images[~is_held_out],
-        classes[~is_held_out],
-        images[is_held_out],
-        classes[is_held_out],
-        epochs=40,
-    )
-
-
-def download_images(name: Literal["mnist", "fashion_mnist", "cifar10"]) -> Images:
-    try:
-        (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
-    except Exception as error:  # Keras raises a bare Exception where a download fails, and other errors where the file is broken
-        raise CommandError(
-            f"the dataset {name!r} could not be loaded. keras.datasets.{name}.load_data() tried to download it, and failed:\n\n"
-            f"    {error}\n\n"
-            f"Without a network, write\n\n    unisono demo --dataset digits\n\n"
-            f"which needs no download, or copy the folder {find_cache_folder()} from a machine on which that call has worked."
-        ) from error
-    x_train, x_test = (
-        pixels.astype("float32").reshape(len(pixels), *pixels.shape[1:3], -1) / 255 for pixels in (x_train, x_test)
-    )
-    y_train, y_test = (labels.astype("int32").reshape(-1) for labels in (y_train, y_test))
-    height, width = x_train.shape[1:3]
-    return Images(f"{name}, {height} x {width} pixels", x_train, y_train, x_test, y_test, epochs=2)
-
-
-def find_cache_folder() -> str:
-    """Return the folder in which Keras keeps downloads."""
-    return os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "datasets")
+    x = (pixels / 16).astype("float32").reshape(-1, 8, 8, 1)
+    y = labels.astype("int32")
+    is_held_out = np.arange(len(x)) % 5 == 0
+    title = "Handwritten digits, 8 x 8 pixels"
+    return Images(title, x[~is_held_out], y[~is_held_out], x[is_held_out], y[is_held_out], epochs=40)

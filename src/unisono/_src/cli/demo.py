@@ -11,12 +11,18 @@ import jax
 import keras
 
 import unisono as un
-from unisono._src.cli import curves, datasets
-from unisono._src.cli.errors import CommandError
+from unisono._src.cli import datasets
+from unisono._src.cli.errors import CommandError, check_counts
 from unisono._src.typing import Shape
 from unisono._src.xla import runtime
 
 MOST_CPU_DEVICES = 8
+
+# Equal curves lie on top of each other: a wide pale line under a thin dark one shows both.
+STYLES: tuple[dict[str, object], ...] = (
+    {"linewidth": 6, "alpha": 0.3, "solid_capstyle": "round"},
+    {"linewidth": 1.4, "linestyle": (0, (4, 2))},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +58,14 @@ def demo(
         seed: What the weights and the order of the data start from.
         out: The folder for the learning curves and the model.
     """
-    check_options(epochs=epochs, batch_size=batch_size, replicas=replicas)
-    check_extra("sklearn", "matplotlib")
-    folder = make_folder(out)
+    check_counts(" Leave it out to have its default.", epochs=epochs, batch_size=batch_size, replicas=replicas)
+    missing = [module for module in ("sklearn", "matplotlib") if importlib.util.find_spec(module) is None]
+    if missing:
+        raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here. Write: pip install 'unisono[demo]'")
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # before the training, so that no result is lost for want of a place
+    except OSError as error:
+        raise CommandError(f"the folder --out {out} cannot be made: {error.strerror}. Name another folder.") from error
     several, one = make_strategies(replicas)
     images = datasets.load_dataset(dataset)
     epochs = epochs or images.epochs
@@ -63,10 +74,10 @@ def demo(
     print(f"R = {replicas} replicas, global batch {batch_size}, {epochs} epochs, seed {seed}.")
     runs = [train_on(strategy, images, epochs, batch_size, seed) for strategy in (several, one)]
 
-    model_file = folder / f"{dataset}.keras"
-    picture = folder / f"{dataset}_curves.png"
+    model_file = out / f"{dataset}.keras"
+    picture = out / f"{dataset}_curves.png"
     runs[0].model.save(model_file)
-    curves.draw_curves(picture, images.title, {placement_in_words(run.strategy): run.history for run in runs})
+    draw_curves(picture, images.title, runs)
     return print_report(runs, picture, model_file)
 
 
@@ -80,9 +91,10 @@ def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
 
 def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> DemoRun:
     """Train the model under a strategy."""
-    print(f"\n{placement_in_words(strategy)}")
+    print(f"\n{format_placement(strategy)}")
     for device, block in zip(strategy.placement.devices, strategy.placement.blocks, strict=True):
-        print(f"  {device.platform}:{device.id}  {replicas_in_words(block)}")
+        replicas = f"replica {block[0]}" if len(block) == 1 else f"replicas {block[0]} to {block[-1]}, one after another"
+        print(f"  {device.platform}:{device.id}  {replicas}")
     started = time.perf_counter()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -115,7 +127,7 @@ def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
     print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'seconds':>7}  fingerprint")
     for run in runs:
         accuracy = f"{run.history['val_accuracy'][-1]:.2%}"
-        print(f"{placement_in_words(run.strategy):<30}  {accuracy:>17}  {run.seconds:>7.1f}  {run.fingerprint}")
+        print(f"{format_placement(run.strategy):<30}  {accuracy:>17}  {run.seconds:>7.1f}  {run.fingerprint}")
     if equal:
         print("\nThe fingerprints are equal: weights, optimizer and random state have the same bits on both placements.")
     else:
@@ -130,38 +142,36 @@ def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
     return 0 if equal else 1
 
 
-def placement_in_words(strategy: un.Strategy) -> str:
-    count = len(strategy.devices)
-    kind = strategy.devices[0].platform.upper()
-    return f"{count_in_words(count, f'{kind} device')}, {count_in_words(strategy.num_replicas_in_sync, 'replica')}"
+def draw_curves(file: Path, title: str, runs: list[DemoRun]) -> None:
+    """Write loss and accuracy over the epochs of each run as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    figure = Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # a picture, and no window, on machines with and without a screen
+    figure.suptitle(title)
+    for axes, quantity in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
+        for style, run in zip(STYLES, runs, strict=True):
+            for prefix, rows, colour in (("", "training", "#1f77b4"), ("val_", "held out", "#d95f02")):
+                values = run.history[prefix + quantity]
+                label = f"{rows}: {format_placement(run.strategy)}"
+                axes.plot(range(1, len(values) + 1), values, color=colour, label=label, **style)
+        axes.set(xlabel="epoch", ylabel=quantity)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.2)
+        if quantity == "accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        else:
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(file)
 
 
-def replicas_in_words(block: range) -> str:
-    return f"replica {block[0]}" if len(block) == 1 else f"replicas {block[0]} to {block[-1]}, one after another"
+def format_placement(strategy: un.Strategy) -> str:
+    devices = count_in_words(len(strategy.devices), f"{strategy.devices[0].platform.upper()} device")
+    return f"{devices}, {count_in_words(strategy.num_replicas_in_sync, 'replica')}"
 
 
 def count_in_words(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def check_options(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            option = name.replace("_", "-")
-            raise CommandError(f"--{option} must be 1 or more; received {value}. Leave it out to have its default.")
-
-
-def check_extra(*modules: str) -> None:
-    """Refuse to run where a module of the extra `demo` is not installed."""
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here. Write: pip install 'unisono[demo]'")
-
-
-def make_folder(out: Path) -> Path:
-    """Make the folder and return it. This comes before the training, so that no result is lost for want of a place."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"the folder --out {out} cannot be made: {error.strerror}. Name another folder.") from error
-    return out

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from unisono._src.cli.errors import CommandError
-from unisono._src.cluster.launch import launch as launching
-from unisono._src.cluster.launch.run import LaunchSettings
+from unisono._src.cli.errors import CommandError, check_counts
+from unisono._src.cluster.launch.launch import LaunchSettings, run_with_restarts
 from unisono._src.cluster.launch.target import LaunchedProgram
 from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus
 from unisono._src.processes import names
@@ -46,21 +45,14 @@ def launch(
     check_counts(processes=processes, devices_per_process=devices_per_process, min_processes=min_processes)
     if restarts < 0:
         raise CommandError(f"--restarts must be 0 or more; received {restarts}.")
-    if bound <= 0:
+    if not 0 < bound < float("inf"):
         raise CommandError(f"--bound is a number of seconds above 0; received {bound:g}.")
     if min_processes is not None and min_processes > processes:
         raise CommandError(f"--min-processes {min_processes} is more than --processes {processes}.")
     devices = WorkerDevices(devices_per_process, cpu, () if cpu else list_gpus(os.environ))
     try:
         settings = LaunchSettings(LaunchedProgram(program), devices, bound)
-        for process in range(processes):
-            devices.of(process, processes)
+        devices.make_variables(0, processes)  # refuses too few GPUs
     except ValueError as error:
         raise CommandError(str(error)) from error
-    return launching.run_with_restarts(settings, processes, restarts, min_processes)
-
-
-def check_counts(**options: int | None) -> None:
-    for name, value in options.items():
-        if value is not None and value < 1:
-            raise CommandError(f"--{name.replace('_', '-')} must be 1 or more; received {value}.")
+    return run_with_restarts(settings, processes, restarts, min_processes)

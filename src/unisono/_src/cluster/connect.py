@@ -39,13 +39,8 @@ def connect_processes(
 
     The cluster is described by the arguments, by the variables of `unisono launch`, or by TF_CONFIG. Where several describe it, they
     must agree. Where none does, JAX looks for a cluster (Slurm, Open MPI, Kubernetes, TPU pods); where there is none, this is a
-    single process, and nothing is done. Where `jax.distributed` is initialized already, it is taken as it is.
-
-    Args:
-        coordinator: host:port at which process 0 listens. Only the other processes may be able to reach it.
-        processes: The number of processes.
-        process: The number of this process, counted from 0.
-        timeout: Seconds in which all must have come.
+    single process, and nothing is done. Where `jax.distributed` is initialized already, it is taken as it is. All processes must have
+    come after `timeout` seconds.
     """
     described = require_same_cluster([
         describe_by_arguments(coordinator, processes, process),

@@ -16,19 +16,15 @@ class ClusterError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of one training, as one of them sees them.
-
-    Args:
-        coordinator: host:port at which process 0 listens; None where JAX finds it out, or no process listens.
-        processes: The number of processes.
-        process: The number of this process, counted from 0.
-        source: What described the cluster, in words for messages.
-    """
+    """The processes of one training, as one of them sees them."""
 
     coordinator: str | None
+    """host:port at which process 0 listens; None where JAX finds it out, or no process listens."""
     processes: int
     process: int
+    """The number of this process, counted from 0."""
     source: str
+    """What described the cluster, in words for messages."""
 
     def __post_init__(self) -> None:
         if self.processes < 1 or not 0 <= self.process < self.processes:

@@ -9,14 +9,13 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 
-import jax
 import keras
 
 from unisono._src.checks import refusals
 from unisono._src.exchange import choose_exchange
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.execution_mode import ReplicaRunner
-from unisono._src.ownership import OwnedObjects
+from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
 
@@ -38,28 +37,16 @@ class Scopes(threading.local):
 SCOPES = Scopes()
 
 
-class ReplicaStrategy(ReplicaRunner):
+class ReplicaStrategy(ReplicaRunner, OwningStrategy):
     """A strategy as the loop and the hooks of fit use it, in every process in the same order."""
 
-    placement: Placement
     agreement = Agreement()
     """The agreement of the processes that run the replicas. By default this process runs all."""
 
     def __init__(self, deterministic: bool, is_number_of_machine: bool) -> None:
-        self.deterministic = deterministic
-        self.owned = OwnedObjects(self)
+        super().__init__(deterministic)
         self._to_announce = is_number_of_machine
         self._said: set[str] = set()
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Return R, the number of logical replicas."""
-        return self.placement.replicas
-
-    @property
-    def devices(self) -> tuple[jax.Device, ...]:
-        """Return the devices that run the replicas, in contiguous blocks."""
-        return self.placement.devices
 
     @functools.cached_property
     def exchange(self) -> Exchange:
@@ -110,11 +97,6 @@ class ReplicaStrategy(ReplicaRunner):
     def check_alike(self, what: Mapping[str, object]) -> None:
         """Refuse values that differ between processes; the keys are names for the message."""
         self.agreement.check({name: repr(value) for name, value in what.items()})
-
-    def check_use(self, model: keras.Model) -> None:
-        """Refuse to train the strategy's model inside the scope of another strategy."""
-        if SCOPES.innermost is not None:
-            refusals.check_model_scope(model, SCOPES.innermost, self)
 
     def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
         refusals.check_optimizer_attributes(optimizer)

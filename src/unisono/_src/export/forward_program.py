@@ -12,8 +12,9 @@ from typing import NamedTuple, cast
 import jax
 import keras
 from jax import export as jax_export
+from jax.extend.core import ClosedJaxpr
 
-from unisono._src.export import open_batch
+from unisono._src.checks.user_code.jaxpr import walk_programs
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.structure import Structure, StructureError, flatten_tree
 from unisono._src.jax_private.tracing import omit_source_lines
@@ -26,6 +27,11 @@ from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+
+ROWS = (101, 106)
+"""An odd and an even number of rows, which no other length is likely to be."""
+LENGTH = 64
+"""The length in place of all other open lengths, where the number of rows is given."""
 
 
 class ForwardResults(NamedTuple):
@@ -75,10 +81,10 @@ def make_forward_program(
         except Exception as error:
             if shared is attempts[-1]:
                 raise forward.explain_failure(error) from error
-    if open_batch.depends_on_rows(forward, like, inputs):
+    if depends_on_rows(forward, like, inputs):
         raise ExportError(
-            f"The forward pass of the model {model.name!r} does one thing for {open_batch.ROWS[0]} rows and another for {open_batch.ROWS[1]}, or for "
-            f"1: a Python if on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
+            f"The forward pass of the model {model.name!r} does one thing for {ROWS[0]} rows and another for {ROWS[1]}, or for 1: a Python if "
+            f"on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
         )
     return program  # the last attempt either broke out of the loop or raised
 
@@ -188,6 +194,24 @@ def lower_forward(
         exported = jax_export.export(function, platforms=PLATFORMS)(variables, inputs)
         code = bytes(exported.serialize(vjp_order=1))
     return ForwardProgram(code, forward.outputs, forward.masked, forward.assigned)
+
+
+def depends_on_rows(forward: ForwardPass, variables: list[jax.ShapeDtypeStruct], inputs: InputSignature) -> bool:
+    """Return whether the operations depend on the number of rows, or a single row has results of another rank.
+
+    Where Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
+    batches. Where the code asks which of two numbers is larger, JAX raises.
+    """
+    # Not every model takes a length of 64; a model that fails at every length is refused elsewhere.
+    with contextlib.suppress(Exception):
+        odd, even, single = (jax.make_jaxpr(forward)(variables, inputs.of_rows(rows, LENGTH)) for rows in (*ROWS, 1))
+        ranks = [[len(variable.aval.shape) for variable in trace.jaxpr.outvars] for trace in (odd, single)]
+        return list_operations(odd) != list_operations(even) or ranks[0] != ranks[1]
+    return False
+
+
+def list_operations(program: ClosedJaxpr) -> list[list[str]]:
+    return [[equation.primitive.name for equation in nested.jaxpr.eqns] for nested in walk_programs(program)]
 
 
 def summarize_failure(error: BaseException) -> str:

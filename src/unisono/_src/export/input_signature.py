@@ -73,14 +73,11 @@ class InputSignature:
         """Return shapes and dtypes for a trace that holds for any number of rows, and for any open lengths. With `shared`, open
         lengths along the same axis of several inputs are equal."""
         scope = jax_export.SymbolicScope()
-
-        def show_length(index: int, axis: int, length: int | None) -> str:
-            return str(length) if length is not None else f"length_{axis}" if shared else f"length_{index}_{axis}"
-
         specs = []
         for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            lengths = ["rows", *(show_length(index, axis, length) for axis, length in enumerate(shape[1:], 1))]
-            specs.append(jax.ShapeDtypeStruct(jax_export.symbolic_shape(",".join(lengths), scope=scope), dtype))
+            name = "length" if shared else f"length_{index}"
+            lengths = [f"{name}_{axis}" if length is None else str(length) for axis, length in enumerate(shape[1:], 1)]
+            specs.append(jax.ShapeDtypeStruct(jax_export.symbolic_shape(",".join(["rows", *lengths]), scope=scope), dtype))
         return specs
 
     def of_rows(self, rows: int, length: int) -> list[jax.ShapeDtypeStruct]:
@@ -91,19 +88,21 @@ class InputSignature:
     def _convert_array(self, index: int, array: Tensor) -> Tensor:
         """Return one input with the rank and the dtype that the program takes; refuse other shapes and dtypes."""
         name = self.names[index]
-        shape = self.shapes[index]
+        shape = tuple(self.shapes[index])
         dtype = self.dtypes[index]
         if self.converts and array.ndim == len(shape) + 1 and array.shape[-1] == 1:
             array = ops.squeeze(array, -1)
         elif self.converts and array.ndim == len(shape) - 1 and shape[-1] == 1:
             array = ops.expand_dims(array, -1)
-        if array.ndim != len(shape) or any(
-            is_other_length(ours, theirs) for ours, theirs in zip(shape, array.shape, strict=True)
-        ):
-            raise ValueError(
-                f"The exported model takes {name!r} of shape {show_shape(shape)}, and received {tuple(array.shape)}."
-            )
-        if not self.converts and is_float(array.dtype) != is_float(dtype):
+        lengths_differ = any(
+            ours is not None and isinstance(theirs, int) and ours != theirs
+            for ours, theirs in zip(shape, array.shape, strict=False)
+        )
+        if array.ndim != len(shape) or lengths_differ:
+            takes = str(shape).replace("None", "rows", 1)
+            raise ValueError(f"The exported model takes {name!r} of shape {takes}, and received {tuple(array.shape)}.")
+        floating = jax.numpy.floating
+        if not self.converts and jax.numpy.issubdtype(array.dtype, floating) != jax.numpy.issubdtype(dtype, floating):
             raise TypeError(
                 f"The exported model takes {name!r} as {dtype}, as in the example that it was exported with, and received {array.dtype}. "
                 f"Convert it, or export the model with an example of that dtype: un.export(model, path, inputs=x[:1])."
@@ -127,23 +126,17 @@ def read_inputs(model: keras.Model, example: UserBatch | None) -> InputSignature
     structure, leaves = flatten_tree(tensors if example is None else example)
     for leaf in leaves:
         check_leaf(leaf)
+    # The names that the user gave; else new ones, since an automatic name depends on what the program made before.
     known = flatten_tree(tensors)[1]
+    given = [getattr(leaf, "name", None) or "" for leaf in (known if len(known) == len(leaves) else leaves)]
+    automatic = r"((keras_tensor|input_layer)(_\d+)?)?"
     return InputSignature(
         structure,
-        tuple(name_inputs(known if len(known) == len(leaves) else leaves)),
+        tuple(f"input_{index}" if re.fullmatch(automatic, name) else name for index, name in enumerate(given)),
         tuple((None, *leaf.shape[1:]) for leaf in leaves),
         tuple(str(jax.dtypes.canonicalize_dtype(leaf.dtype)) for leaf in leaves),
         converts=tensors is not None,
     )
-
-
-def name_inputs(leaves: Sequence[object]) -> list[str]:
-    """Return the names that the user gave; else new ones, since an automatic name depends on what the program made before."""
-    given = [getattr(leaf, "name", None) or "" for leaf in leaves]
-    return [
-        f"input_{index}" if re.fullmatch(r"((keras_tensor|input_layer)(_\d+)?)?", name) else name
-        for index, name in enumerate(given)
-    ]
 
 
 def check_leaf(leaf: object) -> None:
@@ -158,16 +151,3 @@ def check_leaf(leaf: object) -> None:
             f"The model takes texts ({leaf.dtype}), which JAX knows no arrays of. Move the layers that read texts into the data "
             f"pipeline, and export the model behind them."
         )
-
-
-def is_other_length(ours: int | None, theirs: object) -> bool:
-    """Return whether two known lengths differ."""
-    return ours is not None and isinstance(theirs, int) and ours != theirs
-
-
-def is_float(dtype: DTypeLike) -> bool:
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.floating))
-
-
-def show_shape(shape: OpenShape) -> str:
-    return str(tuple(shape)).replace("None", "rows", 1)

@@ -41,11 +41,20 @@ class VariableDescription:
 
 def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[VariableDescription, ...]]:
     """Return the variables and their descriptions in the model's order, without those of its optimizer and its metrics."""
-    named = {id(variable): name for name, variable in walk_variables(model, "model")}
-    variables = list(model.variables)
+    paths = {id(variable): path for path, variable in walk_variables(model, "model")}
     trainable = {id(variable) for variable in model.trainable_variables}
+    variables = list(model.variables)
     descriptions = tuple(
-        describe_variable(variable, name_variable(named[id(variable)], variable), id(variable) in trainable)
+        VariableDescription(
+            name_variable(paths[id(variable)], variable),
+            tuple(variable.shape),
+            variable.dtype,
+            id(variable) in trainable,
+            random_keys.is_seed_state(variable),
+            variable.aggregation,
+            bool(variable.overwrite_with_gradient),
+            describe_constraint(variable),
+        )
         for variable in variables
     )
     pairs = zip(descriptions, variables, strict=True)
@@ -54,32 +63,21 @@ def describe_variables(model: keras.Model) -> tuple[list[keras.Variable], tuple[
         warnings.warn(
             f"The constraint of {', '.join(unconstrained)} is of a class of your own, which a file cannot hold: the loaded model is trained without "
             f"it. Evaluation and prediction do not need it.",
-            stacklevel=5,
+            stacklevel=7,
         )
     return variables, descriptions
 
 
 def name_variable(path: str, variable: keras.Variable) -> str:
     """Return a name for the variable: its place in the model, and the name that the user gave."""
-    parts = path.split("/")[1:]
-    if not re.fullmatch(r"variable(_\d+)?", variable.name):
-        parts = [*parts[:-1], f"{parts[-1]}.{variable.name}"]
-    return ".".join(parts)
+    place = ".".join(path.split("/")[1:])
+    return place if re.fullmatch(r"variable(_\d+)?", variable.name) else f"{place}.{variable.name}"
 
 
-def describe_variable(variable: keras.Variable, name: str, trainable: bool) -> VariableDescription:
-    constraint = variable.constraint
-    known = CONSTRAINTS.get(type(constraint).__name__) is type(constraint)
-    return VariableDescription(
-        name,
-        tuple(variable.shape),
-        variable.dtype,
-        trainable,
-        random_keys.is_seed_state(variable),
-        variable.aggregation,
-        bool(variable.overwrite_with_gradient),
-        (type(constraint).__name__, constraint.get_config()) if known else None,
-    )
+def describe_constraint(variable: keras.Variable) -> tuple[str, dict[str, Json]] | None:
+    """Return the class and the configuration of the variable's constraint; None for a class of the user's."""
+    kind = type(variable.constraint)
+    return (kind.__name__, variable.constraint.get_config()) if CONSTRAINTS.get(kind.__name__) is kind else None
 
 
 def read_values(model: keras.Model, variables: Sequence[keras.Variable]) -> list[np.ndarray]:

@@ -22,28 +22,21 @@ PROGRAMS = "programs/"
 
 def write_stablehlo(model: keras.Model, path: Path, example: UserBatch | None) -> None:
     """Write a built model to a directory that does not exist yet."""
-    content, values = export_model(model, example)
-    arrays = {f"{WEIGHTS}{described.name}": value for described, value in zip(content.variables, values, strict=True)}
-    arrays |= {f"{PROGRAMS}{mode}": np.frombuffer(program.code, np.uint8) for mode, program in content.programs.items()}
+    inputs = find_export_inputs(model, example)
+    variables, described = model_variables.describe_variables(model)
+    values = model_variables.read_values(model, variables)
+    modes = {"inference": False, "training": True}
+    programs = {mode: make_forward_program(model, variables, inputs, training) for mode, training in modes.items()}
+    names = getattr(model, "output_names", None)  # only functional models have them
+    # The precision of a quantized model is that of its activations: the program has the rest.
+    policy = model.dtype_policy.name.rpartition("_from_")[2]
+    content = ExportContent(inputs, described, programs, policy, names and tuple(names))
+    arrays = {f"{WEIGHTS}{variable.name}": value for variable, value in zip(described, values, strict=True)}
+    arrays |= {f"{PROGRAMS}{mode}": np.frombuffer(program.code, np.uint8) for mode, program in programs.items()}
     record = {"export": content.record(), "versions": {"keras": keras.__version__, "jax": jax.__version__}}
     store = CheckpointStore(path, write_place.CHECKPOINT_NAME)
     store.save(1, lambda: (arrays, record))
     store.wait()
-
-
-def export_model(model: keras.Model, example: UserBatch | None) -> tuple[ExportContent, list[np.ndarray]]:
-    """Return the content of a file for the model, and the values of its variables."""
-    inputs = find_export_inputs(model, example)
-    variables, described = model_variables.describe_variables(model)
-    values = model_variables.read_values(model, variables)
-    programs = {
-        mode: make_forward_program(model, variables, inputs, training)
-        for mode, training in (("inference", False), ("training", True))
-    }
-    names = getattr(model, "output_names", None)  # only functional models have them
-    # The precision of a quantized model is that of its activations: the program has the rest.
-    policy = model.dtype_policy.name.rpartition("_from_")[2]
-    return ExportContent(inputs, described, programs, policy, names and tuple(names)), values
 
 
 def read_stablehlo(path: Path) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from unisono._src.typing import Json, PyTree
@@ -19,10 +19,7 @@ class StructureError(TypeError):
 
 
 def flatten_tree(nested: PyTree) -> tuple[Structure, list[PyTree]]:
-    """Return the structure and the leaves of a tree. The keys of dicts keep their order.
-
-    Args:
-        nested: Leaves in lists, tuples, dicts with texts as keys, and None.
+    """Return the structure and the leaves of a tree of lists, tuples, dicts with texts as keys, and None. Dicts keep their order.
 
     Example:
         >>> flatten_tree({"b": 5.0, "a": [6.0, None]})
@@ -80,37 +77,31 @@ def match_leaves(structure: Structure, given: PyTree, names: Sequence[str]) -> l
         given: The tree that was received.
         names: The names of the leaves.
     """
-    leaves: dict[int, PyTree] = {}
 
-    def take(expected: Structure, part: PyTree) -> None:
+    def take(expected: Structure, part: PyTree) -> Iterator[PyTree]:
         if isinstance(expected, int):
             part = part[0] if isinstance(part, list | tuple) and len(part) == 1 else part
             if isinstance(part, dict) and names[expected] in part:
                 part = part[names[expected]]
             if part is None or isinstance(part, list | tuple | dict):
-                raise make_mismatch_error(structure, given, names)
-            leaves[expected] = part
+                raise LookupError
+            yield part
         elif expected is not None:
             for inner, value in pair(expected, part):
-                take(inner, value)
+                yield from take(inner, value)
 
     def pair(expected: Node, part: PyTree) -> list[tuple[Structure, PyTree]]:
         (kind, parts), *_ = expected.items()
         if isinstance(part, dict):
             keyed = parts if kind == "dict" else [(names[inner] if isinstance(inner, int) else None, inner) for inner in parts]
             if any(key not in part for key, _ in keyed):
-                raise make_mismatch_error(structure, given, names)
+                raise LookupError
             return [(inner, part[key]) for key, inner in keyed]
-        values = list(part) if isinstance(part, list | tuple) else [part]
+        values = part if isinstance(part, list | tuple) else [part]
         if kind == "dict" or len(values) != len(parts):
-            raise make_mismatch_error(structure, given, names)
+            raise LookupError
         return list(zip(parts, values, strict=True))
 
-    take(structure, given)
-    return [leaves[index] for index in range(len(names))]
-
-
-def make_mismatch_error(structure: Structure, given: PyTree, names: Sequence[str]) -> ValueError:
     def show(part: PyTree) -> PyTree:
         if isinstance(part, dict):
             return {key: show(value) for key, value in part.items()}
@@ -118,6 +109,9 @@ def make_mismatch_error(structure: Structure, given: PyTree, names: Sequence[str
             return [show(value) for value in part]
         return tuple(part.shape) if hasattr(part, "shape") else part
 
-    return ValueError(
-        f"The exported model takes {build_tree(structure, names)!r} and received {show(given)!r}. Give it arrays in that structure."
-    )
+    try:
+        return list(take(structure, given))
+    except LookupError:
+        raise ValueError(
+            f"The exported model takes {build_tree(structure, names)!r} and received {show(given)!r}. Give it arrays in that structure."
+        ) from None

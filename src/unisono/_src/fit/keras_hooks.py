@@ -20,7 +20,7 @@ from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.dataset import DistributedDataset
 from unisono._src.distributed.per_replica import read_global_arrays
 from unisono._src.distributed.replicated import refuse_tensorflow_data
-from unisono._src.distributed.strategy_protocol import ReplicaStrategy
+from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
 from unisono._src.fit.callback_protocol import (
     FitCallback,
     has_batch_callbacks,
@@ -101,12 +101,6 @@ def get_bond(model: object) -> Bond | None:
     return bond if isinstance(bond, Bond) else None
 
 
-def find_owning_strategy(model: keras.Model) -> ReplicaStrategy | None:
-    """Return the strategy in whose scope the model was made; None for a model from outside of every scope."""
-    bond = get_bond(model)
-    return None if bond is None else bond.strategy
-
-
 class Bond(ModelBond):
     """The tie between a model and its strategy. It holds what the model's training needs between two calls."""
 
@@ -151,7 +145,7 @@ class Bond(ModelBond):
         refusals.check_compile_options(self.model, self.strategy)
 
     def make_train_function(self, force: bool = False) -> None:
-        self.strategy.check_use(self.model)
+        refusals.check_model_scope(self.model, SCOPES.innermost)
         if self.model.train_function is not None and self._has_other_variables(self.model.train_function):
             refusals.check_changed_model(self.model, training=True)
         if self.model.train_function is None or force or self._has_other_mode(self.model.train_function):

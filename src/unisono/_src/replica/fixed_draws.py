@@ -15,8 +15,7 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from unisono._src.typing import Array, Shape
-from unisono._src.xla.rewrite.equations import Producers, Replacement
-from unisono._src.xla.rewrite.replace import Rewriter
+from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter
 
 LOOPS = ("while",)
 """Loops in which draws stay random. A loop that draws until a condition holds would never end with fixed draws."""

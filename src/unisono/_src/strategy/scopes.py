@@ -10,7 +10,7 @@ import keras
 
 from unisono._src.checks import refusals
 from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
-from unisono._src.fit.keras_hooks import Bond, find_owning_strategy
+from unisono._src.fit.keras_hooks import Bond
 from unisono._src.keras_private.creation import CreationWatch, TrackedObject
 from unisono._src.loop import tf_names
 
@@ -52,8 +52,7 @@ def bind_model(model: keras.Model) -> None:
 
 def check_scope_of_model(model: keras.Model) -> None:
     """Refuse to compile or train a model in a scope of another strategy."""
-    if SCOPES.innermost is not None:
-        refusals.check_model_scope(model, SCOPES.innermost, find_owning_strategy(model))
+    refusals.check_model_scope(model, SCOPES.innermost)
 
 
 _watch = CreationWatch(made=own_created, model_made=bind_model, model_used=check_scope_of_model)

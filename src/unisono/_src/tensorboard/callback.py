@@ -22,7 +22,7 @@ from unisono._src.tensorboard.batch_count import BatchCount, Speed
 from unisono._src.tensorboard.event_file import EventFiles, import_tensorboardx
 from unisono._src.tensorboard.layer_graph import write_model
 from unisono._src.tensorboard.profiling import Profile, ProfileBatch
-from unisono._src.tensorboard.projector import MetadataFiles, Projector
+from unisono._src.tensorboard.projector import MetadataFiles, check_metadata, write_tables
 from unisono._src.tensorboard.weight_summaries import write_weights
 from unisono._src.typing import Json, Logs, UserObject
 
@@ -89,7 +89,6 @@ class TensorBoard(FitCallback):
             )
         self.profile_batch: ProfileBatch = profile_batch
         self._files = EventFiles(self.log_dir)
-        self._projector = Projector(self.log_dir, embeddings_metadata)
         self._bond: Bond | None = None
         self._steps_per_execution = 1
         self._begin_anew()
@@ -113,7 +112,7 @@ class TensorBoard(FitCallback):
         self._is_fitting = True
         self._steps_per_execution = model.steps_per_execution
         if self.embeddings_freq:
-            self._projector.check(model)
+            check_metadata(model, self.embeddings_metadata)
         if self.write_graph:
             write_model(model, self._files["train"])
 
@@ -153,7 +152,7 @@ class TensorBoard(FitCallback):
         if self.histogram_freq and epoch % self.histogram_freq == 0:
             write_weights(model, self._files["train"], epoch, self.write_images)
         if self.embeddings_freq and epoch % self.embeddings_freq == 0:
-            self._projector.write(model, epoch)
+            write_tables(model, self.log_dir, epoch, self.embeddings_metadata)
         self._files.flush()
 
     def on_train_end(self, logs: Logs | None = None) -> None:

@@ -20,6 +20,7 @@ class EventFiles:
     def __init__(self, log_dir: str) -> None:
         self._log_dir = log_dir
         self._files: dict[str, EventFile] = {}
+        self._flushed = time.monotonic()
 
     def __getitem__(self, run: str) -> EventFile:
         if run not in self._files:
@@ -27,13 +28,16 @@ class EventFiles:
         return self._files[run]
 
     def flush(self, age: float = 0.0) -> None:
-        """Write to disk the events that have waited for `age` seconds."""
-        for file in self._files.values():
-            file.flush(age)
+        """Write all events to disk, unless that was done in the last `age` seconds."""
+        now = time.monotonic()
+        if now - self._flushed >= age:
+            self._flushed = now
+            for file in self._files.values():
+                file.writer.flush()
 
     def close(self) -> None:
         while self._files:
-            self._files.popitem()[1].close()
+            self._files.popitem()[1].writer.close()
 
 
 class EventFile:
@@ -43,8 +47,7 @@ class EventFile:
         self._tensorboardx = import_tensorboardx()
         self._tensorboardx.directory_check(directory)
         # tensorboardX counts seconds, and would overwrite the file of a fit that ended in the same second.
-        self._writer = self._tensorboardx.EventsWriter(os.path.join(directory, "events"), f".{os.getpid()}.{time.time_ns()}.v2")
-        self._flushed = time.monotonic()
+        self.writer = self._tensorboardx.EventsWriter(os.path.join(directory, "events"), f".{os.getpid()}.{time.time_ns()}.v2")
 
     def write_scalars(self, values: dict[str, float], step: int) -> None:
         """Write numbers by their tags."""
@@ -69,17 +72,8 @@ class EventFile:
         graph = self._tensorboardx.GraphDef(node=[{"name": node.name, "op": node.kind, "input": node.inputs} for node in nodes])
         self._write_event(graph_def=graph.SerializeToString())
 
-    def flush(self, age: float = 0.0) -> None:
-        now = time.monotonic()
-        if now - self._flushed >= age:
-            self._writer.flush()
-            self._flushed = now
-
-    def close(self) -> None:
-        self._writer.close()
-
     def _write_event(self, **fields: object) -> None:
-        self._writer.write_event(self._tensorboardx.Event(wall_time=time.time(), **fields))
+        self.writer.write_event(self._tensorboardx.Event(wall_time=time.time(), **fields))
 
 
 def import_tensorboardx() -> SimpleNamespace:

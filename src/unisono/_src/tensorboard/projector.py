@@ -19,53 +19,47 @@ MetadataFiles: TypeAlias = str | os.PathLike[str] | dict[str, str | os.PathLike[
 """Keras' argument: a file with labels for all layers, or files by the layers' names."""
 
 
-class Projector:
-    """The writer of the tables, as tab-separated files for each layer and epoch, and of the list of files that the projector reads.
+def check_metadata(model: keras.Model, metadata: MetadataFiles) -> None:
+    """Refuse metadata of unknown layers, and warn of a model without tables, before the training."""
+    names = [layer.name for layer in find_embeddings(model)]
+    unknown = sorted(set(metadata) - set(names)) if isinstance(metadata, dict) else []
+    if unknown:
+        raise ValueError(
+            f"embeddings_metadata received the names {unknown}, and the model's Embedding layers are {names}. Write the names of these."
+        )
+    if not names:
+        warnings.warn(
+            "embeddings_freq was given, and the model has no keras.layers.Embedding, so that nothing is written for the projector. "
+            "Write embeddings_freq=0.",
+            stacklevel=2,
+        )
 
-    Keras writes checkpoints instead, which the projector reads with TensorFlow.
 
-    Args:
-        log_dir: The directory of the list, as in Keras. Paths of metadata are relative to it.
-        metadata: Keras' argument: a file for all layers, or files by the layers' names.
+def write_tables(model: keras.Model, log_dir: str, epoch: int, metadata: MetadataFiles) -> None:
+    """Write the tables of an epoch as tab-separated files, and the list of all such files that the projector reads.
+
+    Keras writes checkpoints instead, which the projector reads with TensorFlow. After a resume, files of the earlier training are in the
+    list too.
     """
+    folder = pathlib.Path(log_dir, "train", "embeddings")
+    for layer in find_embeddings(model):
+        path = folder / layer.name / f"epoch_{epoch:05d}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings)).astype("float32")
+        np.savetxt(path, table, fmt="%.9g", delimiter="\t")
+    entries = [format_entry(path, log_dir, metadata) for path in sorted(folder.glob("*/*.tsv"))]
+    pathlib.Path(log_dir, CONFIG).write_text("".join(entries))
 
-    def __init__(self, log_dir: str, metadata: MetadataFiles) -> None:
-        self._log_dir = pathlib.Path(log_dir)
-        self._metadata = metadata
 
-    def check(self, model: keras.Model) -> None:
-        """Refuse metadata of unknown layers, and warn of a model without tables, before the training."""
-        names = [layer.name for layer in find_embeddings(model)]
-        unknown = sorted(set(self._metadata) - set(names)) if isinstance(self._metadata, dict) else []
-        if unknown:
-            raise ValueError(
-                f"embeddings_metadata received the names {unknown}, and the model's Embedding layers are {names}. Write the names of these."
-            )
-        if not names:
-            warnings.warn(
-                "embeddings_freq was given, and the model has no keras.layers.Embedding, so that nothing is written for the projector. "
-                "Write embeddings_freq=0.",
-                stacklevel=2,
-            )
-
-    def write(self, model: keras.Model, epoch: int) -> None:
-        """Write the tables of an epoch, and the list of all files. After a resume, files of the earlier training are among them."""
-        folder = self._log_dir / "train" / "embeddings"
-        for layer in find_embeddings(model):
-            path = folder / layer.name / f"epoch_{epoch:05d}.tsv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table = np.asarray(keras.ops.convert_to_numpy(layer.embeddings)).astype("float32")
-            np.savetxt(path, table, fmt="%.9g", delimiter="\t")
-        (self._log_dir / CONFIG).write_text("".join(map(self._format_entry, sorted(folder.glob("*/*.tsv")))))
-
-    def _format_entry(self, path: pathlib.Path) -> str:
-        layer = path.parent.name
-        fields = {"tensor_name": f"{layer}/{path.stem}", "tensor_path": path.relative_to(self._log_dir).as_posix()}
-        metadata = self._metadata.get(layer) if isinstance(self._metadata, dict) else self._metadata
-        if metadata is not None:
-            fields["metadata_path"] = os.fspath(metadata)
-        lines = [f"  {name}: {json.dumps(value)}" for name, value in fields.items()]
-        return "\n".join(["embeddings {", *lines, "}\n"])
+def format_entry(path: pathlib.Path, log_dir: str, metadata: MetadataFiles) -> str:
+    """Return the entry of a table in the list. Paths are relative to `log_dir`."""
+    layer = path.parent.name
+    fields = {"tensor_name": f"{layer}/{path.stem}", "tensor_path": path.relative_to(log_dir).as_posix()}
+    labels = metadata.get(layer) if isinstance(metadata, dict) else metadata
+    if labels is not None:
+        fields["metadata_path"] = os.fspath(labels)
+    lines = [f"  {name}: {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join(["embeddings {", *lines, "}\n"])
 
 
 def find_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:

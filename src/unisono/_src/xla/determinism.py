@@ -56,7 +56,7 @@ def can_find_gpu() -> bool:
 def add_missing_flags() -> None:
     """Add the flags that the user has not set to XLA_FLAGS; JAX must not have started."""
     set_flags = read_xla_flags()
-    flags = [flag for flag in list_missing_flags() if flag.lstrip("-").partition("=")[0] not in set_flags]
+    flags = [f"--{name}={value}" for name, value in FLAGS.items() if name not in set_flags]
     if flags and can_find_gpu():
         os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
 

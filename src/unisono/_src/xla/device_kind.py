@@ -1,19 +1,32 @@
-"""The kind of a device: two devices of one kind give the same bits."""
+"""The kind of a device: two devices of one kind give the same bits.
+
+Of a CPU, instructions and caches decide bits: code is compiled for the instructions, and products are cut by the sizes of the caches.
+"""
 
 from __future__ import annotations
 
+import functools
+import pathlib
+import platform
 from collections.abc import Mapping
 
 import jax
 
-from unisono._src.xla import processor
-
 DeviceKind = Mapping[str, str]
+
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+CORES = pathlib.Path("/sys/devices/system/cpu")
+
+MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+"""Names in /proc/cpuinfo: of x86 first, then of Arm."""
+
+COMPUTING_PREFIXES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
+"""Prefixes of the x86 instructions that compute. Other instructions differ between virtual machines on one processor."""
 
 
 def describe_device(device: jax.Device) -> dict[str, str]:
-    """Return the kind of a device, in words. For a CPU, instructions and caches are part of it: XLA chooses kernels by them."""
-    return {"device": device.device_kind} | (processor.describe_processor() if device.platform == "cpu" else {})
+    """Return the kind of a device, in words."""
+    return {"device": device.device_kind} | (describe_processor() if device.platform == "cpu" else {})
 
 
 def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "there", here: str = "here") -> list[str]:
@@ -25,11 +38,83 @@ def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "th
     names = [name for name in sorted({*theirs, *ours}) if theirs.get(name) and ours.get(name) and theirs[name] != ours[name]]
     texts = {name: f"{theirs[name]} {there}, {ours[name]} {here}" for name in names}
     if "instructions" in texts:
-        our_instructions = ours["instructions"].split()
-        their_instructions = theirs["instructions"].split()
-        only = {
-            there: sorted(set(their_instructions) - set(our_instructions)),
-            here: sorted(set(our_instructions) - set(their_instructions)),
-        }
-        texts["instructions"] = ", ".join(f"{' '.join(missing)} only {side}" for side, missing in only.items() if missing)
+        sides = {there: set(theirs["instructions"].split()), here: set(ours["instructions"].split())}
+        only = {side: sorted(names - set.intersection(*sides.values())) for side, names in sides.items()}
+        texts["instructions"] = ", ".join(f"{' '.join(names)} only {side}" for side, names in only.items() if names)
     return [f"{name}: {text}" for name, text in texts.items()]
+
+
+@functools.cache
+def describe_processor() -> dict[str, str]:
+    """Return the facts that are equal for two processors that give the same bits. Where the system tells none, Python's own are taken.
+
+    If cores differ, all their models and caches are listed; instructions are listed if all cores have them.
+    """
+    cores = [parse_core(lines) for lines in read_cpuinfo().split("\n\n") if lines.strip()]
+    models = [" ".join(core[name] for name in MODEL if name in core) for core in cores]
+    return {
+        "processor": join_alternatives(models) or platform.processor(),
+        "instructions": " ".join(sorted(set.intersection(*map(select_computing_instructions, cores))))
+        if cores
+        else platform.machine(),
+        "caches": join_alternatives([read_cache_sizes(path) for path in sorted(CORES.glob("cpu[0-9]*"))]),
+    }
+
+
+@functools.cache
+def list_all_instructions() -> str:
+    """Return the names of all instructions of the first core: machine code with other instructions may not run."""
+    core = parse_core(read_cpuinfo().split("\n\n")[0])
+    return core.get("flags") or core.get("Features") or platform.machine()
+
+
+def read_cpuinfo() -> str:
+    """Return Linux's description of the cores; "" where there is none."""
+    try:
+        return CPUINFO.read_text()
+    except OSError:
+        return ""
+
+
+def parse_core(lines: str) -> dict[str, str]:
+    """Return Linux's description of one core, by name.
+
+    >>> parse_core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
+    {'model': '17', 'flags': 'fpu avx2'}
+    """
+    pairs = (line.partition(":") for line in lines.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def select_computing_instructions(core: dict[str, str]) -> set[str]:
+    """Return the names of a core's instructions that compute.
+
+    >>> sorted(select_computing_instructions({"flags": "fpu avx2 hypervisor fma"}))
+    ['avx2', 'fma']
+    >>> sorted(select_computing_instructions({"Features": "fp asimd bf16"}))
+    ['asimd', 'bf16', 'fp']
+    """
+    x86 = {name for name in core.get("flags", "").split() if name.startswith(COMPUTING_PREFIXES)}
+    return x86 | set(core.get("Features", "").split())
+
+
+def read_cache_sizes(path: pathlib.Path) -> str:
+    """Return the sizes of the caches of a core, the first level first."""
+    sizes = []
+    for index in sorted(path.glob("cache/index[0-9]*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            sizes.append((int(level), size))
+    return " ".join(size for _, size in sorted(sizes))
+
+
+def join_alternatives(descriptions: list[str]) -> str:
+    """Return the different descriptions in one text, each of them once.
+
+    >>> join_alternatives(["48K 1280K", "48K 1280K", "32K 2048K", ""])
+    '32K 2048K beside 48K 1280K'
+    """
+    return " beside ".join(sorted(set(descriptions) - {""}))

@@ -19,7 +19,7 @@ import jax
 
 from unisono._src.jax_private.programs import LRUCache
 from unisono._src.versions import list_versions
-from unisono._src.xla import determinism, processor, runtime
+from unisono._src.xla import determinism, device_kind, runtime
 
 DIGEST = 32
 """Bytes of the digest before the code: a process may have died while it wrote."""
@@ -35,8 +35,8 @@ def compute_key(text: str, device: jax.Device) -> str:
     machine = (
         os.environ.get("XLA_FLAGS", ""),
         str(runtime.count_threads()),
-        *processor.describe_processor().values(),
-        processor.list_all_instructions(),
+        *device_kind.describe_processor().values(),
+        device_kind.list_all_instructions(),
     )
     options = map(str, determinism.get_compiler_options(device.platform).items())
     description = "\0".join((text, *compiler, *machine, *options))

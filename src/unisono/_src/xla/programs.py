@@ -39,7 +39,8 @@ Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTr
 class DeviceProgram:
     """A compiled function: `program(device, key, *args)` runs `function(*args)` on `device`, with one compilation for each key.
 
-    A key stands for the shapes and dtypes of the arguments. The arguments are arrays on `device`, or host arrays.
+    A key stands for the shapes and dtypes of the arguments. The arguments are arrays on `device`, or host arrays. Programs are kept as long as
+    this object, however many keys it is called with: shapes that come back must not be compiled again.
     """
 
     def __init__(self, function: Callable[..., PyTree], donate: tuple[int, ...] = ()) -> None:
@@ -50,10 +51,9 @@ class DeviceProgram:
         self._loaded: dict[tuple[Hashable, jax.Device], jax.stages.Compiled] = {}
 
     def __call__(self, device: jax.Device, key: Hashable, *args: PyTree) -> PyTree:
-        if tracing.is_jit_disabled():  # the user's functions then run uncompiled; our programs stay compiled
-            with jax.disable_jit(False):
-                return self.find_or_load(device, key, *args)(*args)
-        return self.find_or_load(device, key, *args)(*args)
+        # Where the user has disabled it, functions of the user's run uncompiled, and our programs stay compiled.
+        with jax.disable_jit(False) if tracing.is_jit_disabled() else contextlib.nullcontext():
+            return self.find_or_load(device, key, *args)(*args)
 
     def find_or_load(self, device: jax.Device, key: Hashable, *args: PyTree) -> jax.stages.Compiled:
         """Return the executable for the device and the key; it is compiled and loaded if it was not."""
@@ -104,7 +104,7 @@ def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> Portable
     model again, or on another placement, does not wait for the compiler twice."""
     text = lowered.as_text()
     if "callback" in text:  # the text holds the address of a function of this model
-        return PortableProgram.from_compiled(compile_lowered(lowered, device), device)
+        return PortableProgram(compile_lowered(lowered, device), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
         _shared[key] = load_or_compile(lowered, text, device)
@@ -117,17 +117,18 @@ def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> Portable
 def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
     """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
     if not disk_cache.is_cache_wanted():
-        return PortableProgram.from_compiled(compile_lowered(lowered, device), device)
+        return PortableProgram(compile_lowered(lowered, device), device)
     key = disk_cache.compute_key(text, device)
     code = disk_cache.read_code(key)
     if code is not None:
         try:
-            return PortableProgram.from_code(code, lowered, device)
+            serialized = code, jax.tree.structure(lowered.args_info), lowered.out_tree
+            return PortableProgram(load_on_device(*serialized, device), device, serialized)
         except Exception as error:
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             disk_cache.drop_code(key)
     start = time.monotonic()
-    program = PortableProgram.from_compiled(compile_lowered(lowered, device), device)
+    program = PortableProgram(compile_lowered(lowered, device), device)
     seconds = time.monotonic() - start
     with contextlib.suppress(*NOT_PORTABLE):
         disk_cache.write_code(key, program.code, seconds)
@@ -162,38 +163,22 @@ class PortableProgram:
     65 530 memory mappings on Linux, and machine code takes dozens for each device.
     """
 
-    def __init__(self, serialize: Callable[[], Serialized]) -> None:
-        self._serialize = serialize
-        self._loaded: weakref.WeakValueDictionary[jax.Device, jax.stages.Compiled] = weakref.WeakValueDictionary()
-        self._first: jax.stages.Compiled | None = None
+    def __init__(self, first: jax.stages.Compiled, device: jax.Device, serialized: Serialized | None = None) -> None:
+        """Keep a program that is loaded on a device. It is serialized when that is first needed, if it is not."""
+        self._first = first
+        self._loaded = weakref.WeakValueDictionary({device: first})
+        self._given = serialized
 
-    @classmethod
-    def from_compiled(cls, compiled: jax.stages.Compiled, device: jax.Device) -> PortableProgram:
-        """Return the program of an executable that was compiled for a device."""
-        program = cls(lambda: serialize_executable.serialize(compiled))
-        program._first = program._loaded[device] = compiled
-        return program
-
-    @classmethod
-    def from_code(cls, code: bytes, lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
-        """Return the program of machine code that an earlier process has compiled from the same text."""
-        program = cls(lambda: (code, jax.tree.structure(lowered.args_info), lowered.out_tree))
-        program._first = program.load_on(device)
-        return program
+    @functools.cached_property
+    def _serialized(self) -> Serialized:
+        return self._given or serialize_executable.serialize(self._first)
 
     @property
     def code(self) -> bytes:
         return self._serialized[0]
 
-    @functools.cached_property
-    def _serialized(self) -> Serialized:
-        return self._serialize()
-
     def load_on(self, device: jax.Device) -> jax.stages.Compiled:
         loaded = self._loaded.get(device)
         if loaded is None:
-            loaded = self._loaded[device] = self._load(device)
+            loaded = self._loaded[device] = load_on_device(*self._serialized, device)
         return loaded
-
-    def _load(self, device: jax.Device) -> jax.stages.Compiled:
-        return load_on_device(*self._serialized, device)

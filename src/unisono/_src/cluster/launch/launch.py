@@ -1,57 +1,189 @@
-"""Runs of all processes, one after another, as often as restarts are allowed."""
+"""Runs of all processes: started together, ended together, and started again as often as restarts are allowed."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import os
+import selectors
+import signal
+import socket
 import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
 
-from unisono._src.cluster.launch.forward_signals import collect_signals
-from unisono._src.cluster.launch.outcome import Outcome
+from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
 from unisono._src.cluster.launch.output import Screen
-from unisono._src.cluster.launch.run import LaunchSettings, run_processes
+from unisono._src.cluster.launch.target import LaunchedProgram
+from unisono._src.cluster.launch.worker_environment import LOOPBACK, WorkerDevices, make_worker_environment
+from unisono._src.cluster.launch.worker_process import WorkerProcess
 
 CALLBACK = 'un.callbacks.BackupAndRestore("backup", save_freq=100)'
 
+TICK = 0.05
+"""Seconds between two looks at which processes have ended."""
+
+LAST_CALL = 5.0
+"""Seconds between SIGTERM and SIGKILL for processes that do not end by themselves."""
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*ENDING, signal.SIGUSR1)
+AT_ONCE = 3
+"""The number of requests to end after which the launcher kills the workers: a worker inside of compiled code hears no signal."""
+
+
+class PassedSignals:
+    """The signals that the launcher receives, and passes on to the workers."""
+
+    def __init__(self) -> None:
+        self.pending: collections.deque[int] = collections.deque()
+        self.requests_to_end = 0
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Add a signal to the pending ones, as its handler."""
+        self.pending.append(number)
+        self.requests_to_end += number in ENDING
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Collect, for the block, the signals that come."""
+        before = {number: signal.signal(number, self.note) for number in PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """The options of `unisono launch` that all runs share."""
+
+    program: LaunchedProgram
+    devices: WorkerDevices
+    bound: float
+
 
 def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, least: int | None) -> int:
-    """Run all processes, again after failures, and return the exit code.
-
-    Args:
-        settings: What every run has in common.
-        processes: The number of processes of the first run.
-        restarts: How many failures are answered by another run.
-        least: The smallest number of processes of a run after a failure; None for all processes, every time.
-    """
+    """Run all processes, again after failures, and return the exit code. `least` is the smallest number of processes of a run after a
+    failure; None means all processes, every time."""
     screen = Screen(sys.stdout, sys.stderr)
     if restarts and not settings.program.seems_to_save():
-        screen.write_line(sys.stderr, make_save_warning(settings.program.words))
-    with collect_signals() as signals:
-        for number in range(restarts + 1):
-            outcome = run_processes(settings, processes, number, screen, signals)
+        words = settings.program.words
+        screen.write_line(
+            sys.stderr,
+            f"unisono launch: {' '.join(words[:2] if words[0] == '-m' else words[:1])} seems to save nothing, so that a restart would begin "
+            f"from the start. Add to the callbacks of fit:\n\n    {CALLBACK}\n",
+        )
+    restarted = 0
+    signals = PassedSignals()
+    with signals.collect():
+        while True:
+            outcome = run_processes(settings, processes, restarted, screen, signals)
             screen.clear_bar()
-            if outcome.first_failure is None or signals.is_ending or number == restarts:
-                break
+            failure = outcome.first_failure
+            if failure is None:
+                return outcome.code
+            screen.write_line(sys.stderr, "\n".join([f"unisono launch: {failure}.", *failure.last_words]))
+            if signals.requests_to_end or restarted == restarts:
+                return outcome.code
+            restarted += 1
             processes = count_next_processes(processes, outcome, least)
-            screen.write_line(
-                sys.stderr,
-                f"{outcome.report()}\nunisono launch: restart {number + 1} of {restarts}, with {processes_in_words(processes)}.",
-            )
-    if outcome.first_failure is not None:
-        screen.write_line(sys.stderr, outcome.report())
-    return outcome.code
+            started = f"{processes} process{'es' * (processes != 1)}"
+            screen.write_line(sys.stderr, f"unisono launch: restart {restarted} of {restarts}, with {started}.")
 
 
 def count_next_processes(processes: int, outcome: Outcome, least: int | None) -> int:
     """Return the number of processes of the next run."""
-    return processes if least is None else max(least, processes - outcome.lost)
+    return processes if least is None else max(least, processes - outcome.count_own_failures())
 
 
-def make_save_warning(words: tuple[str, ...]) -> str:
-    """Return the warning that a program seems to save nothing."""
-    return (
-        f"unisono launch: {' '.join(words[:2] if words[0] == '-m' else words[:1])} seems to save nothing, so that a restart would begin "
-        f"from the start. Add to the callbacks of fit:\n\n    {CALLBACK}\n"
-    )
+def run_processes(settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PassedSignals) -> Outcome:
+    """Start the processes, and return when all have ended and nothing of them is left."""
+    command = settings.program.make_command(os.getpid())
+    workers: list[WorkerProcess] = []
+    with hold_free_port() as port, selectors.DefaultSelector() as selector:
+        try:
+            for number in range(processes):
+                environment = make_worker_environment(
+                    os.environ, number, processes, port, settings.devices, restarts, settings.bound
+                )
+                workers.append(WorkerProcess(number, command, environment, screen, selector))
+            return RunningWorkers(workers, settings.bound, selector, signals).run_to_end()
+        finally:
+            for worker in workers:
+                worker.kill()
 
 
-def processes_in_words(processes: int) -> str:
-    return f"{processes} process{'es' * (processes != 1)}"
+class RunningWorkers:
+    """The workers of one run: the processes that still run, and the ends of the others."""
+
+    def __init__(
+        self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PassedSignals
+    ) -> None:
+        self._running = list(workers)
+        self._bound = bound
+        self._selector = selector
+        self._signals = signals
+        self._is_alone = len(workers) == 1
+        self._last_seen_running = time.monotonic()
+        self._ends: list[ProcessEnd] = []
+        self._terminate_at = self._kill_at = float("inf")
+        self._forced = False
+
+    def run_to_end(self) -> Outcome:
+        while self._running:
+            for key, _ in self._selector.select(TICK):
+                key.data()
+            while self._signals.pending:
+                self._send(self._signals.pending.popleft())
+            if self._signals.requests_to_end >= AT_ONCE:
+                self._kill_at = 0.0
+            self._end([worker for worker in self._running if worker.has_ended()], self._forced)
+            self._enforce_bound(time.monotonic())
+        return Outcome(tuple(self._ends))
+
+    def _enforce_bound(self, now: float) -> None:
+        if self._is_alone:
+            self._kill_stopped_worker(now)
+        if any(end.is_failure for end in self._ends):
+            if self._terminate_at == float("inf"):  # the others have the same bound to notice it and to say what they know
+                self._terminate_at = now + self._bound
+                self._kill_at = min(self._kill_at, self._terminate_at + LAST_CALL)
+            # A stopped process has nothing to say, and does not hear SIGTERM.
+            self._end([worker for worker in self._running if worker.is_stopped], forced=True)
+        if now >= self._kill_at:
+            self._end(self._running, forced=True)
+        elif now >= self._terminate_at:
+            self._send(signal.SIGTERM)
+            self._terminate_at = self._kill_at
+            self._forced = True
+
+    def _kill_stopped_worker(self, now: float) -> None:
+        """Kill a worker that is alone and stopped for longer than the bound. Of several workers, the others name the stopped one."""
+        if not all(worker.is_stopped for worker in self._running):
+            self._last_seen_running = now
+        elif now - self._last_seen_running > self._bound:
+            self._end(self._running, forced=True, was_stopped=True)
+
+    def _send(self, number: int) -> None:
+        for worker in self._running:
+            worker.send(number)
+
+    def _end(self, workers: list[WorkerProcess], forced: bool, was_stopped: bool = False) -> None:
+        for worker in list(workers):
+            self._running.remove(worker)
+            self._ends.append(worker.finish(forced, was_stopped))
+
+
+@contextlib.contextmanager
+def hold_free_port() -> Iterator[int]:
+    """Hold a free port on loopback for the block, so that no other program is given it. The coordinator, which shares its port as every
+    gRPC server does, may listen there beside this socket, which does not listen."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((LOOPBACK, 0))
+        yield holder.getsockname()[1]

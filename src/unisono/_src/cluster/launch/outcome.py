@@ -10,23 +10,22 @@ from unisono._src.processes import names
 
 @dataclasses.dataclass(frozen=True)
 class ProcessEnd:
-    """The end of one process.
-
-    Args:
-        process: The number of the process.
-        code: Its exit code, as a shell counts it.
-        signal: The signal that killed it.
-        forced: Whether the launcher ended it.
-        last_words: Its last traceback.
-        was_stopped: Whether it was alone, and stopped (SIGSTOP) for longer than the bound.
-    """
+    """The end of one process."""
 
     process: int
-    code: int
-    signal: signal.Signals | None
+    status: int
+    """The exit code; below 0 the number of the signal that killed the process."""
     forced: bool
+    """The launcher has ended it."""
     last_words: tuple[str, ...] = ()
+    """Its last traceback."""
     was_stopped: bool = False
+    """It was alone, and stopped (SIGSTOP) for longer than the bound."""
+
+    @property
+    def code(self) -> int:
+        """Return the exit code as a shell counts it: 128 and the number of the signal, where there was one."""
+        return self.status if self.status >= 0 else 128 - self.status
 
     @property
     def is_failure(self) -> bool:
@@ -39,15 +38,15 @@ class ProcessEnd:
             return 3
         if self.forced:
             return 2
-        return 1 if self.signal == signal.SIGABRT else 0  # what JAX does where its coordinator is gone
+        return 1 if self.status == -signal.SIGABRT else 0  # what JAX does where its coordinator is gone
 
     def __str__(self) -> str:
         if self.was_stopped:
             return f"process {self.process} was stopped (SIGSTOP), and was ended"
         if self.forced:
             return f"process {self.process} did not end by itself, and was ended"
-        if self.signal is not None:
-            return f"process {self.process} was killed by {self.signal.name}"
+        if self.status < 0:
+            return f"process {self.process} was killed by {signal.Signals(-self.status).name}"
         return f"process {self.process} failed with exit code {self.code}"
 
 
@@ -67,17 +66,9 @@ class Outcome:
     def code(self) -> int:
         """Return the exit code of the launcher: 75 where some have left as they were asked to, and none failed."""
         first = self.first_failure
-        return max((end.code for end in self.ends), default=0) if first is None else first.code
+        return max(end.code for end in self.ends) if first is None else first.code
 
-    @property
-    def lost(self) -> int:
-        """Return the number of processes that failed by themselves."""
-        own_failures = sum(end.is_failure and end.consequence_rank < 2 for end in self.ends)
-        return max(own_failures, 1) if self.first_failure is not None else 0
-
-    def report(self) -> str:
-        """Return the last message of the launcher: the first failure, with its traceback last."""
-        first = self.first_failure
-        if first is None:
-            return ""
-        return "\n".join([f"unisono launch: {first}.", *first.last_words])
+    def count_own_failures(self) -> int:
+        """Return the number of processes that failed by themselves: one at least, where any has failed."""
+        ranks = [end.consequence_rank for end in self.ends if end.is_failure]
+        return max(sum(rank < 2 for rank in ranks), 1) if ranks else 0

@@ -32,16 +32,13 @@ class Screen:
     def write_line(self, stream: TextIO, text: str) -> None:
         """Write a line above the bar."""
         bar = self._bar
-        self._bar = None
-        if bar is not None:
-            bar[0].write(CLEAR)
-            bar[0].flush()
+        self.clear_bar()
         stream.write(text + "\n")
         stream.flush()
         if bar is not None:
-            self.bar(*bar)
+            self.show_bar(*bar)
 
-    def bar(self, stream: TextIO, text: str) -> None:
+    def show_bar(self, stream: TextIO, text: str) -> None:
         """Show a bar on a terminal. A file gets its last state alone."""
         if stream.isatty():
             self._bar = stream, text
@@ -49,9 +46,9 @@ class Screen:
             stream.flush()
 
     def clear_bar(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar[0].write(CLEAR)
+            self._bar[0].flush()
             self._bar = None
 
 
@@ -77,7 +74,7 @@ class WorkerOutput:
             self._unfinished = strip_overwritten(self._unfinished) + more_comes_over_it
             self._is_bar = True
         if self._is_bar and self._process == 0:
-            self._screen.bar(self._target, self._prefix(strip_overwritten(self._unfinished)))
+            self._screen.show_bar(self._target, self._prefix(strip_overwritten(self._unfinished)))
 
     def close(self) -> None:
         """Show the last line too, where it came without an end."""

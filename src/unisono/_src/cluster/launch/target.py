@@ -26,16 +26,12 @@ class LaunchedProgram:
                 "unisono launch received no program. Write: unisono launch --processes 2 script.py, or with a module "
                 "unisono launch --processes 2 -m package.module"
             )
-        if self.module is None and not pathlib.Path(self.words[0]).exists():
+        if self.words[0] != "-m" and not pathlib.Path(self.words[0]).exists():
             raise ValueError(
                 f"there is no script {self.words[0]!r} here. Options of unisono launch come before the script's name."
             )
 
-    @property
-    def module(self) -> str | None:
-        return self.words[1] if self.words[0] == "-m" else None
-
-    def command(self, launcher: int) -> list[str]:
+    def make_command(self, launcher: int) -> list[str]:
         """Return the command that starts a worker. The bootstrap is run by its path, so that it imports nothing of Unisono."""
         return [sys.executable, BOOTSTRAP, str(launcher), *self.words]
 
@@ -49,15 +45,15 @@ class LaunchedProgram:
         return any(word in source for word in SAVING)
 
     def _find_source(self) -> pathlib.Path:
-        if self.module is None:
+        if self.words[0] != "-m":
             return pathlib.Path(self.words[0])
         sys.path.insert(0, "")  # where python -m looks first
         try:
-            spec = importlib.util.find_spec(self.module)
+            spec = importlib.util.find_spec(self.words[1])
         finally:
             sys.path.remove("")
         if spec is None or spec.origin is None:
-            raise ImportError(self.module)
+            raise ImportError(self.words[1])
         return pathlib.Path(spec.origin)
 
 
@@ -76,6 +72,5 @@ def split_command_line(words: Sequence[str], flags: Sequence[str]) -> tuple[list
     while index < len(words) and words[index].startswith("-") and words[index] != "-m":
         if words[index] == "--":
             return list(words[:index]), list(words[index + 1 :])
-        takes_value = words[index] not in flags and "=" not in words[index]
-        index += 2 if takes_value else 1
+        index += 1 if words[index] in flags or "=" in words[index] else 2
     return list(words[:index]), list(words[index:])

@@ -12,47 +12,39 @@ from unisono._src.processes import names
 LOOPBACK = "127.0.0.1"
 GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 FORCED_COUNT = "--xla_force_host_platform_device_count"
-OF_OTHERS = ("TF_CONFIG",)
-"""Variables that name other processes than the launched ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDevices:
-    """The devices that every process is to have.
-
-    Args:
-        per_process: The number of devices; None leaves CPU devices to the program, and divides all GPUs.
-        cpu: Whether JAX is to run on CPU where it would find something else.
-        gpus: The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them.
-    """
+    """The devices that every process is to have."""
 
     per_process: int | None
+    """None leaves CPU devices to the program, and divides all GPUs."""
     cpu: bool
+    """JAX is to run on CPU where it would find something else."""
     gpus: tuple[str, ...] = ()
+    """The names of the GPUs of this machine, as CUDA_VISIBLE_DEVICES spells them."""
 
-    def of(self, process: int, processes: int) -> dict[str, str]:
+    def make_variables(self, process: int, processes: int) -> dict[str, str]:
         """Return the variables by which JAX finds the devices of one process."""
-        if self.cpu or not self.gpus:
-            variables = {} if self.per_process is None else {"JAX_NUM_CPU_DEVICES": str(self.per_process)}
-            return variables | ({"JAX_PLATFORMS": "cpu"} if self.cpu else {})
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._select_gpus(process, processes))}
+        if self.gpus and not self.cpu:
+            return {"CUDA_VISIBLE_DEVICES": ",".join(self._select_gpus(process, processes))}
+        variables = {} if self.per_process is None else {"JAX_NUM_CPU_DEVICES": str(self.per_process)}
+        return variables | ({"JAX_PLATFORMS": "cpu"} if self.cpu else {})
 
     def _select_gpus(self, process: int, processes: int) -> tuple[str, ...]:
         """Return the GPUs of a process, which are contiguous. Where they cannot be divided evenly, the first processes have one more."""
-        if self.per_process is not None:
-            needed = processes * self.per_process
-            if needed > len(self.gpus):
-                raise ValueError(
-                    f"{processes} processes with {self.per_process} devices each need {needed} GPUs, and there are {len(self.gpus)}: "
-                    f"{','.join(self.gpus)}. Write fewer, or --cpu."
-                )
-            return self.gpus[process * self.per_process : (process + 1) * self.per_process]
-        if processes > len(self.gpus):
+        count = len(self.gpus)
+        if self.per_process is not None and processes * self.per_process > count:
             raise ValueError(
-                f"{processes} processes cannot share {len(self.gpus)} GPUs: {','.join(self.gpus)}. Write --processes {len(self.gpus)} or "
-                f"fewer, or --cpu."
+                f"{processes} processes with {self.per_process} devices each need {processes * self.per_process} GPUs, and there are "
+                f"{count}: {','.join(self.gpus)}. Write fewer, or --cpu."
             )
-        positions = split_evenly(len(self.gpus), processes)[process]
+        if processes > count:
+            raise ValueError(
+                f"{processes} processes cannot share {count} GPUs: {','.join(self.gpus)}. Write --processes {count} or fewer, or --cpu."
+            )
+        positions = split_evenly(count if self.per_process is None else processes * self.per_process, processes)[process]
         return self.gpus[positions.start : positions.stop]
 
 
@@ -69,30 +61,25 @@ def make_worker_environment(
 ) -> dict[str, str]:
     """Return the whole environment of one process."""
     coordinator = f"{LOOPBACK}:{port}"
-    variables = {name: value for name, value in base.items() if name not in OF_OTHERS}
-    device_variables = devices.of(process, processes)
+    device_variables = devices.make_variables(process, processes)
+    variables = {
+        name: value for name, value in base.items() if name != "TF_CONFIG"
+    }  # it names other processes than the launched ones
     if "JAX_NUM_CPU_DEVICES" in device_variables and FORCED_COUNT in variables.get("XLA_FLAGS", ""):
         variables["XLA_FLAGS"] = " ".join(flag for flag in variables["XLA_FLAGS"].split() if not flag.startswith(FORCED_COUNT))
-    return (
-        variables
-        | bypass_proxies(variables)
-        | device_variables
-        | {
-            "KERAS_BACKEND": "jax",
-            "JAX_COORDINATOR_ADDRESS": coordinator,
-            "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # JAX listens on all interfaces otherwise
-            names.COORDINATOR: coordinator,
-            names.PROCESSES: str(processes),
-            names.PROCESS: str(process),
-            names.RESTARTS: str(restarts),
-            names.BOUND: f"{bound:g}",
-        }
-    )
-
-
-def bypass_proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep gRPC from looking for the coordinator behind a proxy, and JAX from warning of it."""
-    if not any(environment.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
-        return {}
-    exceptions = environment.get("no_grpc_proxy") or environment.get("no_proxy")
-    return {"no_grpc_proxy": f"{exceptions},{LOOPBACK}" if exceptions else LOOPBACK, "JAX_CHECK_PROXY_ENVS": "0"}
+    if any(
+        base.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")
+    ):  # gRPC would look for the coordinator behind it
+        exceptions = base.get("no_grpc_proxy") or base.get("no_proxy")
+        variables["no_grpc_proxy"] = f"{exceptions},{LOOPBACK}" if exceptions else LOOPBACK
+        variables["JAX_CHECK_PROXY_ENVS"] = "0"  # or JAX would warn of it
+    return variables | device_variables | {
+        "KERAS_BACKEND": "jax",
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # JAX listens on all interfaces otherwise
+        names.COORDINATOR: coordinator,
+        names.PROCESSES: str(processes),
+        names.PROCESS: str(process),
+        names.RESTARTS: str(restarts),
+        names.BOUND: f"{bound:g}",
+    }  # fmt: skip

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import selectors
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import IO
 
-from unisono._src.cluster.launch.output import Screen, WorkerOutput
+from unisono._src.cluster.launch.outcome import ProcessEnd
+from unisono._src.cluster.launch.output import Screen, WorkerOutput, find_last_traceback
 from unisono._src.cluster.watch import local_processes
 
 CHUNK = 65536
@@ -17,13 +21,25 @@ CHUNK = 65536
 
 class WorkerProcess:
     """A worker in a process group of its own: Ctrl-C at a terminal reaches the launcher, which passes it on once, and processes that the
-    worker has started end with it."""
+    worker has started end with it.
 
-    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen) -> None:
-        self.number = number
+    The selector waits for its output. The data of a key is the function that reads it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        screen: Screen,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._number = number
+        self._selector = selector
         self._process = subprocess.Popen(
             command,
-            env=dict(environment),
+            bufsize=0,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -31,38 +47,19 @@ class WorkerProcess:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self.error = WorkerOutput(screen, screen.err, number)
-        self._streams = {
-            self._process.stdout.fileno(): WorkerOutput(screen, screen.out, number),
-            self._process.stderr.fileno(): self.error,
-        }
-        for descriptor in self._streams:
-            os.set_blocking(descriptor, False)
-        self._born = local_processes.read_start_time(self._process.pid)
+        self._error = WorkerOutput(screen, screen.err, number)
+        self._outputs = {self._process.stdout: WorkerOutput(screen, screen.out, number), self._process.stderr: self._error}
+        for pipe in self._outputs:
+            os.set_blocking(pipe.fileno(), False)
+            selector.register(pipe, selectors.EVENT_READ, functools.partial(self._read, pipe))
 
-    def register_output(self, selector: selectors.BaseSelector) -> None:
-        """Have the selector wait for output. The data of its key is the function that reads it."""
-        for descriptor in self._streams:
-            selector.register(descriptor, selectors.EVENT_READ, lambda descriptor=descriptor: self._read(descriptor, selector))
-
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether the worker is stopped, by SIGSTOP or at a terminal."""
-        return local_processes.read_process_state(self._process.pid, self._born) == local_processes.STOPPED
-
-    @property
-    def code(self) -> int:
-        """Return the exit code as a shell counts it: 128 and the number of the signal, where there was one."""
-        code = self._process.returncode
-        return code if code >= 0 else 128 - code
-
-    @property
-    def signal(self) -> signal.Signals | None:
-        """Return the signal that killed the worker."""
-        return signal.Signals(-self._process.returncode) if self._process.returncode < 0 else None
+        """Return whether the worker, which was not yet seen to have ended, is stopped, by SIGSTOP or at a terminal."""
+        return local_processes.read_status(self._process.pid)[:1] == ["T"]
 
     def send(self, number: int) -> None:
         """Send a signal to the worker alone, not to the processes that it has started."""
@@ -70,35 +67,28 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the worker and all processes that it has started. Some may be left when the worker has ended."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
 
-    def finish(self, selector: selectors.BaseSelector) -> None:
-        """Read what is left of the output of an ended worker, without waiting for more: a process that it left behind may hold the pipes
-        open."""
+    def finish(self, forced: bool, was_stopped: bool) -> ProcessEnd:
+        """Kill what is left of the worker, read the rest of its output, and return its end. There is no wait for more output: a process that
+        the worker left behind may hold the pipes open."""
         self.kill()
-        self._process.wait()
-        for descriptor, stream in self._streams.items():
-            while self._read(descriptor, selector):
+        status = self._process.wait()
+        for pipe, output in self._outputs.items():
+            while self._read(pipe):
                 pass
-            stream.close()
-        for descriptor in self._streams:
-            if descriptor in selector.get_map():
-                selector.unregister(descriptor)
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
+            output.close()
+            if pipe in self._selector.get_map():
+                self._selector.unregister(pipe)
             pipe.close()
+        return ProcessEnd(self._number, status, forced, tuple(find_last_traceback(list(self._error.last))), was_stopped)
 
-    def _read(self, descriptor: int, selector: selectors.BaseSelector) -> bool:
+    def _read(self, pipe: IO[bytes]) -> bool:
         """Read one chunk, and return whether more may follow."""
-        try:
-            content = os.read(descriptor, CHUNK)
-        except BlockingIOError:
-            return False
+        content = pipe.read(CHUNK)  # None where nothing has come yet, empty at the end
         if content:
-            self._streams[descriptor].feed(content)
-        elif descriptor in selector.get_map():
-            selector.unregister(descriptor)
+            self._outputs[pipe].feed(content)
+        elif content is not None and pipe in self._selector.get_map():
+            self._selector.unregister(pipe)
         return bool(content)

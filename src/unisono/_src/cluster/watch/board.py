@@ -32,35 +32,28 @@ THE_ONE = f"{VERDICTS}first"
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a process tells the others of itself.
-
-    Args:
-        process: The number of the process.
-        pid: Its id on its machine.
-        born: When it started, in the kernel's clock: ids are used again.
-        machine: The machine, or container, that the id belongs to.
-        host: The name of the machine, for messages.
-        beat: Counts up; a new number is a sign of life.
-        step: The last finished step; None before the first.
-        state: RUNNING, FAILING, RAISED, ENDED or LEFT.
-        phase: What its main thread does: WORKING, WAITING or BUSY.
-        seconds: For how long it has done so without finishing a step.
-        words: The error that it raised, or what it is busy with or waits for.
-        stack: Where its main thread stands, once it has not moved for a while.
-    """
+    """What a process tells the others of itself."""
 
     process: int
     pid: int
     born: int
+    """When it started, in the kernel's clock: ids are used again."""
     machine: str
+    """The machine, or container, that the id belongs to."""
     host: str
+    """The name of the machine, for messages."""
     beat: int = 0
+    """Counts up; a new number is a sign of life."""
     step: int | None = None
+    """The last finished step."""
     state: str = RUNNING
     phase: str = WORKING
     seconds: float = 0.0
+    """For how long its main thread is in this phase without finishing a step."""
     words: str = ""
+    """The error that it raised, or what it is busy with or waits for."""
     stack: str = ""
+    """Where its main thread stands, once it has not moved for a while."""
 
     @property
     def where(self) -> str:

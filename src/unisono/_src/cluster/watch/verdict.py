@@ -21,17 +21,13 @@ SILENT = {STOPPED: "is stopped (SIGSTOP)", THERE: "is stuck in compiled code", N
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """The knowledge that one process has of another.
-
-    Args:
-        heartbeat: The last heartbeat of the other process.
-        silence: Seconds since that heartbeat.
-        seen: The state that the kernel reports; None where the process runs on another machine.
-    """
+    """The knowledge that one process has of another."""
 
     heartbeat: Heartbeat
     silence: float
+    """Seconds since that heartbeat."""
     seen: str | None
+    """The state that the kernel reports; None where the process runs on another machine."""
 
 
 def judge_processes(own: Heartbeat, others: list[Observation], bound: float, interval: float, stopped: float) -> Verdict | None:

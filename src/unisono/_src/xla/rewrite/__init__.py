@@ -11,11 +11,11 @@ convolutions and Fourier transforms also for their bits, which then do not depen
 - Gradients of maxima over more than 49 elements, and poolings over more than 64: unrolled they are as slow as before.
 - Arrays of float64 and of complex numbers, except in Fourier transforms: YNNPACK takes none, and Eigen computes their products.
 - Poolings of dilated windows and of integers, and empty arrays: no layer makes them in a training step.
-- Programs inside other equations than those of `replace.NESTED`, such as `shard_map` and `custom_linear_solve`.
+- Programs inside other equations than those of `equations.NESTED`, such as `shard_map` and `custom_linear_solve`.
 - On GPU everything except the gradients of maxima over windows that do not overlap; on TPU everything. Their compilers choose layouts
   inside loops as well.
 """
 
-from unisono._src.xla.rewrite.replace import rewrite_function
+from unisono._src.xla.rewrite.rules import rewrite_function
 
 __all__ = ["rewrite_function"]

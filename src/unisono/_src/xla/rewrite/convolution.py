@@ -8,6 +8,7 @@ products or one convolution for each group, spread inputs become phases, and thr
 
 from __future__ import annotations
 
+import functools
 import math
 
 from jax import Array, lax
@@ -15,16 +16,17 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
-from unisono._src.xla.rewrite.dense import convolve_dense
 from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
 from unisono._src.xla.rewrite.kernel import (
     Arithmetic,
+    convolve_dense,
     convolve_in_fast_layout,
     is_left_to_eigen,
     is_slow_without_padding,
     make_channels_last,
 )
 from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
+from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window, is_larger
 
 MOST_GROUPS = 64
@@ -35,12 +37,13 @@ def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a convolution in one to three dimensions that is not fast as it is."""
     params = eqn.params
     x, w = map(get_shape, eqn.invars)
-    if not 1 <= len(params["window_strides"]) <= 3 or (
-        is_fast_convolution(params, x, w) and not pieces.is_taken_in_pieces(x, w, params)
-    ):
+    if not 1 <= len(params["window_strides"]) <= 3:
         return None
-
-    return Replacement(lambda x, w: compute_convolution(x, w, params), eqn.invars)
+    sizes = ConvolutionSizes.from_shapes(x, w, params)
+    is_at_once = not sizes.is_for_one_thread and sizes.rows_at_once == sizes.rows
+    if is_at_once and is_fast_convolution(params, x, w):
+        return None
+    return Replacement(lambda x, w: compute_convolution(x, w, params, sizes), eqn.invars)
 
 
 def is_fast_convolution(params: Params, x: Shape, w: Shape) -> bool:
@@ -60,25 +63,28 @@ def is_fast_convolution(params: Params, x: Shape, w: Shape) -> bool:
     return not (is_left_to_eigen(x, w, window) or is_slow_without_padding(x, w, window))
 
 
-def compute_convolution(x: Array, w: Array, params: Params) -> Array:
+def compute_convolution(x: Array, w: Array, params: Params, sizes: ConvolutionSizes) -> Array:
     """Return the result of `conv_general_dilated` with these parameters."""
     if not x.dtype == w.dtype == "float32":
         return convolve_at_once(x, w, params)
-    if pieces.is_for_one_thread(x.shape, w.shape, params):
-        return pieces.convolve_two_halves(lambda x, w: convolve_in_pieces(x, w, params), x, w, params)
-    return convolve_in_pieces(x, w, params)
+    if not sizes.is_for_one_thread:
+        return convolve_in_pieces(x, w, params, sizes)
+
+    def convolve_half(x: Array, w: Array) -> Array:
+        return convolve_in_pieces(x, w, params, ConvolutionSizes.from_shapes(x.shape, w.shape, params))
+
+    return pieces.convolve_two_halves(convolve_half, x, w, params, sizes.is_gradient)
 
 
-def convolve_in_pieces(x: Array, w: Array, params: Params) -> Array:
+def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSizes) -> Array:
     """Return the convolution, computed some features or some rows at a time where that is faster."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
-    size = pieces.count_features_at_once(x.shape, w.shape, params)
-    if size < x.shape[feature]:
-        return pieces.convolve_some_features_at_a_time(lambda x, w: convolve_at_once(x, w, params), x, w, (feature, w_in), size)
-    size = pieces.count_rows_at_once(x.shape, w.shape, params)
-    if size < x.shape[row]:
-        return pieces.convolve_some_rows_at_a_time(lambda x: convolve_at_once(x, w, params), x, (row, out), size)
-    return convolve_at_once(x, w, params)
+    at_once = functools.partial(convolve_at_once, params=params)
+    if sizes.features_at_once < sizes.ins:
+        return pieces.convolve_some_features_at_a_time(at_once, x, w, (feature, w_in), sizes.features_at_once)
+    if sizes.rows_at_once < sizes.rows:
+        return pieces.convolve_some_rows_at_a_time(functools.partial(at_once, w=w), x, (row, out), sizes.rows_at_once)
+    return at_once(x, w)
 
 
 def convolve_at_once(x: Array, w: Array, params: Params) -> Array:

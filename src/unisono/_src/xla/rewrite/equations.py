@@ -1,14 +1,15 @@
-"""The one place where equations are made."""
+"""Programs with some of their equations replaced: the types of rules, and the one place where equations are made."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+import operator
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.jax_private.equations import enter_context
 from unisono._src.typing import Shape
@@ -55,3 +56,67 @@ def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
 
 def get_shape(atom: Atom) -> Shape:
     return cast(ShapedArray, atom.aval).shape
+
+
+Traced: TypeAlias = Jaxpr | ClosedJaxpr
+"""A traced program."""
+
+ProgramT = TypeVar("ProgramT", bound=Traced)
+
+NESTED = {
+    "jit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+    "remat2": ("jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+}
+"""For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
+
+
+class Rewriter:
+    """Rewrites the programs of one trace. A program that occurs twice is rewritten once, so that JAX lowers it once, too.
+
+    A program in which nothing is replaced is the same object afterwards.
+    """
+
+    def __init__(self, rule: Rule, untouched: Container[str] = ()) -> None:
+        """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are."""
+        self._rule = rule
+        self._untouched = untouched
+        self._done: dict[Traced, Any] = {}
+
+    def __call__(self, program: ProgramT) -> ProgramT:
+        if program not in self._done:
+            self._done[program] = (
+                self._rewrite_closed(program) if isinstance(program, ClosedJaxpr) else self._rewrite_open(program)
+            )
+        return self._done[program]
+
+    def _rewrite_closed(self, program: ClosedJaxpr) -> ClosedJaxpr:
+        inner = self(program.jaxpr)
+        return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
+
+    def _rewrite_open(self, program: Jaxpr) -> Jaxpr:
+        made_by = Producers(program)
+        eqns = [self._rewrite_equation(eqn, made_by) for eqn in program.eqns]
+        return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
+
+    def _rewrite_equation(self, eqn: JaxprEqn, made_by: Producers) -> JaxprEqn:
+        substitute = self._rule(eqn, made_by)
+        if substitute:
+            return make_call(substitute, eqn)
+        primitive = eqn.primitive.name
+        before = {name: eqn.params[name] for name in NESTED.get(primitive, ()) if primitive not in self._untouched}
+        after = {name: self._rewrite_nested(value) for name, value in before.items()}
+        is_same = all(map(operator.is_, before.values(), after.values()))
+        return eqn if is_same else eqn.replace(params=eqn.params | after)
+
+    def _rewrite_nested(self, value: Traced | tuple[Traced, ...]) -> Traced | tuple[Traced, ...]:
+        if not isinstance(value, tuple):
+            return self(value)
+        branches = tuple(map(self, value))
+        return value if all(map(operator.is_, value, branches)) else branches

@@ -47,67 +47,65 @@ class ConvolutionSizes(NamedTuple):
     rows: int
     ins: int
     outs: int
-    space: list[int]
-    taps: list[int]
-    results: tuple[int, ...]
-    window: Window
+    taps: Shape
+    results: Shape
+    padded: int
+    """Elements of one feature of one row, with padding."""
+    weights: int
     is_one_group: bool
 
     @classmethod
     def from_shapes(cls, x: Shape, w: Shape, params: Params) -> ConvolutionSizes:
         (row, feature, *space), (w_out, _, *w_space), _ = params["dimension_numbers"]
-        space = [x[axis] for axis in space]
-        taps = [w[axis] for axis in w_space]
+        size = tuple(x[axis] for axis in space)
+        taps = tuple(w[axis] for axis in w_space)
         window = Window.of(params)
         is_one_group = params["feature_group_count"] == params["batch_group_count"] == 1
-        return cls(x[row], x[feature], w[w_out], space, taps, window.results(space, taps), window, is_one_group)
+        padded = math.prod(window.padded_size(size))
+        return cls(x[row], x[feature], w[w_out], taps, window.results(size, taps), padded, math.prod(w), is_one_group)
 
     @property
     def is_gradient(self) -> bool:
         """Return whether it looks like the gradient by a kernel, whose features are the rows of the batch."""
         return is_larger(self.taps, self.results)
 
+    @property
+    def is_for_one_thread(self) -> bool:
+        """Return whether the convolution is long and the fast kernel does not share it between threads."""
+        batch = self.ins if self.is_gradient else self.rows
+        if not self.is_one_group or batch < 2 or self.rows * math.prod(self.results) * self.weights < LONG:
+            return False
+        return self.outs <= FEATURES_OF_A_THREAD or 4 * self.weights <= KERNEL_OF_A_THREAD
 
-def is_taken_in_pieces(x: Shape, w: Shape, params: Params) -> bool:
-    """Return whether a convolution over rows is computed in pieces."""
-    return is_for_one_thread(x, w, params) or count_rows_at_once(x, w, params) < ConvolutionSizes.from_shapes(x, w, params).rows
+    @property
+    def rows_at_once(self) -> int:
+        """Return the number of rows to take at a time: all of them if the padded copy is small, or if it is no convolution over rows."""
+        inputs = 4 * self.ins * self.padded
+        if not self.is_one_group or self.is_gradient or set(self.taps) == {1} or self.rows * inputs < KEPT:
+            return self.rows
+        return max(1, min(self.rows, AT_ONCE // max(inputs, 4 * self.outs * math.prod(self.results))))
+
+    @property
+    def features_at_once(self) -> int:
+        """Return the number of features of a gradient by a kernel to take at a time; of another convolution, all of them."""
+        if not self.is_one_group or not self.is_gradient:
+            return self.ins
+        most = max(FEWEST, NEAR // (4 * math.prod(self.taps) * self.outs))
+        return math.ceil(self.ins / math.ceil(self.ins / most))
 
 
-# Two halves at the same time.
-
-
-def is_for_one_thread(x: Shape, w: Shape, params: Params) -> bool:
-    """Return whether a convolution is long and the fast kernel does not share it between threads."""
-    sizes = ConvolutionSizes.from_shapes(x, w, params)
-    batch = sizes.ins if sizes.is_gradient else sizes.rows
-    if not sizes.is_one_group or batch < 2 or sizes.rows * math.prod(sizes.results) * math.prod(w) < LONG:
-        return False
-    return sizes.outs <= FEATURES_OF_A_THREAD or 4 * math.prod(w) <= KERNEL_OF_A_THREAD
-
-
-def convolve_two_halves(convolve: Callable[[Array, Array], Array], x: Array, w: Array, params: Params) -> Array:
+def convolve_two_halves(
+    convolve: Callable[[Array, Array], Array], x: Array, w: Array, params: Params, is_gradient: bool
+) -> Array:
     """Return the convolution, by one call of `convolve` for each half of the batch."""
     (row, feature, *_), (_, w_in, *_), (out, *_) = params["dimension_numbers"]
-    if ConvolutionSizes.from_shapes(x.shape, w.shape, params).is_gradient:
-        halves = split_in_half(x.shape[feature])
-        return lax.add(*map(convolve, lax.split(x, halves, feature), lax.split(w, halves, w_in)))
-    return lax.concatenate([convolve(half, w) for half in lax.split(x, split_in_half(x.shape[row]), row)], out)
-
-
-def split_in_half(count: int) -> list[int]:
-    return [count - count // 2, count // 2]
-
-
-# Some rows, or features, at a time.
-
-
-def count_rows_at_once(x: Shape, w: Shape, params: Params) -> int:
-    """Return the number of rows to take at a time: all of them if the padded copy is small, or if it is no convolution over rows."""
-    sizes = ConvolutionSizes.from_shapes(x, w, params)
-    inputs = 4 * sizes.ins * math.prod(sizes.window.padded_size(sizes.space))
-    if not sizes.is_one_group or sizes.is_gradient or set(sizes.taps) == {1} or sizes.rows * inputs < KEPT:
-        return sizes.rows
-    return max(1, min(sizes.rows, AT_ONCE // max(inputs, 4 * sizes.outs * math.prod(sizes.results))))
+    axis = feature if is_gradient else row
+    count = x.shape[axis]
+    sizes = [count - count // 2, count // 2]
+    halves = lax.split(x, sizes, axis)
+    if is_gradient:
+        return lax.add(*map(convolve, halves, lax.split(w, sizes, w_in)))
+    return lax.concatenate([convolve(half, w) for half in halves], out)
 
 
 def convolve_some_rows_at_a_time(convolve: Callable[[Array], Array], x: Array, axes: tuple[int, int], size: int) -> Array:
@@ -126,29 +124,15 @@ def convolve_some_rows_at_a_time(convolve: Callable[[Array], Array], x: Array, a
     return put(y, whole * size, rest) if rest else y
 
 
-def count_features_at_once(x: Shape, w: Shape, params: Params) -> int:
-    """Return the number of features of a gradient by a kernel to take at a time; of another convolution, all of them."""
-    sizes = ConvolutionSizes.from_shapes(x, w, params)
-    if not sizes.is_one_group or not sizes.is_gradient:
-        return sizes.ins
-    most = max(FEWEST, NEAR // (4 * math.prod(sizes.taps) * sizes.outs))
-    return math.ceil(sizes.ins / math.ceil(sizes.ins / most))
-
-
 def convolve_some_features_at_a_time(
     convolve: Callable[[Array, Array], Array], x: Array, w: Array, axes: tuple[int, int], size: int
 ) -> Array:
     """Return the convolution, as a sum of `convolve` of `size` features at a time. `axes`: the axes of the features in x and in w."""
-    count = x.shape[axes[0]]
+    axis, w_axis = axes
 
     def convolve_some(start: int | Array, size: int) -> Array:
-        return convolve(
-            *(lax.dynamic_slice_in_dim(operand, start, size, axis) for operand, axis in zip((x, w), axes, strict=True))
-        )
+        return convolve(lax.dynamic_slice_in_dim(x, start, size, axis), lax.dynamic_slice_in_dim(w, start, size, w_axis))
 
-    whole, rest = divmod(count, size)
-    total = convolve_some(whole * size, rest) if rest else None
-    if total is None:
-        total = convolve_some((whole - 1) * size, size)
-        whole -= 1
+    whole, before_last = divmod(x.shape[axis] - 1, size)
+    total = convolve_some(whole * size, before_last + 1)
     return lax.fori_loop(0, whole, lambda number, total: lax.add(total, convolve_some(number * size, size)), total)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
 
-from jax.extend.core import JaxprEqn
+import jax
+from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
 from unisono._src.xla.rewrite import contraction, convolution, fourier, pooling, reduction
-from unisono._src.xla.rewrite.equations import Producers, Replacement, Rule
+from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Rules = Mapping[str, Rule]
 """By the primitive's name."""
@@ -32,8 +38,25 @@ DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128")}
 """Dtypes of the primitives that do not have `DTYPES`."""
 
 
-def select_rules(platform: str) -> Rules:
-    return BY_PLATFORM.get(platform, {})
+def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
+    """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
+
+    The function is traced as it is and its equations are replaced afterwards, so it should be differentiated already:
+    `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients.
+
+    >>> total = rewrite_function(lambda x: x.sum(), "cpu")
+    >>> float(jax.jit(total)(jax.numpy.ones(3)))
+    3.0
+    """
+    rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
+
+    @functools.wraps(function)
+    def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
+        traced, out = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
+        run = jaxpr_as_fun(Rewriter(rule)(traced))
+        return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
+
+    return with_replacements
 
 
 def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
