@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, cast
 
@@ -13,7 +14,7 @@ from unisono._src.fingerprint import FingerprintContents
 from unisono._src.keras_private.models import is_built, list_layers
 from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
 from unisono._src.keras_private.trainer_state import list_model_variables, map_newest_values
-from unisono._src.keras_private.variable_paths import BUILT_LATER, get_build_config, walk_variables
+from unisono._src.keras_private.variable_paths import BUILT_LATER, walk_variables
 from unisono._src.typing import AnyArray, Json
 
 KerasThing: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | keras.Variable
@@ -42,9 +43,7 @@ class KerasState:
 
     @property
     def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
-        return {
-            path: optimizer for name, thing in self.things.items() for path, optimizer in find_optimizers(name, thing).items()
-        }
+        return dict(pair for name, thing in self.things.items() for pair in find_optimizers(name, thing).items())
 
     def values(self) -> dict[str, AnyArray]:
         """Return the newest values, also in a callback, while a loop of Keras holds them outside the model."""
@@ -71,7 +70,7 @@ class KerasState:
         names = {id(variable): name for name, variable in self.variables.items()}
         return {
             "build": {
-                name: {"built": list_built(layer), "config": get_build_config(layer)} for name, layer in self._layers.items()
+                name: {"built": list_built(layer), "config": layer.get_build_config()} for name, layer in self._layers.items()
             },
             "optimizers": {
                 name: configuration.describe_optimizer(optimizer)
@@ -127,13 +126,10 @@ class KerasState:
 
 def list_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
     """Return the variables of an object, and those of its optimizers; some may come twice."""
-    own = [thing] if isinstance(thing, keras.Variable) else thing.variables
-    of_model = list_model_variables(thing) if isinstance(thing, keras.Model) else []
-    return [
-        *own,
-        *of_model,
-        *(variable for optimizer in find_optimizers(name, thing).values() for variable in optimizer.variables),
-    ]
+    if isinstance(thing, keras.Variable):
+        return [thing]
+    own = list_model_variables(thing) if isinstance(thing, keras.Model) else thing.variables
+    return own + [variable for optimizer in find_optimizers(name, thing).values() for variable in optimizer.variables]
 
 
 def find_optimizers(name: str, thing: KerasThing) -> dict[str, keras.optimizers.Optimizer]:
@@ -155,11 +151,11 @@ def drop_unbuilt_metrics(
     A model has some metrics only when it was compiled or has had its first batch, and a loop may never give it a batch.
     """
     fresh = set()
-    for name in {path.split("/")[0] for path in [*ours, *theirs]}:
-        for group in BUILT_LATER:
-            our_group, their_group = ([path for path in side if path.startswith(f"{name}/{group}/")] for side in (ours, theirs))
-            if not our_group or not their_group:
-                ours = {path: variable for path, variable in ours.items() if path not in our_group}
-                theirs = {path: array for path, array in theirs.items() if path not in their_group}
-                fresh |= {name} if our_group else set()
+    for name, group in itertools.product({path.split("/")[0] for path in [*ours, *theirs]}, BUILT_LATER):
+        our_group, their_group = ({path for path in side if path.startswith(f"{name}/{group}/")} for side in (ours, theirs))
+        if our_group and not their_group:
+            fresh.add(name)
+        if not our_group or not their_group:
+            ours = {path: variable for path, variable in ours.items() if path not in our_group}
+            theirs = {path: array for path, array in theirs.items() if path not in their_group}
     return ours, theirs, fresh

@@ -52,9 +52,9 @@ class ForwardProgram:
 
     code: bytes
     outputs: Structure
-    masked: tuple[int, ...]
+    masked: Sequence[int]
     """The positions of the outputs that have a mask."""
-    assigned: tuple[int, ...]
+    assigned: Sequence[int]
     """The positions of the variables that are assigned."""
 
     @functools.cached_property
@@ -70,18 +70,17 @@ def make_forward_program(
 ) -> ForwardProgram:
     """Trace and lower the forward pass, with every unknown length left open."""
     forward = ForwardPass(model, variables, inputs, training)
-    like = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]
     attempts = (False, True) if inputs.open_lengths > 1 else (False,)
     for shared in attempts:
         try:
-            program = lower_forward(forward, like, inputs.make_open_specs(shared))
+            program = forward.lower(shared)
             break
         except (ExportError, StructureError):
             raise
         except Exception as error:
             if shared is attempts[-1]:
                 raise forward.explain_failure(error) from error
-    if depends_on_rows(forward, like, inputs):
+    if forward.depends_on_rows():
         raise ExportError(
             f"The forward pass of the model {model.name!r} does one thing for {ROWS[0]} rows and another for {ROWS[1]}, or for 1: a Python if "
             f"on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
@@ -93,40 +92,66 @@ class ExportError(ValueError):
     """A model cannot be exported as it is."""
 
 
+@dataclasses.dataclass(eq=False)
 class ForwardPass:
     """The function that is exported, and what its trace has shown."""
 
-    def __init__(self, model: keras.Model, variables: Sequence[keras.Variable], inputs: InputSignature, training: bool) -> None:
-        self._model = model
-        self._variables = variables
-        self._inputs = inputs
-        self._training = training
-        self._depth = 0
-        self._failed_depth = 0
-        self._culprit: keras.Layer | None = None
-        """The innermost layer that the last error came through."""
-        self.outputs: Structure = None
-        self.masked: tuple[int, ...] = ()
-        self.assigned: tuple[int, ...] = ()
+    model: keras.Model
+    variables: Sequence[keras.Variable]
+    inputs: InputSignature
+    training: bool
+    _outputs: Structure = None
+    _masked: Sequence[int] = ()
+    _assigned: Sequence[int] = ()
+    _depth: int = 0
+    _failed_depth: int = 0
+    _culprit: keras.Layer | None = None
+    """The innermost layer that the last error came through."""
 
     def __call__(self, values: list[Array], arrays: list[Array]) -> tuple[list[Array], ...]:
-        mapping = list(zip(self._variables, values, strict=True))
+        mapping = list(zip(self.variables, values, strict=True))
         scope = ReadingScope(state_mapping=mapping, collect_losses=True)
         self._culprit = None
         with hide_masks(), scope, self._watching():
-            result = call_model(self._model, self._inputs.nest(arrays), self._training)
-            losses = list(self._model.losses)
-            self.outputs, outputs = flatten_tree(result)
+            result = call_model(self.model, self.inputs.nest(arrays), self.training)
+            losses = list(self.model.losses)
+            self._outputs, outputs = flatten_tree(result)
             masks = [get_keras_mask(output) for output in outputs]
         self._check(scope)
-        self.masked = tuple(index for index, mask in enumerate(masks) if mask is not None)
-        self.assigned = tuple(index for index, variable in enumerate(self._variables) if id(variable) in scope.assigned)
-        updates = [cast("Array", scope.get_current_value(self._variables[index])) for index in self.assigned]
+        self._masked = tuple(index for index, mask in enumerate(masks) if mask is not None)
+        self._assigned = tuple(index for index, variable in enumerate(self.variables) if id(variable) in scope.assigned)
+        updates = [cast("Array", scope.get_current_value(self.variables[index])) for index in self._assigned]
         return tuple(ForwardResults(outputs, [mask for mask in masks if mask is not None], updates, losses))
+
+    def lower(self, shared: bool) -> ForwardProgram:
+        """Trace and lower the function for any number of rows, and for any open lengths, which may be shared by inputs."""
+        with avoid_platform_kernels(), omit_source_lines():
+            function = jax.jit(self.__call__, keep_unused=True)
+            exported = jax_export.export(function, platforms=PLATFORMS)(self._variable_specs, self.inputs.make_open_specs(shared))
+            code = bytes(exported.serialize(vjp_order=1))
+        return ForwardProgram(code, self._outputs, self._masked, self._assigned)
+
+    def depends_on_rows(self) -> bool:
+        """Return whether the operations depend on the number of rows, or a single row has results of another rank.
+
+        Where Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
+        batches. Where the code asks which of two numbers is larger, JAX raises.
+        """
+        # Not every model takes a length of 64; a model that fails at every length is refused elsewhere.
+        with contextlib.suppress(Exception):
+            specs = [self.inputs.of_rows(rows, LENGTH) for rows in (*ROWS, 1)]
+            odd, even, single = (jax.make_jaxpr(self)(self._variable_specs, inputs) for inputs in specs)
+            ranks = [[len(variable.aval.shape) for variable in trace.jaxpr.outvars] for trace in (odd, single)]
+            return list_operations(odd) != list_operations(even) or ranks[0] != ranks[1]
+        return False
+
+    @property
+    def _variable_specs(self) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in self.variables]
 
     def explain_failure(self, error: Exception) -> ExportError:
         """Return an error that says what failed, in which layer, and what to write."""
-        name = self._model.name
+        name = self.model.name
         said = summarize_failure(error)
         layer = self._culprit
         if layer is None:
@@ -134,7 +159,7 @@ class ForwardPass:
                 f"The model {name!r} cannot be exported to StableHLO for {', '.join(PLATFORMS)}: {said} What runs in Python (callbacks, "
                 f"jax.debug.print) cannot be in a file. Leave the layer that does it out of what is exported."
             )
-        mode = "training" if self._training else "inference"
+        mode = "training" if self.training else "inference"
         lengths = (
             " If it is another length that is left open, write un.export(model, path, inputs=x[:1]) with a row of data, which fixes all but "
             "the number of rows."
@@ -142,7 +167,7 @@ class ForwardPass:
         return ExportError(
             f"The layer {layer.name!r} ({type(layer).__name__}) keeps the model {name!r} from being exported: its call() fails in "
             f"{mode} where the number of rows is left open. Write it with keras.ops and keras.ops.shape(x)[0], without if, int() or range() "
-            f"on that number, or leave the layer out of what is exported.{lengths * bool(self._inputs.open_lengths)} It says: {said}"
+            f"on that number, or leave the layer out of what is exported.{lengths * bool(self.inputs.open_lengths)} It says: {said}"
         )
 
     @contextlib.contextmanager
@@ -164,7 +189,7 @@ class ForwardPass:
             with replace_methods({"layer": watch}):
                 yield
         except Exception:
-            self._note_failure(self._model, 0)
+            self._note_failure(self.model, 0)
             raise
 
     def _note_failure(self, layer: keras.Layer, depth: int) -> None:
@@ -175,39 +200,15 @@ class ForwardPass:
 
     def _check(self, scope: ReadingScope) -> None:
         """Refuse variables that the model does not track: the program takes no others. Metrics are ignored, since a file measures nothing."""
-        known = {id(variable) for variable in [*self._variables, *self._model.metrics_variables]}
+        known = {id(variable) for variable in [*self.variables, *self.model.metrics_variables]}
         used = [*(("assigns", *item) for item in scope.assigned.items()), *(("reads", *item) for item in scope.read.items())]
         unknown = [(verb, variable) for verb, key, variable in used if key not in known]
         if unknown:
             verb, variable = unknown[0]
             raise ExportError(
-                f"The forward pass of the model {self._model.name!r} {verb} {variable.path!r}, a variable that the model does not track: in "
+                f"The forward pass of the model {self.model.name!r} {verb} {variable.path!r}, a variable that the model does not track: in "
                 f"the file it would be a constant. Make it an attribute of a layer of the model."
             )
-
-
-def lower_forward(
-    forward: ForwardPass, variables: list[jax.ShapeDtypeStruct], inputs: list[jax.ShapeDtypeStruct]
-) -> ForwardProgram:
-    with avoid_platform_kernels(), omit_source_lines():
-        function = jax.jit(forward.__call__, keep_unused=True)
-        exported = jax_export.export(function, platforms=PLATFORMS)(variables, inputs)
-        code = bytes(exported.serialize(vjp_order=1))
-    return ForwardProgram(code, forward.outputs, forward.masked, forward.assigned)
-
-
-def depends_on_rows(forward: ForwardPass, variables: list[jax.ShapeDtypeStruct], inputs: InputSignature) -> bool:
-    """Return whether the operations depend on the number of rows, or a single row has results of another rank.
-
-    Where Python code asks whether an open number is 1, or even, JAX answers no: the file would silently hold one branch for all
-    batches. Where the code asks which of two numbers is larger, JAX raises.
-    """
-    # Not every model takes a length of 64; a model that fails at every length is refused elsewhere.
-    with contextlib.suppress(Exception):
-        odd, even, single = (jax.make_jaxpr(forward)(variables, inputs.of_rows(rows, LENGTH)) for rows in (*ROWS, 1))
-        ranks = [[len(variable.aval.shape) for variable in trace.jaxpr.outvars] for trace in (odd, single)]
-        return list_operations(odd) != list_operations(even) or ranks[0] != ranks[1]
-    return False
 
 
 def list_operations(program: ClosedJaxpr) -> list[list[str]]:

@@ -14,7 +14,7 @@ import numpy as np
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.structure import Structure, build_tree, flatten_tree
 from unisono._src.keras_private.instances import set_untracked
-from unisono._src.typing import Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
+from unisono._src.typing import AnyArray, Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
 """The name of the forward pass in a SavedModel of Keras."""
@@ -93,17 +93,18 @@ class SavedModel(keras.Model):
 
     def _compute_results(self, inputs: tuple[tuple[Shape, np.dtype], ...]) -> tuple[Structure, list[jax.ShapeDtypeStruct]]:
         """Return the structure, the shapes and the dtypes of the results for inputs of these shapes and dtypes, by one call with zeros."""
-        structure, arrays = flatten_tree(self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs]))
-        return structure, [jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays]
+        structure, arrays = self._call_endpoint([np.zeros(shape, dtype) for shape, dtype in inputs])
+        return structure, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
     def _serve(self, *arrays: Array) -> list[HostArray]:
         """Return the results of the endpoint. The compiled program calls this, with arrays of the host."""
-        results = flatten_tree(self._call_endpoint([np.asarray(array) for array in arrays]))[1]
-        return [array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in results]
+        return self._call_endpoint(arrays)[1]
 
-    def _call_endpoint(self, arrays: Sequence[HostArray]) -> PyTree:
-        converted = [array.astype(dtype) for array, dtype in zip(arrays, self._inputs.dtypes, strict=True)]
-        return keras.tree.map_structure(lambda tensor: tensor.numpy(), self._restored.serve(self._inputs.nest(converted)))
+    def _call_endpoint(self, arrays: Sequence[AnyArray]) -> tuple[Structure, list[HostArray]]:
+        converted = [np.asarray(array).astype(dtype) for array, dtype in zip(arrays, self._inputs.dtypes, strict=True)]
+        results = self._restored.serve(self._inputs.nest(converted))
+        structure, host_arrays = flatten_tree(keras.tree.map_structure(lambda tensor: tensor.numpy(), results))
+        return structure, [array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in host_arrays]
 
 
 def read_signature(serve: Endpoint) -> InputSignature:
