@@ -14,9 +14,9 @@ from keras import layers, ops
 
 from sizes import BATCH
 from trainings import fitting, on, rows, run
-from unisono._src.replica.compared_values import find_compared_values
-from unisono._src.replica.marks import can_hold, mark_rows
-from unisono._src.replica.probe_rows import draw_values_like, make_up_rows
+from unisono._src.replica.drawn_values import draw_values_like
+from unisono._src.replica.marks import can_hold, find_compared_values, mark_rows
+from unisono._src.replica.probe_rows import make_up_rows
 
 ODD = {
     "hashes": np.array([2**63 + 5, 3, 2**64 - 1, 7], "uint64"),
@@ -52,6 +52,13 @@ def test_marks_are_put_where_they_fit(what, numbers):
     array = ODD[what]
     for (made,) in mark_rows(np.random.default_rng(0), [array], {0: set(numbers)}):
         assert (made.shape, made.dtype) == (array.shape, array.dtype)
+
+
+def test_every_process_puts_the_same_marks():
+    """The place of a NaN among the numbers of a set differs from process to process."""
+    compared = [{-1.0, 0.0, 1.0, 5.0, float("nan")} for _ in range(50)]
+    made = {repr([*mark_rows(np.random.default_rng(0), [np.arange(8.0)], {0: numbers})]) for numbers in compared}
+    assert len(made) == 1
 
 
 def test_numbers_fit_into_what_can_hold_them():

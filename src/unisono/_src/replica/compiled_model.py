@@ -29,10 +29,10 @@ from unisono._src.keras_private.trainer_state import STATE_NAMES, WITHOUT_OPTIMI
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten, state_merging, user_step
 from unisono._src.replica.contribution import AssignedState, Contribution
 from unisono._src.replica.growth import APPLIED_GRADIENTS, Growth
-from unisono._src.replica.output_rows import OutputRows
 from unisono._src.replica.probe import ModelProbe
 from unisono._src.replica.protocol import Divisor, State
-from unisono._src.replica.replica_dependence import are_same_for_all, describe_shapes
+from unisono._src.replica.replica_dependence import are_same_for_all
+from unisono._src.replica.row_coupling import OutputRows, describe_shapes
 from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
 
 
@@ -192,7 +192,7 @@ class ModelComputation:
         with self._open_scope(weights, non_trainable, None, replica):
             x, y, sample_weight = unpack_batch(batch)
             y_pred = call_model(self.model, x, training)
-            losses.compute_loss_contribution(self.model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth)
+            losses.compute_loss_contribution(self.model, x, y, y_pred, sample_weight, training, terms)
         if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
             means = metrics.BatchLevelMeans(list_metrics_without_trackers(self.model), self._by_rows)
             self._run_metrics(means, metric_values if self.has_one_replica else self._reset_values(), y_pred, batch, row_fraction)
@@ -302,9 +302,7 @@ class ModelComputation:
         x, y, sample_weight = unpack_batch(batch)
         with self._open_scope(weights, non_trainable, metric_values, replica) as scope:
             y_pred = call_model(model, x, training)
-            loss = losses.compute_loss_contribution(
-                model, x, y, y_pred, sample_weight, training, terms, row_fraction, self.growth
-            )
+            loss = losses.compute_loss_contribution(model, x, y, y_pred, sample_weight, training, terms)
             self._note_assigned(scope, (weights, non_trainable), batch)
             non_trainable_after: Values = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
             metrics_after: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, MEAN, SMALLEST_TELLING, Arrays, Measurement, choose_kinds
+from unisono._src.replica.growth import MEAN, SMALLEST_TELLING, Arrays, Measurement, choose_kinds, find_largest_sizes
 
 Parts = tuple[Arrays, Arrays, Arrays]
 """The gradients that are applied on some rows, on as many others, and on both together."""
@@ -37,7 +37,7 @@ class GradientFault(enum.Enum):
 
 
 def find_gradient_fault(
-    measured: Iterable[Parts], replicas: int, factors: Collection[float], tolerance: float = GRADIENT_SLACK * EXACT
+    measured: Iterable[Parts], replicas: int, factors: Collection[float], tolerance: float
 ) -> GradientFault | None:
     """Return why gradients do not add up; None where no reason shows.
 
@@ -47,7 +47,7 @@ def find_gradient_fault(
     kinds = choose_kinds([seen[0][1]]) if seen else None
     if kinds is None:
         return None
-    sizes = [max(column) for column in zip(*(figures.sizes for _, figures in seen), strict=True)]
+    sizes = find_largest_sizes([figures.sizes for _, figures in seen])
     least = [tolerance * kind * max(size, SMALLEST_TELLING * max(sizes)) for kind, size in zip(kinds, sizes, strict=True)]
     remainders = [subtract_parts(parts, kinds) for parts, _ in seen]
     for other in remainders[1:]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
@@ -73,10 +72,10 @@ class Measurement(NamedTuple):
     @classmethod
     def of(cls, one: Arrays, other: Arrays, both: Arrays) -> Measurement:
         """Return the figures of these arrays."""
-        sizes = []
-        halves = []
-        cross = []
-        wholes = []
+        sizes: list[float] = []
+        halves: list[float] = []
+        cross: list[float] = []
+        wholes: list[float] = []
         for first, second, whole in zip(one, other, both, strict=True):
             half = (first.ravel().astype("float64") + second.ravel()) / 2
             flat = whole.ravel().astype("float64")
@@ -109,50 +108,44 @@ class Growth:
         """For each array of a number, MEAN or SUM."""
         self._sizes: dict[str, list[float]] = {}
         """The largest sizes that were measured."""
-        self._measured: dict[str, Arrays] | None = None
-        self._caught: dict[str, Array] | None = None
+        self._listener: Callable[[str, list[Array]], object] | None = None
         self._warned: set[str] = set()
 
     @contextlib.contextmanager
-    def collect_losses(self) -> Iterator[dict[str, Array]]:
-        """Collect the losses that are asked for in this block of a trace."""
-        self._caught = {}
-        try:
-            yield self._caught
-        finally:
-            self._caught = None
-
-    @contextlib.contextmanager
-    def measure_numbers(self, numbers: dict[str, Arrays]) -> Iterator[None]:
-        """Let the code that is traced in this block put its numbers into this dict when it runs."""
-        self._measured = numbers
+    def listen(self, listener: Callable[[str, list[Array]], object]) -> Iterator[None]:
+        """Call `listener(what, arrays)` for each number that is weighed in this block of a trace."""
+        self._listener = listener
         try:
             yield
         finally:
-            self._measured = None
+            self._listener = None
 
-    def is_said(self, what: str) -> None:
+    @contextlib.contextmanager
+    def collect_losses(self) -> Iterator[dict[str, Array]]:
+        """Collect the losses that are weighed in this block of a trace."""
+        losses: dict[str, Array] = {}
+
+        def note(what: str, arrays: list[Array]) -> None:
+            losses[what] = cast(Array, sum(map(jnp.sum, arrays)))
+
+        with self.listen(note):
+            yield losses
+
+    def note_warned(self, what: str) -> None:
         """Note that the user was already warned of this number."""
         self._warned.add(what)
 
     def weighted(self, what: str, value: Array, row_fraction: Array, of_others: bool = False) -> Array:
         """Return the replica's contribution to this number of the whole batch, in a trace. `of_others`: it may be made of other numbers."""
-        (part,) = self.weigh_arrays(what, [value], row_fraction, of_others)
-        return part
+        if of_others:
+            self._of_others.add(what)
+        return self.weigh_arrays(what, [value], row_fraction)[0]
 
-    def weigh_arrays(self, what: str, values: list[Array], row_fraction: Array, of_others: bool = False) -> list[Array]:
+    def weigh_arrays(self, what: str, values: list[Array], row_fraction: Array) -> list[Array]:
         """Return the replica's contribution to arrays that are made together, as the gradients of one loss are."""
         self.number_names.add(what)
-        self._of_others |= {what} if of_others else set()
-        measured = self._measured
-        if measured is not None:
-
-            def note(*arrays: Array) -> None:
-                measured[what] = [np.asarray(array) for array in arrays]
-
-            jax.debug.callback(note, *(value.astype(jnp.float32) for value in values))
-        if self._caught is not None:
-            self._caught[what] = cast(Array, sum(jnp.sum(value.astype(jnp.float32)) for value in values))
+        if self._listener is not None:
+            self._listener(what, [value.astype(jnp.float32) for value in values])
         kinds = self._kinds.get(what) or [MEAN] * len(values)
         return [value if kind == SUM else value * row_fraction for kind, value in zip(kinds, values, strict=True)]
 
@@ -176,25 +169,23 @@ class Growth:
         telling = {what: [measured for measured in seen if measured.is_telling] for what, seen in evidence.items()}
         new_kinds = {what: kinds for what, seen in telling.items() if what not in self._kinds and (kinds := choose_kinds(seen))}
         sums = {what for what, kinds in new_kinds.items() if SUM in kinds}
-        again = bool(sums - self._of_others) and bool(self._of_others)
-        decided = {what: kinds for what, kinds in new_kinds.items() if not (again and what in self._of_others)}
-        self._kinds |= decided
-        self.decision_count += any(SUM in kinds for kinds in decided.values())
+        waiting = self._of_others if sums - self._of_others else set[str]()
+        self._kinds |= {what: kinds for what, kinds in new_kinds.items() if what not in waiting}
+        self.decision_count += bool(sums - waiting)
         for what, seen in telling.items():
-            if what in self._kinds and not (again and what in self._of_others):
+            if what in self._kinds and what not in waiting:
                 self._warn_of_mismatch(what, seen, GRADIENT_SLACK * tolerance if what == APPLIED_GRADIENTS else tolerance)
-        return again
+        return bool(waiting)
 
     def _warn_of_mismatch(self, what: str, seen: Sequence[Measurement], tolerance: float) -> None:
         """Warn of a number that is neither a mean nor a sum on some of the rows that were measured."""
-        kinds = self._kinds[what]
-        sizes = find_largest_sizes([measured.sizes for measured in seen if measured.has_parts], self._sizes.get(what))
+        known = self._sizes.get(what)
+        sizes = find_largest_sizes([measured.sizes for measured in seen if measured.has_parts] + ([known] if known else []))
         self._sizes[what] = sizes
         if what in self._warned:
             return
-        factor = next(
-            (growth for measured in seen if (growth := find_odd_growth(measured, kinds, sizes, tolerance)) is not None), None
-        )
+        growths = (find_odd_growth(measured, self._kinds[what], sizes, tolerance) for measured in seen)
+        factor = next((growth for growth in growths if growth is not None), None)
         if factor is not None:
             self._warned.add(what)
             warnings.warn(describe_mismatch(what, factor), stacklevel=2)
@@ -203,7 +194,7 @@ class Growth:
         """Warn of numbers whose gradient on all rows does not follow from the gradients on parts of them, as the number itself does."""
         for what in sorted(slopes.keys() & self._kinds.keys() - self._warned):
             seen = [measured for measured in slopes[what] if measured.is_telling and measured.has_parts]
-            sizes = find_largest_sizes([measured.sizes for measured in seen], None)
+            sizes = find_largest_sizes([measured.sizes for measured in seen])
             kinds = [self._kinds[what][0]] * len(sizes)
             if any(find_odd_growth(measured, kinds, sizes, GRADIENT_SLACK * tolerance) is not None for measured in seen):
                 self._warned.add(what)
@@ -219,24 +210,21 @@ def choose_kinds(seen: Sequence[Measurement]) -> list[int] | None:
         return None
     least = SMALLEST_TELLING**2 * sum(halves)
     overall = sum(cross) / sum(halves)
-    return [choose_kind(product / half if half > least else overall) for product, half in zip(cross, halves, strict=True)]
+    factors = [product / half if half > least else overall for product, half in zip(cross, halves, strict=True)]
+    return [SUM if abs(factor - SUM) < abs(factor - MEAN) else MEAN for factor in factors]
 
 
 def sum_columns(rows: Iterable[Sequence[float]]) -> list[float]:
     return [sum(column) for column in zip(*rows, strict=True)]
 
 
+def find_largest_sizes(sizes: Sequence[Sequence[float]]) -> list[float]:
+    """Return the largest size of each array."""
+    return [max(column) for column in zip(*sizes, strict=True)]
+
+
 def are_all_finite(arrays: Arrays) -> bool:
     return all(bool(np.all(np.isfinite(array))) for array in arrays)
-
-
-def choose_kind(factor: float) -> int:
-    return SUM if abs(factor - SUM) < abs(factor - MEAN) else MEAN
-
-
-def find_largest_sizes(sizes: Sequence[Sequence[float]], known: Sequence[float] | None) -> list[float]:
-    """Return the largest size of each array."""
-    return [max(column) for column in zip(*sizes, *([known] if known else []), strict=True)]
 
 
 def find_odd_growth(measured: Measurement, kinds: Sequence[int], sizes: Sequence[float], tolerance: float) -> float | None:

@@ -8,11 +8,13 @@ returns one number, is weighted by how it grows with the rows (`growth`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras import ops
 
 from unisono._src.keras_private.compiled_losses import (
@@ -28,56 +30,12 @@ from unisono._src.keras_private.compiled_losses import (
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica.growth import Growth
-from unisono._src.replica.output_rows import OutputRows
 from unisono._src.replica.protocol import Divisor
+from unisono._src.replica.row_coupling import OutputRows, find_loss_name
 from unisono._src.typing import Array, Outputs, PyTree, UserFunction
 
 LossFunction: TypeAlias = keras.losses.Loss | UserFunction
 """A loss of compile()."""
-
-
-def compute_numerator_and_divisor(
-    loss: LossFunction,
-    y_true: PyTree,
-    y_pred: PyTree,
-    sample_weight: Array | None,
-    weigh: Callable[[Array], Array],
-    by_rows: OutputRows,
-) -> tuple[Array, Divisor]:
-    """Return (numerator, divisor) of a loss on a replica's rows.
-
-    Without a divisor the numerator is the replica's contribution to the loss. `weigh` makes the contribution from one number for all rows.
-    """
-    if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
-        if sample_weight is None:
-            by_rows.warn_if_coupled(loss, loss, y_true, y_pred)
-        return weigh(cast(Array, loss(y_true, y_pred, sample_weight))), None  # its parts are hidden: one number for all rows
-    if loss.reduction in (None, "none"):
-        raise ValueError(
-            f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
-            f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
-        )
-    input_mask = get_keras_mask(y_pred)
-    tensors = [
-        keras.tree.map_structure(lambda array: ops.convert_to_tensor(array, loss.dtype), argument)
-        for argument in (y_true, y_pred)
-    ]
-    values = loss.call(*tensors)
-    has_rows = by_rows(loss, loss.call, *tensors)
-    if not has_rows or not is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
-        by_rows.warn_if_coupled(loss, loss.call, *tensors)
-    if not has_rows:
-        if sample_weight is not None:
-            raise ValueError(
-                f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
-                f"weights cannot reach the rows. Return one value for each row, or fit without weights."
-            )
-        mean_or_sum = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
-        return weigh(cast(Array, mean_or_sum)), None
-    masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
-    mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
-    numerator = reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
-    return cast(Array, numerator), compute_divisor(loss, values, sample_weight, mask)
 
 
 def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None, mask: Array | None) -> Divisor:
@@ -85,20 +43,29 @@ def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array
     if loss.reduction == "sum":
         return None
     if loss.reduction == "mean_with_sample_weight" and not (sample_weight is None and mask is None):
-        weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, loss.dtype)
-        weight = apply_mask(weight, mask, values.dtype, "sum")
-        return cast(Array, ops.sum(squeeze_or_expand_to_same_rank(values, weight)[1]))
-    if mask is None or loss.reduction == "mean_with_sample_weight":
-        return float(values.size)
-    return cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
+        return sum_weights(values, sample_weight, mask, loss.dtype)
+    return count_values(values, mask)
 
 
 def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
     """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
-    if sample_weight is not None:
-        weight = apply_mask(ops.convert_to_tensor(sample_weight, values.dtype), mask, values.dtype, "sum")
-        return cast(Array, ops.sum(squeeze_or_expand_to_same_rank(values, weight)[1]))
-    return float(values.size) if mask is None else cast(Array, ops.sum(ops.cast(mask, "float32"))) * (values.size / mask.size)
+    return count_values(values, mask) if sample_weight is None else sum_weights(values, sample_weight, mask, values.dtype)
+
+
+def sum_weights(values: Array, sample_weight: Array | None, mask: Array | None, dtype: np.dtype | str) -> Array:
+    """Return the sum of the weights of values that are not masked; without weights, each has the weight 1."""
+    weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, dtype)
+    weight = apply_mask(weight, mask, values.dtype, "sum")
+    return jnp.sum(cast(Array, squeeze_or_expand_to_same_rank(values, weight)[1]))
+
+
+def count_values(values: Array, mask: Array | None) -> float | Array:
+    """Return the number of values that are not masked."""
+    return float(values.size) if mask is None else jnp.sum(as_float32(mask)) * (values.size / mask.size)
+
+
+def as_float32(value: Array) -> Array:
+    return cast(Array, ops.cast(value, "float32"))
 
 
 class LossTerms:
@@ -122,8 +89,8 @@ class LossTerms:
         """
         self.divisors: list[Divisor] = []
         """The divisor of each call, in order."""
-        self._row_fraction = row_fraction
-        self._growth = growth
+        self.row_fraction = row_fraction
+        self.growth = growth
         self._by_rows = by_rows
         self._totals = totals
         self._as_mean = as_mean
@@ -138,18 +105,55 @@ class LossTerms:
     def _call(
         self, loss: LossFunction, seen: list[Array], y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None
     ) -> Array:
-        def weigh(value: Array) -> Array:
-            what = f"the loss {find_loss_name(loss)!r} (call {len(self.divisors) + 1})"
-            if self._by_rows.was_warned(loss):
-                self._growth.is_said(what)
-            return self._growth.weighted(what, value, self._row_fraction)
-
-        value, divisor = compute_numerator_and_divisor(loss, y_true, y_pred, sample_weight, weigh, self._by_rows)
+        value, divisor = self._compute_numerator_and_divisor(loss, y_true, y_pred, sample_weight)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:
             value = cast(Array, ops.divide_no_nan(value, self._totals[len(self.divisors) - 1]))
-        seen.append(cast(Array, ops.cast(value, "float32")))
-        return value / self._row_fraction if self._as_mean else value
+        seen.append(as_float32(value))
+        return value / self.row_fraction if self._as_mean else value
+
+    def _compute_numerator_and_divisor(
+        self, loss: LossFunction, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None
+    ) -> tuple[Array, Divisor]:
+        """Return (numerator, divisor) of a loss. Without a divisor the numerator is the replica's contribution to the loss."""
+        by_rows = self._by_rows
+        if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
+            if sample_weight is None:
+                by_rows.warn_if_coupled(loss, loss, y_true, y_pred)
+            return self._weigh(
+                loss, cast(Array, loss(y_true, y_pred, sample_weight))
+            ), None  # its parts are hidden: one number for all rows
+        if loss.reduction in (None, "none"):
+            raise ValueError(
+                f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
+                f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
+            )
+        input_mask = get_keras_mask(y_pred)
+        convert = functools.partial(ops.convert_to_tensor, dtype=loss.dtype)
+        tensors = [keras.tree.map_structure(convert, argument) for argument in (y_true, y_pred)]
+        values = loss.call(*tensors)
+        has_rows = by_rows(loss, loss.call, *tensors)
+        if not has_rows or not is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
+            by_rows.warn_if_coupled(loss, loss.call, *tensors)
+        if not has_rows:
+            if sample_weight is not None:
+                raise ValueError(
+                    f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
+                    f"weights cannot reach the rows. Return one value for each row, or fit without weights."
+                )
+            mean_or_sum = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
+            return self._weigh(loss, cast(Array, mean_or_sum)), None
+        masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
+        mask = functools.reduce(operator.and_, masks) if masks else None
+        numerator = reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
+        return cast(Array, numerator), compute_divisor(loss, values, sample_weight, mask)
+
+    def _weigh(self, loss: LossFunction, value: Array) -> Array:
+        """Return the contribution to a loss from its value, which is one number for all rows of the replica."""
+        what = f"the loss {find_loss_name(loss)!r} (call {len(self.divisors) + 1})"
+        if self._by_rows.was_warned(loss):
+            self.growth.note_warned(what)
+        return self.growth.weighted(what, value, self.row_fraction)
 
 
 def compute_loss_contribution(
@@ -160,27 +164,18 @@ def compute_loss_contribution(
     sample_weight: PyTree,
     training: bool,
     terms: LossTerms,
-    row_fraction: Array,
-    growth: Growth,
 ) -> Array:
     """Return the replica's contribution to the model's loss, regularizers and `add_loss` included. Needs a scope that collects losses."""
     with replace_losses(model, terms.loss_functions):
         if overrides_method(model, "compute_loss"):
             value = call_compute_loss(model, x, y, y_pred, sample_weight, training)
-            return growth.weighted(
-                "what compute_loss returns", cast(Array, ops.cast(value, "float32")), row_fraction, of_others=True
-            )
+            return terms.growth.weighted("what compute_loss returns", as_float32(value), terms.row_fraction, of_others=True)
         value = call_compiled_loss(model, y, y_pred, sample_weight)
     value = jnp.float32(0) if value is None else value
-    losses = [cast(Array, ops.sum(ops.cast(loss, "float32"))) for loss in model.losses]
+    losses = [jnp.sum(as_float32(loss)) for loss in model.losses]
     count = len(losses) - count_weight_regularizers(model)
     for index, loss in enumerate(losses[:count]):
-        value += growth.weighted(f"loss {index + 1} of those that layers add", loss, row_fraction)
+        value += terms.growth.weighted(f"loss {index + 1} of those that layers add", loss, terms.row_fraction)
     for loss in losses[count:]:  # of weights: the same on all replicas
-        value += loss * row_fraction
+        value += loss * terms.row_fraction
     return value
-
-
-def find_loss_name(loss: LossFunction) -> str:
-    """Return the name of a loss object or of a loss function."""
-    return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)

@@ -11,124 +11,33 @@ values are tried in their places as well. A sum over rows is a sum whatever the 
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, TypeGuard
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-import jax
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
 from unisono._src.keras_private.compiled_losses import is_class_of_keras
-from unisono._src.keras_private.instances import wrap_method
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.trainer_state import RecordingScope
 from unisono._src.placement import split_evenly
+from unisono._src.replica.drawn_values import draw_fed_values_like
 from unisono._src.replica.growth import compute_growth_ratio
-from unisono._src.replica.metrics import FED_BY_HAND, find_unproven_metrics
-from unisono._src.typing import AnyArray, Arguments, Array, Keywords, PyTree, UserFunction, Values
+from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows
+from unisono._src.replica.metrics import FED_BY_HAND
+from unisono._src.typing import Array, Values
 
 CLOSE = 1e-3
 """The tolerance for rounding. Two sums of the same few rows differ by less, and a value that is no sum by much more."""
 
 PARTS = 4
 
-MOST = 2**62
-"""The largest whole number that is drawn."""
-
 ROWS = 16
 """The fewest rows of a trial. Fewer are repeated: a part of one row may look like the whole."""
-
-FedArrays: TypeAlias = Sequence[AnyArray | None]
-"""The leaves of a call's arguments that are arrays; None for other leaves."""
-
-ArgumentFiller: TypeAlias = Callable[[FedArrays], tuple[Arguments, Keywords]]
-"""Returns the (args, kwargs) of a call with other arrays in the places of the call's own arrays."""
-
-
-class MetricUpdate(NamedTuple):
-    """One call of a metric's `update_state`."""
-
-    metric: keras.metrics.Metric
-    arrays: FedArrays
-    fill_arguments: ArgumentFiller
-
-    def has_rows(self, rows: int) -> bool:
-        """Return whether an array has a value for each row. One number for all rows tells nothing about parts of them."""
-        return any(array is not None and np.ndim(array) and len(array) == rows for array in self.arrays)
-
-    def repeat(self, arrays: FedArrays) -> None:
-        """Repeat the call with these arrays."""
-        args, kwargs = self.fill_arguments(arrays)
-        self.metric.update_state(*args, **kwargs)
-
-
-class UpdatesOnOtherRows(NamedTuple):
-    """The updates of metrics by a step on as many other rows."""
-
-    updates: Sequence[MetricUpdate]
-    on_both: Sequence[MetricUpdate]
-    """The updates on the rows and the other rows together."""
-
-
-class UpdateRecorder:
-    """A recorder of the updates of metrics by a run of a step."""
-
-    def __init__(self) -> None:
-        self._updates: dict[int, MetricUpdate] = {}
-        self._calls = 0
-
-    def begin(self) -> None:
-        """Forget the updates of earlier runs."""
-        self._updates = {}
-
-    @property
-    def updates(self) -> list[MetricUpdate]:
-        return [self._updates[number] for number in sorted(self._updates)]
-
-    def note(self, _: str, arrays: FedArrays, call: tuple[keras.metrics.Metric, ArgumentFiller]) -> None:
-        """Record an update when the traced code runs. A callback takes the arrays out of any trace, also inside of a gradient."""
-        self._calls += 1
-        number = self._calls
-        places = [place for place, array in enumerate(arrays) if array is not None]
-
-        def receive(*values: AnyArray) -> None:
-            by_place = dict(zip(places, map(np.asarray, values), strict=True))
-            self._updates[number] = MetricUpdate(call[0], [by_place.get(place) for place in range(len(arrays))], call[1])
-
-        jax.debug.callback(receive, *(arrays[place] for place in places))
-
-
-@contextlib.contextmanager
-def note_updates(
-    metrics: Iterable[keras.metrics.Metric],
-    note: Callable[[str, list[AnyArray | None], tuple[keras.metrics.Metric, ArgumentFiller]], object],
-) -> Iterator[None]:
-    """Call `note("update", arrays, (metric, fill_arguments))` for each update of these metrics in the block."""
-
-    def make_wrapper(metric: keras.metrics.Metric) -> Callable[[UserFunction], UserFunction]:
-        def wrap(update_state: UserFunction) -> UserFunction:
-            def update(*args: PyTree, **kwargs: PyTree) -> object:
-                leaves, structure = jax.tree.flatten((args, kwargs))
-                arrays = [leaf if hasattr(leaf, "dtype") else None for leaf in leaves]
-
-                def fill_arguments(arrays: FedArrays) -> tuple[Arguments, Keywords]:
-                    return jax.tree.unflatten(
-                        structure, [leaf if array is None else array for array, leaf in zip(arrays, leaves, strict=True)]
-                    )
-
-                note("update", arrays, (metric, fill_arguments))
-                return update_state(*args, **kwargs)
-
-            return update
-
-        return wrap
-
-    with contextlib.ExitStack() as stack:
-        for metric in metrics:
-            stack.enter_context(wrap_method(metric, "update_state", make_wrapper(metric)))
-        yield
 
 
 def find_batch_means(
@@ -139,16 +48,16 @@ def find_batch_means(
     rows: int,
     other: UpdatesOnOtherRows | None,
     warned: set[int],
-    known: Container[int] = (),
-    tolerance: float = CLOSE,
+    known: Container[int],
+    tolerance: float,
 ) -> dict[int, bool]:
     """Return, for the ids of variables that could be decided, whether they are means of batches.
 
-    A mean of batches is weighted by the row fraction; all else is added up.
+    A mean of batches is weighted by the row fraction; all else is added up. A metric that is neither a sum nor a mean is refused.
 
     Args:
-        metrics: The metrics.
-        variables: The metrics' variables.
+        metrics: The metrics that may be no sums.
+        variables: The variables of all metrics.
         reset: The values of the variables after a reset.
         updates: The updates of the metrics by a step on some rows.
         rows: The number of these rows.
@@ -156,85 +65,56 @@ def find_batch_means(
         warned: The ids of metrics that the user was warned of. A warning of this call adds to them.
         known: The ids of variables that were decided before. They are probed again only if they are fed with one number for all rows.
         tolerance: How far numbers for all rows may be from sums and means, relative to their size.
-
-    Raises:
-        ValueError: For a metric that is neither a sum nor a mean.
     """
+    bench = MetricBench(variables, reset)
     by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
-    decided = {} if other is None else decide_fed_numbers(by_number, metrics, variables, reset, updates, other, warned, tolerance)
-    telling = [update for update in updates if id(update.metric) not in by_number and not are_all_known(update.metric, known)]
-    trials = run_trials(telling, rows, variables, reset)
-    position = {id(variable): index for index, variable in enumerate(variables)}
-    for metric in find_unproven_metrics(metrics):
-        for variable in metric.variables:
-            if id(variable) in known:
-                continue
-            index = position[id(variable)]
-            seen = [trial for trial in trials if trial.has_change(index)]
-            wrong = next((trial for trial in seen if not trial.is_merged(index)), None)
-            kinds = {trial.is_sum(index) for trial in seen}
-            if wrong is None and len(kinds) == 1:
-                decided[id(variable)] = not kinds.pop()
-            elif seen and not is_mean_of_keras(metric):
-                raise ValueError(describe_refusal(metric, variable, wrong or seen[0], index))
-            elif seen:  # a mean over batches of a function's value on each
-                warn_of_number(metric, warned)
-                decided[id(variable)] = True
+    decided: dict[int, bool] = {}
+    if other is not None:
+        parts = [[update for update in noted if id(update.metric) in by_number] for noted in (updates, *other)]
+        fed = [metric for metric in metrics if id(metric) in by_number]
+        decided = decide_fed_numbers(fed, bench, bench.run_trial([0.5, 0.5], parts[:2], parts[2]), warned, tolerance)
+    open_metrics = {id(metric) for metric in metrics if any(id(variable) not in known for variable in metric.variables)}
+    trials = bench.run_trials([update for update in updates if id(update.metric) in open_metrics - by_number], rows)
+    for metric, variable, index in bench.locate(metrics):
+        if id(variable) in known:
+            continue
+        seen = [trial for trial in trials if trial.has_change(index)]
+        wrong = next((trial for trial in seen if not trial.is_merged(index)), None)
+        kinds = {trial.is_sum(index) for trial in seen}
+        if wrong is None and len(kinds) == 1:
+            decided[id(variable)] = not kinds.pop()
+        elif seen and not is_mean_of_keras(metric):
+            raise ValueError(describe_refusal(metric, variable, wrong or seen[0], index))
+        elif seen:  # a mean over batches of a function's value on each
+            warn_of_number(metric, warned)
+            decided[id(variable)] = True
     return decided
 
 
 def decide_fed_numbers(
-    by_number: set[int],
-    metrics: Sequence[keras.metrics.Metric],
-    variables: Sequence[keras.Variable],
-    reset: Sequence[Array],
-    updates: Sequence[MetricUpdate],
-    other: UpdatesOnOtherRows,
-    warned: set[int],
-    tolerance: float,
+    metrics: Sequence[keras.metrics.Metric], bench: MetricBench, trial: Trial, warned: set[int], tolerance: float
 ) -> dict[int, bool]:
-    """Return the same as `find_batch_means`, for metrics that are fed with one number for all rows. `by_number` holds their ids."""
-
-    def state_after(state: Sequence[Array], updates: Sequence[MetricUpdate]) -> list[Array]:
-        number_updates = [update for update in updates if id(update.metric) in by_number]
-        return feed_metrics(number_updates, [update.arrays for update in number_updates], variables, state)
-
-    after = state_after(reset, updates)
-    one = compute_changes(after, reset)
-    more = compute_changes(state_after(reset, other.updates), reset)
-    in_turn = compute_changes(state_after(after, other.updates), reset)
-    both = compute_changes(state_after(reset, other.on_both), reset)
+    """Return the same as `find_batch_means`, for metrics that are fed with one number for all rows, from a trial on two equal parts."""
     decided: dict[int, bool] = {}
-    for metric in (metric for metric in metrics if id(metric) in by_number):
-        for variable in metric.variables:
-            index = next(position for position, candidate in enumerate(variables) if candidate is variable)
-            parts = one[index] + more[index]
-            whole = both[index]
-            growth = compute_growth_ratio(parts / 2, whole)
-            if growth is None:
-                continue
-            size = float(np.sum(np.abs(one[index])) + np.sum(np.abs(more[index])))  # of terms that may cancel
-            if not is_mean_of_keras(metric) and np.max(np.abs(in_turn[index] - parts)) > tolerance * size:
-                trial = Trial([0.5, 0.5], [[one[index]], [more[index]]], [in_turn[index]], [whole])
-                raise ValueError(describe_refusal(metric, variable, trial, 0))
-            decided[id(variable)] = abs(growth - 1) < abs(growth - 2)
-            if all(np.max(np.abs(whole - merged)) > tolerance * size for merged in (parts, parts / 2)):
-                warn_of_number(metric, warned)
+    for metric, variable, index in bench.locate(metrics):
+        one, more = (part[index] for part in trial.parts)
+        total = one + more
+        whole = trial.whole[index]
+        growth = compute_growth_ratio(total / 2, whole)
+        if growth is None:
+            continue
+        size = float(np.sum(np.abs(one)) + np.sum(np.abs(more)))  # of terms that may cancel
+        if not is_mean_of_keras(metric) and np.max(np.abs(trial.in_turn[index] - total)) > tolerance * size:
+            raise ValueError(describe_refusal(metric, variable, trial, index))
+        decided[id(variable)] = abs(growth - 1) < abs(growth - 2)
+        if all(np.max(np.abs(whole - merged)) > tolerance * size for merged in (total, total / 2)):
+            warn_of_number(metric, warned)
     return decided
-
-
-def are_all_known(metric: keras.metrics.Metric, known: Container[int]) -> bool:
-    """Return whether the ids of all variables of a metric are among these."""
-    return all(id(variable) in known for variable in metric.variables)
 
 
 def find_assigned(updates: Sequence[MetricUpdate], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
     """Return the ids of the variables that these updates assign. Other variables, as a threshold, never change."""
-    mapping = list(zip(variables, state, strict=True))
-    with hide_masks(), RecordingScope(state_mapping=mapping) as scope:
-        for update in updates:
-            update.repeat(update.arrays)
-        return set(scope.assigned)
+    return set(MetricBench(variables, state).feed(updates, state).assigned)
 
 
 def is_mean_of_keras(metric: keras.metrics.Metric) -> bool:
@@ -284,96 +164,65 @@ class Trial(NamedTuple):
         return all(np.all(np.isfinite(change)) for changes in (*self.parts, self.in_turn, self.whole) for change in changes)
 
 
-def run_trial(
-    updates: Sequence[MetricUpdate],
-    values: Sequence[FedArrays],
-    rows: int,
-    variables: Sequence[keras.Variable],
-    reset: Sequence[Array],
-) -> Trial | None:
-    """Return the trial of the metrics on these values of `rows` rows; None where its numbers are not finite."""
-    cut = split_evenly(rows, PARTS)
+class MetricBench(NamedTuple):
+    """The variables of all metrics and their values after a reset, on which metrics are tried."""
 
-    def state_after(state: Sequence[Array], part: range) -> list[Array]:
-        cut_values = [
-            [array[part.start : part.stop] if is_of_rows(array, rows) else array for array in arrays] for arrays in values
-        ]
-        return feed_metrics(updates, cut_values, variables, state)
+    variables: Sequence[keras.Variable]
+    reset: Sequence[Array]
 
-    in_turn = reset
-    for part in cut:
-        in_turn = state_after(in_turn, part)
-    parts = [compute_changes(state_after(reset, part), reset) for part in cut]
-    whole = compute_changes(state_after(reset, range(rows)), reset)
-    trial = Trial([len(part) / rows for part in cut], parts, compute_changes(in_turn, reset), whole)
-    return trial if trial.is_finite else None
+    def locate(self, metrics: Iterable[keras.metrics.Metric]) -> Iterator[tuple[keras.metrics.Metric, keras.Variable, int]]:
+        """Yield (metric, variable, the variable's position) for all variables of these metrics."""
+        position = {id(variable): index for index, variable in enumerate(self.variables)}
+        for metric in metrics:
+            yield from ((metric, variable, position[id(variable)]) for variable in metric.variables)
 
+    def feed(self, updates: Sequence[MetricUpdate], state: Sequence[Array]) -> RecordingScope:
+        """Return a scope with the values that these updates leave in the variables, where they find this state."""
+        with hide_masks(), RecordingScope(state_mapping=list(zip(self.variables, state, strict=True))) as scope:
+            for update in updates:
+                args, kwargs = update.fill_arguments(update.arrays)
+                update.metric.update_state(*args, **kwargs)
+        return scope
 
-def feed_metrics(
-    updates: Sequence[MetricUpdate], values: Sequence[FedArrays], variables: Sequence[keras.Variable], state: Sequence[Array]
-) -> Values:
-    """Return the values of the metrics' variables after these updates with these values."""
-    mapping = list(zip(variables, state, strict=True))
-    with hide_masks(), RecordingScope(state_mapping=mapping) as scope:
-        for update, arrays in zip(updates, values, strict=True):
-            update.repeat(arrays)
-        return [scope.get_current_value(variable) for variable in variables]
+    def run_trial(self, fractions: list[float], parts: Sequence[Sequence[MetricUpdate]], whole: Sequence[MetricUpdate]) -> Trial:
+        """Return the trial of the metrics on parts of some rows, which are these fractions, and on the whole."""
 
+        def values_after(updates: Sequence[MetricUpdate], state: Sequence[Array]) -> Values:
+            scope = self.feed(updates, state)
+            return [scope.get_current_value(variable) for variable in self.variables]
 
-def compute_changes(after: Sequence[AnyArray], before: Sequence[AnyArray]) -> list[np.ndarray]:
-    """Return the change of each variable."""
-    return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, before, strict=True)]
+        def compute_changes(after: Sequence[Array]) -> list[np.ndarray]:
+            return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, self.reset, strict=True)]
 
+        after_parts = [values_after(part, self.reset) for part in parts]
+        in_turn = after_parts[0]
+        for part in parts[1:]:
+            in_turn = values_after(part, in_turn)
+        after = values_after(whole, self.reset)
+        return Trial(fractions, list(map(compute_changes, after_parts)), compute_changes(in_turn), compute_changes(after))
 
-def run_trials(
-    updates: Sequence[MetricUpdate], rows: int, variables: Sequence[keras.Variable], reset: Sequence[Array]
-) -> list[Trial]:
-    """Return trials of the metrics on the values that were recorded, and on random values where the metrics accept them."""
-    if not updates:
-        return []
-    times = -(-ROWS // rows)
-    values: list[FedArrays] = [
-        [np.repeat(array, times, axis=0) if is_of_rows(array, rows) else array for array in update.arrays] for update in updates
-    ]
-    rows *= times
-    trials = [run_trial(updates, values, rows, variables, reset)]
-    for of_equal in ("numbers", "bits"):
-        rng = np.random.default_rng(0)
-        drawn: list[FedArrays] = [
-            [draw_like(array, rng, of_equal) if is_of_rows(array, rows) else array for array in arrays] for arrays in values
-        ]
-        with contextlib.suppress(Exception):  # a metric may check its values, and refuse some
-            trials.append(run_trial(updates, drawn, rows, variables, reset))
-    return [trial for trial in trials if trial is not None]
+    def run_trials(self, updates: Sequence[MetricUpdate], rows: int) -> list[Trial]:
+        """Return trials of the metrics on the values that were recorded, and on random values where the metrics accept them. A trial whose
+        numbers are not finite is left out."""
+        if not updates:
+            return []
+        times = -(-ROWS // rows)
+        repeated = [update.change_rows(rows, lambda array: np.repeat(array, times, axis=0)) for update in updates]
+        rows *= times
+        cut = split_evenly(rows, PARTS)
 
+        def try_values(updates: Sequence[MetricUpdate]) -> Trial:
+            slices = [operator.itemgetter(slice(part.start, part.stop)) for part in cut]
+            parts = [[update.change_rows(rows, select) for update in updates] for select in slices]
+            return self.run_trial([len(part) / rows for part in cut], parts, updates)
 
-def draw_like(array: AnyArray, rng: np.random.Generator, of_equal: str) -> AnyArray:
-    """Return random values in place of these: whole numbers for whole numbers, probabilities for probabilities, weights for weights.
-
-    `of_equal` is the kind of values to draw where all values of the array are equal: "numbers" or "bits".
-    """
-    like = np.asarray(array)
-    values = like.astype("float64")
-    if not np.all(np.isfinite(values)):
-        return array
-    low = values.min(initial=0)
-    high = values.max(initial=0)
-    is_whole = bool(np.all(values == np.round(values)))
-    if low == high and like.dtype.kind not in "iub":
-        is_whole = of_equal == "bits"
-    if is_whole:
-        drawn = rng.integers(int(max(low, -MOST)), int(min(max(high, 1), MOST)) + 1, like.shape)
-    elif low >= 0:
-        drawn = rng.uniform(0, max(high, 1), like.shape)
-        drawn = drawn / drawn.sum(-1, keepdims=True) if like.ndim > 1 and np.allclose(values.sum(-1), 1, atol=1e-3) else drawn
-    else:
-        drawn = values + (values.std() or 1) * rng.standard_normal(like.shape)
-    return np.asarray(drawn).astype(like.dtype)
-
-
-def is_of_rows(array: AnyArray | None, rows: int) -> TypeGuard[AnyArray]:
-    """Return whether the array has a value for each row."""
-    return array is not None and bool(np.ndim(array)) and len(array) == rows
+        trials = [try_values(repeated)]
+        for zeros_as in ("numbers", "bits"):
+            draw = functools.partial(draw_fed_values_like, np.random.default_rng(0), zeros_as=zeros_as)
+            drawn = [update.change_rows(rows, draw) for update in repeated]
+            with contextlib.suppress(Exception):  # a metric may check its values, and refuse some
+                trials.append(try_values(drawn))
+        return [trial for trial in trials if trial.is_finite]
 
 
 def describe_refusal(metric: keras.metrics.Metric, variable: keras.Variable, trial: Trial, index: int) -> str:

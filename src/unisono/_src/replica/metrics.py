@@ -7,13 +7,16 @@ with one number for a whole batch: its changes are weighted by the row fraction.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import jax
 import keras
+import numpy as np
 
 from unisono._src.keras_private.compiled_losses import is_metric_of_keras
 from unisono._src.keras_private.instances import wrap_averaged_function, wrap_method
-from unisono._src.replica.output_rows import OutputRows
+from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values
 
 
@@ -31,36 +34,31 @@ class BatchLevelMeans:
         with contextlib.ExitStack() as stack:
             for metric in self._metrics:
                 if isinstance(metric, keras.metrics.MeanMetricWrapper):
-                    stack.enter_context(wrap_averaged_function(metric, self._note_values(metric)))
+                    stack.enter_context(wrap_averaged_function(metric, functools.partial(self._wrap_function, metric)))
                 elif type(metric) is keras.metrics.Mean:
-                    stack.enter_context(wrap_method(metric, "update_state", self._note_update(metric)))
+                    stack.enter_context(wrap_method(metric, "update_state", functools.partial(self._wrap_update, metric)))
             yield
 
     def variables(self) -> set[int]:
         """Return the ids of the variables of these means."""
         return {id(variable) for metric in self._batch_level for variable in metric.variables}
 
-    def _note_values(self, metric: keras.metrics.MeanMetricWrapper) -> Callable[[UserFunction], UserFunction]:
-        def wrap(function: UserFunction) -> UserFunction:
-            def call_and_note(*args: PyTree, **kwargs: PyTree) -> PyTree:
-                if not self._by_rows(metric, lambda *args: function(*args, **kwargs), *args):
-                    self._batch_level.append(metric)
-                return function(*args, **kwargs)
+    def _wrap_function(self, metric: keras.metrics.MeanMetricWrapper, function: UserFunction) -> UserFunction:
+        def call_and_note(*args: PyTree, **kwargs: PyTree) -> PyTree:
+            if not self._by_rows(metric, functools.partial(function, **kwargs), *args):
+                self._batch_level.append(metric)
+            return function(*args, **kwargs)
 
-            return call_and_note
+        return call_and_note
 
-        return wrap
+    def _wrap_update(self, metric: keras.metrics.Mean, update_state: UserFunction) -> UserFunction:
+        def update_and_note(values: PyTree, sample_weight: Array | None = None) -> object:
+            is_array = isinstance(values, jax.Array | np.ndarray | keras.Variable)
+            if sample_weight is None and not (is_array and values.shape):
+                self._batch_level.append(metric)
+            return update_state(values, sample_weight=sample_weight)
 
-    def _note_update(self, metric: keras.metrics.Mean) -> Callable[[UserFunction], UserFunction]:
-        def wrap(update_state: UserFunction) -> UserFunction:
-            def update_and_note(values: PyTree, sample_weight: Array | None = None) -> object:
-                if sample_weight is None and not getattr(values, "shape", ()):
-                    self._batch_level.append(metric)
-                return update_state(values, sample_weight=sample_weight)
-
-            return update_and_note
-
-        return wrap
+        return update_and_note
 
 
 def compute_reset_values(metrics: Iterable[keras.metrics.Metric], variables: Sequence[keras.Variable]) -> Values:

@@ -24,7 +24,7 @@ def spread_over_replicas(
 
     def put_into_row(weight: keras.Variable, gradient: Array) -> Array:
         is_row_of_replica = (jnp.arange(replicas) == replica)[:, None]
-        row = jnp.concatenate([jnp.ones(1, gradient.dtype), jnp.ravel(gradient)[: row_size(weight)]])
+        row = jnp.concatenate([jnp.ones(1, gradient.dtype), jnp.ravel(gradient)[: 1 if is_history(weight) else None]])
         return jnp.where(is_row_of_replica, row, jnp.zeros_like(row))
 
     return [
@@ -60,8 +60,3 @@ def is_history(variable: keras.Variable) -> bool:
     """Return whether the weight is a history of the largest values of earlier steps, as layers of float8 keep one. Each step moves the
     history by one place and puts its own value first. Replicas send that value alone, in place of a thousand."""
     return is_overwritten_by_gradient(variable) and variable.name.endswith("_amax_history") and len(variable.shape) == 1
-
-
-def row_size(variable: keras.Variable) -> int | None:
-    """Return in how many elements of the gradient replicas may differ; None for all of them."""
-    return 1 if is_history(variable) else None

@@ -34,13 +34,3 @@ def trace_used(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree,
     program = jax.make_jaxpr(compute)(shared, own)
     reduced, used = drop_unneeded(program, [True] * len(program.jaxpr.outvars))
     return ADDRESS.sub("", str(reduced.jaxpr)), reduced.consts, any(used[len(jax.tree.leaves(shared)) :])
-
-
-def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:
-    """Return the shapes of arrays, with `times` as many rows."""
-
-    def shape_of(array: AnyArray) -> jax.ShapeDtypeStruct:
-        rows = tuple(length * times for length in array.shape[:1])
-        return jax.ShapeDtypeStruct((*rows, *array.shape[1:]), array.dtype)
-
-    return jax.tree.map(shape_of, arrays)

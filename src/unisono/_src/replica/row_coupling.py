@@ -1,21 +1,22 @@
-"""Losses that couple rows: R replicas, each with its own rows, get another value than the whole batch.
+"""Functions of a batch: does the output have rows, and are they coupled?
 
-A loss over all pairs of a batch has fewer pairs in a replica. The root of a mean is not the mean of roots.
+R replicas, each with its own rows, get another value of a loss that couples rows than the whole batch. A loss over all pairs of a batch has
+fewer pairs in a replica. The root of a mean is not the mean of roots.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Hashable, Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.replica.compared_values import find_compared_values
-from unisono._src.replica.marks import mark_rows
-from unisono._src.typing import PyTree, Shape, UserFunction
+from unisono._src.replica.drawn_values import ShapedValue, draw_rows_like
+from unisono._src.replica.marks import find_compared_values, mark_rows
+from unisono._src.typing import Array, PyTree, UserFunction
 
 ROWS = 8
 MOST_ELEMENTS = 1 << 24
@@ -26,14 +27,66 @@ CLOSE_IN_HALF = 1e-2
 """The tolerance where an argument has half precision."""
 
 
-class ShapedValue(Protocol):
-    """A value with a shape and a dtype: an array, a tracer, or the description of one."""
+class OutputRows:
+    """Answers whether the first axis of a function's output counts rows, with one trial for each function and batch of some shapes.
 
-    @property
-    def shape(self) -> Shape: ...
+    A function that returns three numbers for any batch must not be mistaken for one that returns a number for each of three rows. Twice the
+    rows are tried, since a function may take rows in pairs or in triplets.
+    """
 
-    @property
-    def dtype(self) -> np.dtype: ...
+    def __init__(self, eager: bool = False, alone: bool = False) -> None:
+        """`eager`: functions are called with arrays, since code that is not compiled need not be traceable.
+        `alone`: one replica has all rows."""
+        self._eager = eager
+        self._alone = alone
+        self._have_rows: dict[Hashable, bool] = {}
+        self._are_coupled: dict[int, bool] = {}
+
+    def __call__(self, owner: object, function: UserFunction, *batch: PyTree) -> bool:
+        """Return whether the output of `function` grows with the rows of its arguments. `owner` is the loss or the metric of the function."""
+        leaves = jax.tree.leaves(batch)
+        key = id(owner), tuple((array.shape, str(array.dtype)) for array in leaves)
+        if key not in self._have_rows:
+            has_axes = all(array.shape for array in leaves)
+            once, twice = (self._measure_output(function, batch, times) if has_axes else None for times in (1, 2))
+            self._have_rows[key] = once is not None and twice is not None and twice > once
+        return self._have_rows[key]
+
+    def warn_if_coupled(self, loss: object, function: UserFunction, *batch: PyTree) -> None:
+        """Warn once of a loss whose value does not follow from its values on parts of the rows."""
+        if id(loss) not in self._are_coupled and not self._alone:
+            self._are_coupled[id(loss)] = couples_rows(function, batch)
+            if self._are_coupled[id(loss)]:
+                warn_of_coupling(f"The loss {find_loss_name(loss)!r}")
+
+    def was_warned(self, loss: object) -> bool:
+        """Return whether `warn_if_coupled` has warned of this loss."""
+        return self._are_coupled.get(id(loss), False)
+
+    def _measure_output(self, function: UserFunction, batch: tuple[PyTree, ...], times: int) -> int | None:
+        """Return the length of the first axis of the output for `times` as many rows; None for one number."""
+
+        def repeat(array: Array) -> Array:
+            return jnp.concatenate([array] * times)
+
+        shapes = describe_shapes(batch, times)
+        output = function(*jax.tree.map(repeat, batch)) if self._eager else jax.eval_shape(function, *shapes)
+        return output.shape[0] if output.shape else None
+
+
+def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:
+    """Return the shapes of arrays, with `times` as many rows."""
+
+    def describe_shape(array: ShapedValue) -> jax.ShapeDtypeStruct:
+        rows = tuple(length * times for length in array.shape[:1])
+        return jax.ShapeDtypeStruct((*rows, *array.shape[1:]), array.dtype)
+
+    return jax.tree.map(describe_shape, arrays)
+
+
+def find_loss_name(loss: object) -> str:
+    """Return the name of a loss object or of a loss function."""
+    return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)
 
 
 def couples_rows(function: UserFunction, batch: tuple[PyTree, ...]) -> bool:
@@ -43,31 +96,26 @@ def couples_rows(function: UserFunction, batch: tuple[PyTree, ...]) -> bool:
     `batch` gives the shapes and dtypes of the arguments; their values are drawn. The answer is False for a function that fails on drawn values
     or draws numbers itself.
     """
-    shapes = jax.tree.leaves(batch)
-    if sum(np.prod(array.shape[1:], dtype=int) for array in shapes) * ROWS > MOST_ELEMENTS:
+    if sum(np.prod(array.shape[1:], dtype=int) for array in jax.tree.leaves(batch)) * ROWS > MOST_ELEMENTS:
         return False
-    compared = find_compared(function, batch)
-    return any(has_coupling(function, rows) for rows in draw_batches(batch, compared))
+    return any(has_coupling(function, rows) for rows in draw_batches(function, batch))
 
 
-def find_compared(function: UserFunction, batch: tuple[PyTree, ...]) -> dict[int, set[float]]:
-    """Return the numbers that the function compares its arrays with, by the arrays' positions; an empty dict if it cannot be traced."""
-    like = jax.tree.map(lambda array: jax.ShapeDtypeStruct((ROWS, *array.shape[1:]) if array.shape else (), array.dtype), batch)
-    try:
-        return find_compared_values(jax.make_jaxpr(function)(*like), range(len(jax.tree.leaves(batch))))
-    except Exception:  # the user's code need not be traceable
-        return {}
-
-
-def draw_batches(batch: tuple[PyTree, ...], compared: Mapping[int, set[float]]) -> Iterator[list[PyTree]]:
+def draw_batches(function: UserFunction, batch: tuple[PyTree, ...]) -> Iterator[list[PyTree]]:
     """Yield rows whose targets, the first argument, are numbers, then bits; each also with marks of rows that do not count."""
+
+    def resize(array: ShapedValue) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((ROWS, *array.shape[1:]) if array.shape else (), array.dtype)
+
+    try:
+        program = jax.make_jaxpr(function)(*jax.tree.map(resize, batch))
+        compared = find_compared_values(program, range(len(jax.tree.leaves(batch))))
+    except Exception:  # the user's code need not be traceable
+        compared = {}
     for targets in ("numbers", "bits"):
         rng = np.random.default_rng(0)
-        kinds = [targets, *["numbers"] * (len(batch) - 1)]
-        rows = [
-            jax.tree.map(lambda array, kind=kind, rng=rng: draw_rows_like(rng, array, kind), argument)
-            for kind, argument in zip(kinds, batch, strict=True)
-        ]
+        draw = functools.partial(draw_rows_like, rng, rows=ROWS)
+        rows = [*jax.tree.map(functools.partial(draw, kind=targets), batch[:1]), *jax.tree.map(draw, batch[1:])]
         yield rows
         leaves, structure = jax.tree.flatten(rows)
         for arrays in mark_rows(rng, leaves, compared):
@@ -76,15 +124,17 @@ def draw_batches(batch: tuple[PyTree, ...], compared: Mapping[int, set[float]]) 
 
 def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
     """Return whether the value of the function on these rows does not follow from its values on their halves."""
+
+    def call_on(rows: slice) -> np.ndarray:
+        def select(array: np.ndarray) -> Array:
+            return jnp.asarray(array[rows] if array.ndim else array)
+
+        return np.asarray(function(*jax.tree.map(select, whole)))
+
     half = ROWS // 2
     try:
         with jax.ensure_compile_time_eval():
-            all_rows = jax.tree.map(jnp.asarray, whole)
-            parts = [
-                jax.tree.map(lambda array, rows=rows: jnp.asarray(array[rows] if array.ndim else array), whole)
-                for rows in (slice(half), slice(half, None))
-            ]
-            value, again, first, second = (np.asarray(function(*rows)) for rows in (all_rows, all_rows, *parts))
+            value, again, first, second = map(call_on, (slice(None), slice(None), slice(half), slice(half, None)))
     except Exception:  # the user's code, on values that it was not written for
         return False
     tolerance = choose_tolerance(jax.tree.leaves(whole))
@@ -102,23 +152,10 @@ def choose_tolerance(arrays: Iterable[ShapedValue]) -> float:
     return CLOSE_IN_HALF if any(halves) else CLOSE
 
 
-def are_values_close(value: np.ndarray, expected: np.ndarray, tolerance: float = CLOSE) -> bool:
+def are_values_close(value: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     if value.shape != expected.shape or not np.all(np.isfinite(expected)):
         return False
     return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance * float(np.max(np.abs(expected), initial=0))))
-
-
-def draw_rows_like(rng: np.random.Generator, like: ShapedValue, kind: str = "numbers", rows: int = ROWS) -> np.ndarray:
-    """Return rows of this dtype. The second half has another distribution. Whole numbers are 0 or 1, others may be probabilities."""
-    if not like.shape:
-        return np.asarray(rng.uniform(0.1, 0.9)).astype(like.dtype)
-    shape = (rows // 2, *like.shape[1:])
-    dtype = np.dtype(like.dtype)
-    if dtype.kind in "iub" or kind == "bits":
-        halves = [rng.random(shape) < fraction for fraction in (0.25, 0.75)]
-    else:
-        halves = [rng.uniform(0.1, 0.9, shape), rng.uniform(0.4, 0.6, shape)]
-    return np.concatenate(halves).astype(dtype)
 
 
 def warn_of_coupling(what: str) -> None:

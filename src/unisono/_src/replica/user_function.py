@@ -15,15 +15,15 @@ from jax.core import Tracer
 from unisono._src.keras_private.evaluation import call_as_in_evaluation, have_coarse_layers
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.optimizers import list_optimizer_weights
-from unisono._src.replica import metric_probe, metrics, optimizer_update, overwritten, state_merging
+from unisono._src.replica import metric_probe, metric_updates, metrics, optimizer_update, overwritten, state_merging
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.fixed_draws import SteadyFunction
 from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_gradients
 from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
-from unisono._src.replica.output_rows import OutputRows
-from unisono._src.replica.probe import RowPair, SteadyFunction, pair_shards
-from unisono._src.replica.probe_rows import make_up_rows
+from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import Divisor, State
+from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.typing import Array, Outputs, PyTree, Shape, UserObject
 
@@ -309,13 +309,13 @@ class UserComputation:
     def is_undecided(self) -> bool:
         return bool(self._undecided)
 
-    def _observe_other_rows(self, pair: RowPair, constants: Sequence[Array]) -> metric_probe.UpdatesOnOtherRows | None:
+    def _observe_other_rows(self, pair: RowPair, constants: Sequence[Array]) -> metric_updates.UpdatesOnOtherRows | None:
         """Return the metric updates of the code on other rows; None where the code cannot run on more rows than a replica has."""
         if self._eager:  # eager code may draw random numbers that cannot be fixed
             return None
         other_updates = self._observe(pair.state, pair.other, 1, constants).updates
         try:
-            return metric_probe.UpdatesOnOtherRows(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
+            return metric_updates.UpdatesOnOtherRows(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
         except Exception:
             return None
 
@@ -336,7 +336,7 @@ class UserComputation:
         arrays_of_updates, gradients = self._effects(state, rows, jnp.float32(times), constants)
         calls = self._metric_calls[list_shapes(rows)]
         updates = [
-            metric_probe.MetricUpdate(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)
+            metric_updates.MetricUpdate(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)
         ]
         return Effects(updates, gradients)
 
@@ -355,7 +355,7 @@ class UserComputation:
         )
         with (
             self._run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS)) as code,
-            metric_probe.note_updates(user_metrics, code.note),
+            metric_updates.note_updates(user_metrics, code.note),
             hide_masks(),
         ):
             self._call(rows, constants)
@@ -377,11 +377,11 @@ class UserComputation:
 class Effects(NamedTuple):
     """The effects of code on some rows: the metric updates, and the gradients that it applies."""
 
-    updates: list[metric_probe.MetricUpdate]
+    updates: list[metric_updates.MetricUpdate]
     gradients: list[Array]
 
 
-def find_means_of_numbers(updates: Sequence[metric_probe.MetricUpdate], rows: int) -> dict[int, bool]:
+def find_means_of_numbers(updates: Sequence[metric_updates.MetricUpdate], rows: int) -> dict[int, bool]:
     """Return the variables of means that are fed with one number. Code computes the mean of a replica's rows in many ways, so the number
     is taken for that mean."""
     means = [
