@@ -10,8 +10,16 @@ import pytest
 
 from unisono._src.cluster import connect as connecting
 from unisono._src.cluster.connect import compute_heartbeat_timeout, connect_processes, read_bound, require_same_cluster
-from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments, describe_by_launcher
-from unisono._src.cluster.tf_config import FORM, describe_by_tf_config
+from unisono._src.cluster.description import (
+    TF_CONFIG_FORM as FORM,
+)
+from unisono._src.cluster.description import (
+    Cluster,
+    ClusterError,
+    describe_by_arguments,
+    describe_by_launcher,
+    describe_by_tf_config,
+)
 
 LAUNCHED = {"UNISONO_COORDINATOR": "127.0.0.1:1234", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": "2"}
 

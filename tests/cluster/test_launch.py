@@ -9,9 +9,9 @@ import pytest
 
 from unisono._src import cli
 from unisono._src.cluster.launch.launch import count_next_processes
-from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
+from unisono._src.cluster.launch.outcome import ProcessEnd, count_own_failures, find_first_failure
 from unisono._src.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, WorkerOutput, find_last_traceback
-from unisono._src.cluster.launch.target import LaunchedProgram, split_command_line
+from unisono._src.cluster.launch.target import seems_to_save, split_command_line
 from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus, make_worker_environment
 
 
@@ -125,14 +125,14 @@ def end(process, code, killed=None, forced=False, words=()):
     ],
 )
 def test_the_first_failure_is_no_consequence_of_another(ends, code, first, lost):
-    outcome = Outcome(tuple(ends))
-    assert outcome.code == code
-    assert (None if outcome.first_failure is None else str(outcome.first_failure)) == first
-    assert outcome.count_own_failures() == lost
+    failure = find_first_failure(ends)
+    assert (None if failure is None else str(failure)) == first
+    assert (max(end.code for end in ends) if failure is None else failure.code) == code
+    assert failure is None or count_own_failures(ends) == lost
 
 
 def test_how_many_are_started_again():
-    two_lost = Outcome((end(0, 1), end(1, 137, signal.SIGKILL), end(2, 76), end(3, 76)))
+    two_lost = [end(0, 1), end(1, 137, signal.SIGKILL), end(2, 76), end(3, 76)]
     assert [count_next_processes(4, two_lost, least) for least in (None, 1, 2, 3, 4)] == [4, 2, 2, 3, 4]
 
 
@@ -179,6 +179,6 @@ def test_what_seems_to_save(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for source, saves in (("model.fit(x)", False), ("un.callbacks.BackupAndRestore(d)", True), ("c = un.Checkpoint(m=m)", True)):
         script.write_text(source)
-        assert LaunchedProgram((str(script),)).seems_to_save() is saves
-        assert LaunchedProgram(("-m", "train_here")).seems_to_save() is saves
-    assert LaunchedProgram(("-m", "no_such_module_anywhere")).seems_to_save()
+        assert seems_to_save((str(script),)) is saves
+        assert seems_to_save(("-m", "train_here")) is saves
+    assert seems_to_save(("-m", "no_such_module_anywhere"))

@@ -9,7 +9,7 @@ import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
 from unisono._src.cluster.launch.launch import LaunchSettings, run_with_restarts
-from unisono._src.cluster.launch.target import LaunchedProgram
+from unisono._src.cluster.launch.target import check_program
 from unisono._src.cluster.launch.worker_environment import WorkerDevices, list_gpus
 from unisono._src.processes import names
 
@@ -51,8 +51,8 @@ def launch(
         raise CommandError(f"--min-processes {min_processes} is more than --processes {processes}.")
     devices = WorkerDevices(devices_per_process, cpu, () if cpu else list_gpus(os.environ))
     try:
-        settings = LaunchSettings(LaunchedProgram(program), devices, bound)
+        check_program(program)
         devices.make_variables(0, processes)  # refuses too few GPUs
     except ValueError as error:
         raise CommandError(str(error)) from error
-    return run_with_restarts(settings, processes, restarts, min_processes)
+    return run_with_restarts(LaunchSettings(program, devices, bound), processes, restarts, min_processes)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import jax
 
-from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments, describe_by_launcher
-from unisono._src.cluster.tf_config import describe_by_tf_config
+from unisono._src.cluster.description import (
+    Cluster,
+    ClusterError,
+    describe_by_arguments,
+    describe_by_launcher,
+    describe_by_tf_config,
+)
 from unisono._src.jax_private import distributed
 from unisono._src.jax_private.runtime import has_jax_started
 from unisono._src.processes import names
@@ -90,7 +93,10 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
         check_port(cluster)
     else:
         wait_for_coordinator(cluster, timeout)
-    with exit_if_late(cluster, timeout):
+    timer = threading.Timer(timeout, exit_late, (cluster, timeout))
+    timer.daemon = True
+    timer.start()
+    try:
         jax.distributed.initialize(
             cluster.coordinator,
             cluster.processes,
@@ -100,6 +106,8 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
             heartbeat_timeout_seconds=heartbeats,
             coordinator_bind_address=cluster.coordinator if cluster.is_on_loopback else None,
         )
+    finally:
+        timer.cancel()
     return cluster
 
 
@@ -130,21 +138,10 @@ def wait_for_coordinator(cluster: Cluster, timeout: float) -> None:
         time.sleep(PAUSE)
 
 
-@contextlib.contextmanager
-def exit_if_late(cluster: Cluster, timeout: float) -> Iterator[None]:
-    """End this process where the block, which waits in compiled code for the others, does not end in time."""
-
-    def exit_late() -> None:
-        print(f"unisono: {describe_late_others(cluster, timeout)} Not all have come.", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(timeout, exit_late)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def exit_late(cluster: Cluster, timeout: float) -> None:
+    """End this process, whose main thread waits in compiled code for the others."""
+    print(f"unisono: {describe_late_others(cluster, timeout)} Not all have come.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def describe_late_others(cluster: Cluster, timeout: float) -> str:

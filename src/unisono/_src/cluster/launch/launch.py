@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import os
+import pathlib
 import selectors
 import signal
 import socket
@@ -14,11 +15,14 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from unisono._src.cluster.launch.outcome import Outcome, ProcessEnd
+from unisono._src.cluster.launch.outcome import ProcessEnd, count_own_failures, find_first_failure
 from unisono._src.cluster.launch.output import Screen
-from unisono._src.cluster.launch.target import LaunchedProgram
+from unisono._src.cluster.launch.target import seems_to_save
 from unisono._src.cluster.launch.worker_environment import LOOPBACK, WorkerDevices, make_worker_environment
 from unisono._src.cluster.launch.worker_process import WorkerProcess
+
+BOOTSTRAP = str(pathlib.Path(__file__).with_name("worker.py"))
+"""The start of a worker, which is run by its path, so that it imports nothing of Unisono."""
 
 CALLBACK = 'un.callbacks.BackupAndRestore("backup", save_freq=100)'
 
@@ -62,7 +66,8 @@ class PassedSignals:
 class LaunchSettings:
     """The options of `unisono launch` that all runs share."""
 
-    program: LaunchedProgram
+    program: tuple[str, ...]
+    """A script or -m and a module, and its arguments."""
     devices: WorkerDevices
     bound: float
 
@@ -71,8 +76,8 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
     """Run all processes, again after failures, and return the exit code. `least` is the smallest number of processes of a run after a
     failure; None means all processes, every time."""
     screen = Screen(sys.stdout, sys.stderr)
-    if restarts and not settings.program.seems_to_save():
-        words = settings.program.words
+    words = settings.program
+    if restarts and not seems_to_save(words):
         screen.write_line(
             sys.stderr,
             f"unisono launch: {' '.join(words[:2] if words[0] == '-m' else words[:1])} seems to save nothing, so that a restart would begin "
@@ -82,30 +87,37 @@ def run_with_restarts(settings: LaunchSettings, processes: int, restarts: int, l
     signals = PassedSignals()
     with signals.collect():
         while True:
-            outcome = run_processes(settings, processes, restarted, screen, signals)
+            ends = run_processes(settings, processes, restarted, screen, signals)
             screen.clear_bar()
-            failure = outcome.first_failure
-            if failure is None:
-                return outcome.code
+            failure = find_first_failure(ends)
+            if failure is None:  # 75 where some have left as they were asked to
+                return max(end.code for end in ends)
             screen.write_line(sys.stderr, "\n".join([f"unisono launch: {failure}.", *failure.last_words]))
             if signals.requests_to_end or restarted == restarts:
-                return outcome.code
+                return failure.code
             restarted += 1
-            processes = count_next_processes(processes, outcome, least)
+            processes = count_next_processes(processes, ends, least)
             started = f"{processes} process{'es' * (processes != 1)}"
             screen.write_line(sys.stderr, f"unisono launch: restart {restarted} of {restarts}, with {started}.")
 
 
-def count_next_processes(processes: int, outcome: Outcome, least: int | None) -> int:
+def count_next_processes(processes: int, ends: list[ProcessEnd], least: int | None) -> int:
     """Return the number of processes of the next run."""
-    return processes if least is None else max(least, processes - outcome.count_own_failures())
+    return processes if least is None else max(least, processes - count_own_failures(ends))
 
 
-def run_processes(settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PassedSignals) -> Outcome:
-    """Start the processes, and return when all have ended and nothing of them is left."""
-    command = settings.program.make_command(os.getpid())
+def run_processes(
+    settings: LaunchSettings, processes: int, restarts: int, screen: Screen, signals: PassedSignals
+) -> list[ProcessEnd]:
+    """Start the processes, and return their ends, in the order in which they came, when nothing of them is left."""
+    command = [sys.executable, BOOTSTRAP, str(os.getpid()), *settings.program]
     workers: list[WorkerProcess] = []
-    with hold_free_port() as port, selectors.DefaultSelector() as selector:
+    with socket.socket() as holder, selectors.DefaultSelector() as selector:
+        # A free port on loopback is held, so that no other program is given it. The coordinator, which shares its port as every gRPC server
+        # does, may listen there beside this socket, which does not listen.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((LOOPBACK, 0))
+        port = holder.getsockname()[1]
         try:
             for number in range(processes):
                 environment = make_worker_environment(
@@ -134,7 +146,7 @@ class RunningWorkers:
         self._terminate_at = self._kill_at = float("inf")
         self._forced = False
 
-    def run_to_end(self) -> Outcome:
+    def run_to_end(self) -> list[ProcessEnd]:
         while self._running:
             for key, _ in self._selector.select(TICK):
                 key.data()
@@ -144,11 +156,13 @@ class RunningWorkers:
                 self._kill_at = 0.0
             self._end([worker for worker in self._running if worker.has_ended()], self._forced)
             self._enforce_bound(time.monotonic())
-        return Outcome(tuple(self._ends))
+        return self._ends
 
     def _enforce_bound(self, now: float) -> None:
-        if self._is_alone:
-            self._kill_stopped_worker(now)
+        if not self._is_alone or not all(worker.is_stopped for worker in self._running):
+            self._last_seen_running = now
+        elif now - self._last_seen_running > self._bound:  # of several workers, the others name the stopped one
+            self._end(self._running, forced=True, was_stopped=True)
         if any(end.is_failure for end in self._ends):
             if self._terminate_at == float("inf"):  # the others have the same bound to notice it and to say what they know
                 self._terminate_at = now + self._bound
@@ -162,13 +176,6 @@ class RunningWorkers:
             self._terminate_at = self._kill_at
             self._forced = True
 
-    def _kill_stopped_worker(self, now: float) -> None:
-        """Kill a worker that is alone and stopped for longer than the bound. Of several workers, the others name the stopped one."""
-        if not all(worker.is_stopped for worker in self._running):
-            self._last_seen_running = now
-        elif now - self._last_seen_running > self._bound:
-            self._end(self._running, forced=True, was_stopped=True)
-
     def _send(self, number: int) -> None:
         for worker in self._running:
             worker.send(number)
@@ -177,13 +184,3 @@ class RunningWorkers:
         for worker in list(workers):
             self._running.remove(worker)
             self._ends.append(worker.finish(forced, was_stopped))
-
-
-@contextlib.contextmanager
-def hold_free_port() -> Iterator[int]:
-    """Hold a free port on loopback for the block, so that no other program is given it. The coordinator, which shares its port as every
-    gRPC server does, may listen there beside this socket, which does not listen."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind((LOOPBACK, 0))
-        yield holder.getsockname()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Sequence
 
 from unisono._src.processes import names
 
@@ -50,25 +51,11 @@ class ProcessEnd:
         return f"process {self.process} failed with exit code {self.code}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The ends of all processes of a run, in the order in which they came."""
+def find_first_failure(ends: Sequence[ProcessEnd]) -> ProcessEnd | None:
+    """Return the failure that is most likely the first cause; of equally likely failures, the one that came first."""
+    return min((end for end in ends if end.is_failure), key=lambda end: end.consequence_rank, default=None)
 
-    ends: tuple[ProcessEnd, ...]
 
-    @property
-    def first_failure(self) -> ProcessEnd | None:
-        """Return the failure that is most likely the first cause; of equally likely failures, the first one."""
-        failures = [end for end in self.ends if end.is_failure]
-        return min(failures, key=lambda end: end.consequence_rank, default=None)
-
-    @property
-    def code(self) -> int:
-        """Return the exit code of the launcher: 75 where some have left as they were asked to, and none failed."""
-        first = self.first_failure
-        return max(end.code for end in self.ends) if first is None else first.code
-
-    def count_own_failures(self) -> int:
-        """Return the number of processes that failed by themselves: one at least, where any has failed."""
-        ranks = [end.consequence_rank for end in self.ends if end.is_failure]
-        return max(sum(rank < 2 for rank in ranks), 1) if ranks else 0
+def count_own_failures(ends: Sequence[ProcessEnd]) -> int:
+    """Return the number of processes that failed by themselves, of which there is one at least after a failure."""
+    return max(sum(end.is_failure and end.consequence_rank < 2 for end in ends), 1)

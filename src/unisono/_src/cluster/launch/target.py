@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import pathlib
 import sys
 from collections.abc import Sequence
 
-BOOTSTRAP = str(pathlib.Path(__file__).with_name("worker.py"))
-
 SAVING = ("BackupAndRestore", "Checkpoint(")
 """Words of which a script that saves its training has one. Keras' ModelCheckpoint( contains the second."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LaunchedProgram:
-    """The words after the options of `unisono launch`, as Python's own command line has them."""
+def check_program(words: Sequence[str]) -> None:
+    """Refuse words that name no program. They stand behind the options of `unisono launch`, as on Python's own command line."""
+    if not words or list(words) == ["-m"]:
+        raise ValueError(
+            "unisono launch received no program. Write: unisono launch --processes 2 script.py, or with a module "
+            "unisono launch --processes 2 -m package.module"
+        )
+    if words[0] != "-m" and not pathlib.Path(words[0]).exists():
+        raise ValueError(f"there is no script {words[0]!r} here. Options of unisono launch come before the script's name.")
 
-    words: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not self.words or self.words == ("-m",):
-            raise ValueError(
-                "unisono launch received no program. Write: unisono launch --processes 2 script.py, or with a module "
-                "unisono launch --processes 2 -m package.module"
-            )
-        if self.words[0] != "-m" and not pathlib.Path(self.words[0]).exists():
-            raise ValueError(
-                f"there is no script {self.words[0]!r} here. Options of unisono launch come before the script's name."
-            )
+def seems_to_save(words: Sequence[str]) -> bool:
+    """Return whether the source of the program names something that saves. Its imports are not read. The answer is True where the source
+    cannot be read."""
+    try:
+        source = find_source(words).read_text()
+    except (OSError, UnicodeDecodeError, ImportError, ValueError):
+        return True
+    return any(word in source for word in SAVING)
 
-    def make_command(self, launcher: int) -> list[str]:
-        """Return the command that starts a worker. The bootstrap is run by its path, so that it imports nothing of Unisono."""
-        return [sys.executable, BOOTSTRAP, str(launcher), *self.words]
 
-    def seems_to_save(self) -> bool:
-        """Return whether the source of the program names something that saves. Its imports are not read. The answer is True where the source
-        cannot be read."""
-        try:
-            source = self._find_source().read_text()
-        except (OSError, UnicodeDecodeError, ImportError, ValueError):
-            return True
-        return any(word in source for word in SAVING)
-
-    def _find_source(self) -> pathlib.Path:
-        if self.words[0] != "-m":
-            return pathlib.Path(self.words[0])
-        sys.path.insert(0, "")  # where python -m looks first
-        try:
-            spec = importlib.util.find_spec(self.words[1])
-        finally:
-            sys.path.remove("")
-        if spec is None or spec.origin is None:
-            raise ImportError(self.words[1])
-        return pathlib.Path(spec.origin)
+def find_source(words: Sequence[str]) -> pathlib.Path:
+    if words[0] != "-m":
+        return pathlib.Path(words[0])
+    sys.path.insert(0, "")  # where python -m looks first
+    try:
+        spec = importlib.util.find_spec(words[1])
+    finally:
+        sys.path.remove("")
+    if spec is None or spec.origin is None:
+        raise ImportError(words[1])
+    return pathlib.Path(spec.origin)
 
 
 def split_command_line(words: Sequence[str], flags: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -32,7 +32,7 @@ THE_ONE = f"{VERDICTS}first"
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """What a process tells the others of itself."""
+    """A message of a process about itself to the others."""
 
     process: int
     pid: int

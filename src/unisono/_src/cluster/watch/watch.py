@@ -11,6 +11,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+import jax
+
 from unisono._src.cluster.watch import local_processes
 from unisono._src.cluster.watch.board import DONE, ENDED, RAISED, RUNNING, Board, Heartbeat, Verdict
 from unisono._src.cluster.watch.verdict import BEFORE_THE_FIRST_STEP, PATIENCE, Observation, judge_processes, make_error_verdict
@@ -148,7 +150,7 @@ class ProcessWatch(Activity):
                 self._own_heartbeat = dataclasses.replace(self._own_heartbeat, beat=self._own_heartbeat.beat + 1)
                 self.board.publish_heartbeat(self.make_heartbeat())
                 self._note_heard(self.board.read_heartbeats(), self.board.read_verdict())
-            except Exception as error:  # whatever JAX raises here: process 0 did not answer
+            except jax.errors.JaxRuntimeError as error:  # process 0 did not answer
                 if distributed.get_client() is not self._client:
                     self._over.set()  # the program has disconnected
                     return
