@@ -31,7 +31,7 @@ class WeakIdentitySet:
         reference = self._members.get(id(candidate))
         return reference is not None and reference() is candidate
 
-    def list_members(self) -> list[Any]:
+    def list_members(self) -> list[UserObject]:
         return [member for reference in list(self._members.values()) if (member := reference()) is not None]
 
 

@@ -221,7 +221,7 @@ class BackupAndRestore(FitCallback):
         set_first_epoch(cast(keras.Model, self.model), first_epoch)
 
     def _warn_of_others(self, loaded: LoadedCheckpoint, states: dict[str, PyTree]) -> None:
-        differing = callback_states.list_differences(self._others, states)
+        differing = callback_states.list_other_callbacks(self._others, states)
         if differing:
             warnings.warn(
                 f"The callbacks are others than those of the checkpoint {loaded.path}: {'; '.join(differing)}. Give fit the same ones, to go on "

@@ -88,7 +88,7 @@ def set_states(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, P
             state.set_state(saved[name])
 
 
-def list_differences(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> list[str]:
+def list_other_callbacks(callbacks: Iterable[keras.callbacks.Callback], saved: dict[str, PyTree]) -> list[str]:
     """Return what a checkpoint with these states has and the callbacks have not, and the reverse."""
     states = find_states(callbacks)
     return [

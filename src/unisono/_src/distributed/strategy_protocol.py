@@ -1,4 +1,4 @@
-"""What lower rooms see of a strategy: the loop, the hooks of fit, and the checks that they call."""
+"""The base of strategies, as the loop, the hooks of fit and the checks use it."""
 
 from __future__ import annotations
 

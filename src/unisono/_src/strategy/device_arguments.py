@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, SupportsIndex, TypeAlias
 
 import jax
 
@@ -70,7 +70,7 @@ def as_whole_number(name: str, value: UserObject) -> UserObject:
     """Return a whole number of NumPy or another library as Python's; refuse floats and bools; return all else as it is."""
     if isinstance(value, (bool, float)):
         raise ValueError(f"{name} must be a whole number; received {name}={value!r}.")
-    return operator.index(value) if hasattr(value, "__index__") else value
+    return operator.index(value) if isinstance(value, SupportsIndex) else value
 
 
 def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.Device]:
