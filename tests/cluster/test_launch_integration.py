@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pathlib
 import signal
@@ -13,6 +14,9 @@ import pytest
 
 from processes import LAUNCH, are_gone, environment
 from sizes import slow
+from unisono._src.cluster.launch.launch import LaunchSettings, PassedSignals, run_processes
+from unisono._src.cluster.launch.output import Screen
+from unisono._src.cluster.launch.worker_environment import WorkerDevices
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +68,16 @@ def test_arguments_and_environment(tmp_path):
     assert (code, err) == (0, [])
     words = [script, "--processes", "9", "--", "-m", "--cpu"]
     assert sorted(out) == [f"[{i}] {words} 3 {tmp_path} __main__" for i in range(3)]
+
+
+def test_a_worker_that_has_ended_is_not_killed_again(tmp_path, monkeypatch):
+    """Another group of processes may have its number by then."""
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    settings = LaunchSettings((written(tmp_path, ""),), WorkerDevices(None, cpu=True), 5.0)
+    ends = run_processes(settings, 2, 0, Screen(io.StringIO(), io.StringIO()), PassedSignals())
+    assert [end.status for end in ends] == [0, 0]
+    assert len(killed) == len(set(killed)) == 2
 
 
 def test_a_module(tmp_path):

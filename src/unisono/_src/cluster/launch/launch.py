@@ -126,7 +126,7 @@ def run_processes(
                 workers.append(WorkerProcess(number, command, environment, screen, selector))
             return RunningWorkers(workers, settings.bound, selector, signals).run_to_end()
         finally:
-            for worker in workers:
+            for worker in workers:  # those that still run, after an error
                 worker.kill()
 
 
@@ -136,7 +136,7 @@ class RunningWorkers:
     def __init__(
         self, workers: list[WorkerProcess], bound: float, selector: selectors.BaseSelector, signals: PassedSignals
     ) -> None:
-        self._running = list(workers)
+        self._running = workers  # those that are taken out have ended: their numbers may soon be those of other processes
         self._bound = bound
         self._selector = selector
         self._signals = signals
