@@ -83,14 +83,11 @@ class Checkpoint:
                     f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
                     f"a number that changes."
                 )
-        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.placement.replicas for dataset in self._datasets), None))
+        self._datasets = [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
         for dataset in self._datasets:
             dataset.will_be_saved()
+        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.placement.replicas for dataset in self._datasets), None))
         self._stores: dict[tuple[Path, str], CheckpointStore] = {}
-
-    @property
-    def _datasets(self) -> list[LoopDataset]:
-        return [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
 
     @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
@@ -103,20 +100,19 @@ class Checkpoint:
 
         A failure is raised by the next `save` or by `wait`, or printed when the process ends.
         """
-        self._warn_of_other_thread()
-        directory, name = split_path(path)
-        store = self._stores.setdefault((directory, name), CheckpointStore(directory, name))
-        store.keep = keep
-        states = {name: thing.get_state() for name, thing in self._stateful.items()}
-        return str(self._run_checkpoint.save(store, store.choose_next_number(), states))
-
-    def _warn_of_other_thread(self) -> None:
         if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
             warnings.warn(
                 f"save was called in the thread {threading.current_thread().name!r}, and the loop over the data runs in another one: what is "
                 f"saved may lie within a step. Save in the loop, between two steps; it is written beside the training in any case.",
-                stacklevel=4,
+                stacklevel=3,
             )
+        absolute = Path(path).absolute()
+        is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
+        directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
+        store = self._stores.setdefault((directory, name), CheckpointStore(directory, name))
+        store.keep = keep
+        states = {name: thing.get_state() for name, thing in self._stateful.items()}
+        return str(self._run_checkpoint.save(store, store.choose_next_number(), states))
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk; raise the error of one that was not written."""
@@ -137,8 +133,7 @@ class Checkpoint:
             signals: Names of signals.
             keep: As for `save`.
         """
-        datasets = self._datasets
-        if not datasets:
+        if not self._datasets:
             raise ValueError(
                 "saving_on_signal needs the distributed dataset that the loop is over, to know where a step ends. Write Checkpoint(..., "
                 "data=dataset)."
@@ -154,14 +149,14 @@ class Checkpoint:
                 if stop.is_due:
                     save_and_leave()
 
-            for dataset in datasets:
+            for dataset in self._datasets:
                 dataset.listeners.append(between_batches)
             try:
                 yield
                 if stop.is_asked_in_any_process():
                     save_and_leave()
             finally:
-                for dataset in datasets:
+                for dataset in self._datasets:
                     dataset.listeners.remove(between_batches)
 
     @says_near_names
@@ -197,10 +192,3 @@ class Checkpoint:
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
     """Return whether an object has `get_state()` and `set_state(state)`."""
     return callable(getattr(thing, "get_state", None)) and callable(getattr(thing, "set_state", None))
-
-
-def split_path(path: str | os.PathLike[str]) -> tuple[Path, str]:
-    """Return the directory, and the name that its checkpoints have."""
-    absolute = Path(path).absolute()
-    is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
-    return (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)

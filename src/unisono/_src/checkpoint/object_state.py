@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from unisono._src.checkpoint import compatibility, configuration
+from unisono._src.checkpoint.encoding import STATES
 from unisono._src.fingerprint import FingerprintContents
 from unisono._src.keras_private.models import is_built, list_layers
 from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
@@ -32,7 +33,7 @@ class KerasState:
     @property
     def variables(self) -> dict[str, keras.Variable]:
         """Return the variables by name; a variable that two objects share is listed once."""
-        ids = [id(variable) for name, thing in self.things.items() for variable in list_variables(name, thing)]
+        ids = [id(variable) for name, thing in self.things.items() for variable in collect_variables(name, thing)]
         if ids != self._known[0]:  # a walk through a large model takes a while
             named: dict[int, tuple[str, keras.Variable]] = {}
             for name, thing in self.things.items():
@@ -55,9 +56,9 @@ class KerasState:
         return {name: newest[id(variable)] for name, variable in self.variables.items()}
 
     def put(self, where: str, theirs: Mapping[str, np.ndarray], partial: bool = False) -> None:
-        """Assign all variables, or raise and assign none. With `partial`, the checkpoint may have more arrays."""
+        """Assign all variables from the arrays of a checkpoint, or raise and assign none. With `partial`, there may be more arrays."""
         ours = self.variables
-        theirs = {name: array for name, array in theirs.items() if name in ours} if partial else dict(theirs)
+        theirs = {name: array for name, array in theirs.items() if (name in ours if partial else not name.startswith(STATES))}
         ours, theirs, fresh = drop_unbuilt_metrics(ours, theirs)
         compatibility.check_same_arrays(where, theirs, ours)
         for name in fresh:
@@ -124,7 +125,7 @@ class KerasState:
         return lambda arrays: contents.digest(lambda variable: arrays[names[id(variable)]])
 
 
-def list_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
+def collect_variables(name: str, thing: KerasThing) -> list[keras.Variable]:
     """Return the variables of an object, and those of its optimizers; some may come twice."""
     if isinstance(thing, keras.Variable):
         return [thing]

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from unisono._src.checkpoint import compatibility
-from unisono._src.checkpoint.encoding import STATES, decode_state, encode_state
+from unisono._src.checkpoint.encoding import decode_state, encode_state
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
 from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
 from unisono._src.checkpoint.run_description import describe_run
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.fingerprint import UNPROMISED
-from unisono._src.ownership import OwningStrategy, find_strategy
+from unisono._src.ownership import find_strategy
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Array, PyTree
 
@@ -35,7 +35,12 @@ class RunCheckpoint:
         """Return what the bits of the run depend on, from the strategy in whose scope an object was made, and from the data."""
         strategies = [find_strategy(thing) for thing in self.keras.things.values()]
         strategy = next((strategy for strategy in strategies if strategy is not None), None)
-        check_saves_for_all(strategy)
+        if strategy is not None and not get_agreement().is_alone and strategy.placement.processes is None:
+            # Process 0 saves for all: the others' state would be lost.
+            raise ValueError(
+                f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would "
+                f"save its own and nobody the others'. Make it in the scope of the MultiWorkerMirroredStrategy."
+            )
         return describe_run(strategy, self._replicas if strategy is None else strategy.num_replicas_in_sync)
 
     def keep_description(self) -> None:
@@ -76,21 +81,20 @@ class RunCheckpoint:
         where = str(loaded.path)
         record = loaded.record
         run = self._describe_run()
-        variables, state_arrays = split_arrays(loaded.arrays)
         theirs = {*record["fingerprints"], *record["states"]}
         compatibility.check_objects(where, theirs, {*self.keras.things, *names}, partial)
         compatibility.check_same_replicas(where, record["replicas"], run["replicas"], allow_other_replicas)
         compatibility.check_same_optimizers(where, record["optimizers"], self.keras.optimizers)
         unbuilt = self.keras.build(where, record)
-        self.keras.put(where, variables, partial)
+        self.keras.put(where, loaded.arrays, partial)
         for text in [*unbuilt, *compatibility.describe_differences(where, record, run | self.keras.describe())]:
             warnings.warn(text, stacklevel=4)
-        self._check_bits(where, record["fingerprints"], variables)
-        return decode_state(record["states"], state_arrays)
+        self._check_bits(where, record["fingerprints"], loaded.arrays)
+        return decode_state(record["states"], loaded.arrays)
 
     def assign_again(self, loaded: LoadedCheckpoint) -> None:
         """Assign the variables of a checkpoint that was just restored, once more."""
-        self.keras.put(str(loaded.path), split_arrays(loaded.arrays)[0])
+        self.keras.put(str(loaded.path), loaded.arrays)
 
     def _check_bits(self, where: str, theirs: Mapping[str, str], saved: Mapping[str, np.ndarray]) -> None:
         """Refuse restored objects that have other bits than the checkpoint: by fingerprint; objects in part, by their arrays."""
@@ -107,21 +111,6 @@ class RunCheckpoint:
                     f"{name} was restored from the checkpoint {where}, and {what}. Please report this with the model that shows it; do not "
                     f"train on."
                 )
-
-
-def check_saves_for_all(strategy: OwningStrategy | None) -> None:
-    """Refuse a strategy of this process alone among several processes: process 0 saves for all, the others' state would be lost."""
-    if strategy is not None and not get_agreement().is_alone and strategy.placement.processes is None:
-        raise ValueError(
-            f"This is of {strategy!r}, which trains in this process alone, in a program whose processes train together: process 0 would save "
-            f"its own and nobody the others'. Make it in the scope of the MultiWorkerMirroredStrategy."
-        )
-
-
-def split_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the arrays of variables, and those of states."""
-    state_arrays = {name: array for name, array in arrays.items() if name.startswith(STATES)}
-    return {name: array for name, array in arrays.items() if name not in state_arrays}, state_arrays
 
 
 @jax.jit
