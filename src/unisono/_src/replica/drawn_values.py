@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.typing import AnyArray, Shape
+from unisono._src.typing import AnyArray
 
 MOST = 2**62
 """The largest whole number that is drawn."""
 
 
-class ShapedValue(Protocol):
-    """A value with a shape and a dtype: an array, a tracer, or the description of one."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def dtype(self) -> np.dtype: ...
+ShapedValue: TypeAlias = AnyArray | jax.ShapeDtypeStruct
+"""A value with a shape and a dtype."""
 
 
 def draw_values_like(rng: np.random.Generator, array: AnyArray) -> np.ndarray:

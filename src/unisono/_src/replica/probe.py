@@ -81,7 +81,8 @@ class ModelProbe:
         self._updates: dict[int, MetricUpdate] = {}
         """The metric updates of the last run, by the numbers of their calls."""
         self._call_numbers = itertools.count()
-        self._cached_step: tuple[int, SteadyFunction[None]] | None = None
+        self._step = SteadyFunction(self._contribute, functions.eager)
+        self._step_version = self._growth.trace_version
         self._gradients = SteadyFunction(functions.gradients_of_numbers, functions.eager)
         self._divisors = SteadyFunction(self._divisor_array, functions.eager)
         self._probes = 0
@@ -201,14 +202,6 @@ class ModelProbe:
         divisors = self._functions.divisors(state, rows, jnp.int32(0), jnp.float32(1), ())
         return jnp.array([0 if divisor is None else divisor for divisor in divisors], jnp.float32)
 
-    @property
-    def _step(self) -> SteadyFunction[None]:
-        """Return the step, traced anew when more is known of its numbers."""
-        known = self._growth.trace_version
-        if self._cached_step is None or self._cached_step[0] != known:
-            self._cached_step = known, SteadyFunction(self._contribute, self._functions.eager)
-        return self._cached_step[1]
-
     def _contribute(self, state: State, rows: PyTree, row_fraction: Array, totals: Array) -> None:
         with self._growth.listen(self._note_number), note_updates(self._metrics, self._note_update):
             self._functions.contribution(state, rows, jnp.int32(0), row_fraction, totals, ())
@@ -231,6 +224,9 @@ class ModelProbe:
 
     def _run(self, state: State, rows: PyTree, times: int, totals: Array) -> tuple[dict[str, Arrays], list[MetricUpdate]]:
         """Run the step on these rows, which are `times` as many as a replica has. Return its numbers and its metric updates."""
+        if self._step_version != self._growth.trace_version:  # it is traced anew when more is known of its numbers
+            self._step = SteadyFunction(self._contribute, self._functions.eager)
+            self._step_version = self._growth.trace_version
         self._numbers.clear()
         self._updates.clear()
         self._step(state, rows, jnp.float32(times), totals)
