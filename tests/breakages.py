@@ -175,17 +175,16 @@ def order_of_a_collective(patch: pytest.MonkeyPatch) -> None:
 
 def stale_callbacks(patch: pytest.MonkeyPatch) -> None:
     """What looks at a model while it is trained sees it as the look before did."""
-    current_values, seen = trainer_state.read_current_values, {}
+    held_state, seen = trainer_state.get_held_state, {}
 
-    def stale(model, names):
-        now = current_values(model, names)
-        if not getattr(model, "_jax_state", None) or model._jax_state_synced:
-            return now
-        before = seen.get((id(model), names), now)
-        seen[id(model), names] = jax.tree.map(np.array, now)
-        return before
+    def stale(model):
+        now = held_state(model)
+        before = seen.get(id(model), now)
+        if now:
+            seen[id(model)] = jax.tree.map(np.array, now)
+        return before if now else now
 
-    patch.setattr(trainer_state, "read_current_values", stale)
+    patch.setattr(trainer_state, "get_held_state", stale)
 
 
 def export_without_moving_means(patch: pytest.MonkeyPatch) -> None:

@@ -71,17 +71,13 @@ def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     """
     forget_added_losses(model)
     is_mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
-    with make_crops_compilable(model), backend.AutocastScope(model.compute_dtype) if is_mixed else contextlib.nullcontext():
-        return _call_forward(model, x, training)
-
-
-def _call_forward(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     kwargs = {"training": training} if model._call_has_training_arg else {}
-    if model.dtype_policy.quantization_mode is not None:
-        return model.quantized_call(x, **kwargs)
-    if model._remat_mode is not None:
-        return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
-    return model.call(x, **kwargs)
+    with make_crops_compilable(model), backend.AutocastScope(model.compute_dtype) if is_mixed else contextlib.nullcontext():
+        if model.dtype_policy.quantization_mode is not None:
+            return model.quantized_call(x, **kwargs)
+        if model._remat_mode is not None:
+            return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
+        return model.call(x, **kwargs)
 
 
 def forget_added_losses(model: keras.Model) -> None:
@@ -106,8 +102,7 @@ def get_loss_tracker(model: keras.Model) -> KerasObject:
 def list_metrics_without_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
     """Return the metrics of compile() and of the layers, without the loss trackers."""
     trackers = [get_loss_tracker(model), *list_term_trackers(model)]
-    metrics = [metric for metric in model.metrics if not any(metric is tracker for tracker in trackers)]
-    return [leaf for metric in metrics for leaf in (metric.metrics if isinstance(metric, CompileMetrics) else [metric])]
+    return [metric for metric in list_all_metrics(model) if not any(metric is tracker for tracker in trackers)]
 
 
 def list_all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -121,11 +116,13 @@ def is_class_of_keras(metric: object) -> bool:
 
 def is_loss_of_keras(loss: object) -> bool:
     """Return whether the loss' class and the function that it wraps are both of Keras."""
-    function = getattr(loss, "fn", None)
-    return is_class_of_keras(loss) and (function is None or getattr(function, "__module__", "").startswith("keras."))
+    return is_class_of_keras(loss) and is_function_of_keras(getattr(loss, "fn", None))
 
 
 def is_metric_of_keras(metric: object) -> bool:
     """Return whether the metric's class and the function that it averages are both of Keras."""
-    function = getattr(metric, "_fn", None)
-    return is_class_of_keras(metric) and (function is None or getattr(function, "__module__", "").startswith("keras."))
+    return is_class_of_keras(metric) and is_function_of_keras(getattr(metric, "_fn", None))
+
+
+def is_function_of_keras(function: Callable[..., Array] | None) -> bool:
+    return function is None or getattr(function, "__module__", "").startswith("keras.")

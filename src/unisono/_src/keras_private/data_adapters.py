@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Protocol, TypeAlias, TypeGuard
 
 import keras
 import numpy as np
@@ -105,7 +105,7 @@ def is_pipeline(dataset: UserObject) -> bool:
 
 def find_torch_loader(adapter: object) -> TorchLoader | None:
     """Return the DataLoader of torch that an adapter reads; None if it reads another source."""
-    return getattr(adapter, "_dataloader", None)
+    return adapter._dataloader if isinstance(adapter, data_adapters.TorchDataLoaderAdapter) else None
 
 
 def make_adapter(x: UserObject, batch_size: int | None, steps: int | None) -> DataAdapter:
@@ -143,8 +143,7 @@ class EpochSteps:
     def __init__(self, iterator: EpochIterator) -> None:
         self._iterator: KerasObject = iterator
         self._stock = iterator._enumerate_iterator
-        self._size: Callable[[int], int] | None = None
-        self._group: Any = None
+        self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
         self._begin: tuple[int, Iterator[UserBatch], int] | None = None
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
@@ -153,8 +152,7 @@ class EpochSteps:
 
         The steps get `group(batches, count)` in place of the iterator.
         """
-        self._size = size
-        self._group = group
+        self._grouping = size, group
 
     def begin_at_step(self, step: int, batches: Iterator[UserBatch], read: int) -> None:
         """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
@@ -180,7 +178,15 @@ class EpochSteps:
         return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
 
     def _steps(self) -> Iterator[tuple[int, int, Batches]]:
-        return self._singles() if self._size is None else self._groups(self._size)
+        singles = self._singles()
+        for begin, end, batches in singles:
+            if self._grouping is not None and not isinstance(batches, NoStep):
+                size, group = self._grouping
+                steps = size(begin)
+                while end - begin + 1 < steps and self._more_in_epoch(end + 1):
+                    _, end, batches = next(singles)
+                batches = group(batches, end - begin + 1)
+            yield begin, end, batches
 
     def _singles(self) -> Iterator[tuple[int, int, Batches]]:
         if self._begin is None:
@@ -204,16 +210,6 @@ class EpochSteps:
         iterator._current_iterator = batches
         iterator._steps_seen = read - first_step
         yield from ((begin, end, remaining) for begin, end, remaining in self._stock() if begin >= first_step)
-
-    def _groups(self, size: Callable[[int], int]) -> Iterator[tuple[int, int, Batches]]:
-        singles = self._singles()
-        for begin, end, batches in singles:
-            if not isinstance(batches, NoStep):
-                steps = size(begin)
-                while end - begin + 1 < steps and self._more_in_epoch(end + 1):
-                    _, end, batches = next(singles)
-                batches = self._group(batches, end - begin + 1)
-            yield begin, end, batches
 
     def _more_in_epoch(self, step: int) -> bool:
         # One request too many, and Keras' generator would end the epoch before its last batches were read.

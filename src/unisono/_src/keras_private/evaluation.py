@@ -19,14 +19,10 @@ def call_as_in_evaluation(*models: keras.Layer) -> Iterator[None]:
     layers = {id(layer): layer for model in models for layer in list_layers(model)}
     with contextlib.ExitStack() as stack:
         for layer in layers.values():
-            if layer._call_has_training_arg and (isinstance(layer, keras.layers.BatchNormalization) or has_seed_generator(layer)):
+            draws = bool(layer._seed_generators) and not isinstance(layer, keras.Model)
+            if layer._call_has_training_arg and (draws or isinstance(layer, keras.layers.BatchNormalization)):
                 stack.enter_context(wrap_method(layer, "call", call_without_training))
         yield
-
-
-def has_seed_generator(layer: keras.Layer) -> bool:
-    """Return whether a layer has a seed generator of its own."""
-    return bool(layer._seed_generators) and not isinstance(layer, keras.Model)
 
 
 def call_without_training(call: Method) -> Method:

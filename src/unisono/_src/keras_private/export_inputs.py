@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras.src.models.functional import Functional
 
-from unisono._src.keras_private.trainer_state import group_variables, has_value
+from unisono._src.keras_private.trainer_state import get_held_state, group_variables, has_value
 from unisono._src.typing import PyTree
 
 rnn: Any = importlib.import_module("keras.src.backend.jax.rnn")  # a function of its package has the same name
@@ -27,7 +27,7 @@ def find_input_tensors(model: keras.Model) -> PyTree | None:
 
 def list_lost_variables(model: keras.Model) -> list[keras.Variable]:
     """Return the variables whose values are neither in the variables nor in the model: a loop of Keras over another model holds them."""
-    held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
+    held = get_held_state(model)
     variables = group_variables(model)
     groups = [name for name in ("trainable_variables", "non_trainable_variables") if not held.get(name)]
     return [variable for name in groups for variable in variables[name] if not has_value(variable)]

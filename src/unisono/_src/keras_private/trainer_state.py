@@ -33,14 +33,13 @@ def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
     as weights that were overwritten by their averages, is copied, because the memory of the state is used again.
     """
     names = [name for name in STATE_NAMES if groups.get(name)]
-    times_held = collections.Counter(id(variable._value) for variable in list_model_variables(model))
-    state = tuple(
-        [
-            variable.value.copy() if times_held[id(variable._value)] > 1 else variable.value
-            for variable in group_variables(model)[name]
-        ]
-        for name in names
-    )
+    variables = group_variables(model)
+    times_held = collections.Counter(id(variable._value) for group in variables.values() for variable in group)
+
+    def take_value(variable: keras.Variable) -> Array:
+        return variable.value.copy() if times_held[id(variable._value)] > 1 else variable.value
+
+    state = tuple([take_value(variable) for variable in variables[name]] for name in names)
     if purge:
         model._jax_state = dict(zip(names, state, strict=True))
         model._jax_state_synced = False
@@ -51,18 +50,12 @@ def take_state(model: keras.Model, purge: bool, **groups: bool) -> State:
 def group_variables(model: keras.Model) -> dict[str, list[keras.Variable]]:
     """Return the model's variables, by the names of Keras' groups."""
     optimizer = getattr(model, "optimizer", None)
-    return dict(
-        zip(
-            STATE_NAMES,
-            (
-                model.trainable_variables,
-                model.non_trainable_variables,
-                optimizer.variables if optimizer is not None else [],
-                model.metrics_variables,
-            ),
-            strict=True,
-        )
-    )
+    return {
+        "trainable_variables": model.trainable_variables,
+        "non_trainable_variables": model.non_trainable_variables,
+        "optimizer_variables": optimizer.variables if optimizer is not None else [],
+        "metrics_variables": model.metrics_variables,
+    }
 
 
 def list_variable_ids(model: keras.Model) -> list[int]:
@@ -70,18 +63,19 @@ def list_variable_ids(model: keras.Model) -> list[int]:
     return [id(variable) for group in (model.trainable_variables, model.non_trainable_variables) for variable in group]
 
 
-def read_current_values(model: keras.Model, names: tuple[str, ...]) -> dict[str, Values]:
-    """Return the newest values of the model's variables, also in a callback, while a loop holds them outside the model."""
-    held = model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
-    variables = group_variables(model)
-    return {name: list(held[name]) if held.get(name) else [variable.value for variable in variables[name]] for name in names}
+def get_held_state(model: keras.Model) -> dict[str, Values]:
+    """Return the state that a loop of Keras holds outside of the model's variables; empty where none does."""
+    return model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
 
 
 def map_newest_values(model: keras.Model) -> dict[int, Array]:
-    """Return the newest values of the model's variables, by the variables' ids."""
-    variables = group_variables(model)
-    values = read_current_values(model, STATE_NAMES)
-    return {id(variable): value for name in STATE_NAMES for variable, value in zip(variables[name], values[name], strict=True)}
+    """Return the newest values of the model's variables, by the variables' ids: also in a callback, while a loop holds them."""
+    held = get_held_state(model)
+    newest: dict[int, Array] = {}
+    for name, variables in group_variables(model).items():
+        values = held.get(name) or [variable.value for variable in variables]
+        newest |= zip(map(id, variables), values, strict=True)
+    return newest
 
 
 def has_value(variable: keras.Variable) -> bool:

@@ -13,7 +13,6 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.utils.naming import to_snake_case
 
 from unisono._src.keras_private.compiled_losses import get_loss_tracker, list_term_trackers
-from unisono._src.typing import Config
 
 Named: TypeAlias = Iterator[tuple[str, keras.Variable]]
 """Variables with their names."""
@@ -114,8 +113,3 @@ def walk_own_variables(thing: KerasSaveable, path: str) -> Named:
 def number_variables(variables: Iterable[keras.Variable], path: str) -> Named:
     for index, variable in enumerate(variables):
         yield f"{path}/{index}", variable
-
-
-def get_build_config(thing: keras.Layer) -> Config | None:
-    """Return the configuration from which a fresh equal layer is built; None if Keras does not know it."""
-    return thing.get_build_config() if hasattr(thing, "get_build_config") else None
