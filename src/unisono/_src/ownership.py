@@ -38,21 +38,15 @@ class WeakIdentitySet:
 class OwnedObjects(WeakIdentitySet):
     """The layers, optimizers, metrics and variables of a strategy."""
 
-    def __init__(self, strategy: OwningStrategy) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._strategy = weakref.ref(strategy)
         self._models = WeakIdentitySet()
         """The models among them. Every run of a loop asks for them."""
-        _all.add(self)
 
     def add(self, created: UserObject) -> None:
         super().add(created)
         if isinstance(created, keras.Model):
             self._models.add(created)
-
-    @property
-    def strategy(self) -> OwningStrategy | None:
-        return self._strategy()
 
     @property
     def layers(self) -> list[keras.Layer]:
@@ -93,15 +87,6 @@ class OwnedObjects(WeakIdentitySet):
         return [made for made in self.list_members() if isinstance(made, kind)]
 
 
-_all: weakref.WeakSet[OwnedObjects] = weakref.WeakSet()
-"""The owned objects of all strategies."""
-
-
-def find_strategy(created: object) -> OwningStrategy | None:
-    """Return the strategy in whose scope an object was made; None outside of every scope."""
-    return next((owned.strategy for owned in list(_all) if created in owned), None)
-
-
 class OwningStrategy:
     """A strategy as rooms below the loop know it: R replicas on devices, and the owner of what is made in its scope."""
 
@@ -109,7 +94,8 @@ class OwningStrategy:
 
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
-        self.owned = OwnedObjects(self)
+        self.owned = OwnedObjects()
+        _strategies.add(self)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -120,6 +106,14 @@ class OwningStrategy:
     def devices(self) -> tuple[jax.Device, ...]:
         """Return the devices that run the replicas, in contiguous blocks."""
         return self.placement.devices
+
+
+_strategies: weakref.WeakSet[OwningStrategy] = weakref.WeakSet()
+
+
+def find_strategy(created: object) -> OwningStrategy | None:
+    """Return the strategy in whose scope an object was made; None outside of every scope."""
+    return next((strategy for strategy in list(_strategies) if created in strategy.owned), None)
 
 
 class ModelBond(Protocol):
