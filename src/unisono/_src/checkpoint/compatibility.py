@@ -5,26 +5,16 @@ Every difference is named, with both sides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import keras
+import numpy as np
 
 from unisono._src.checkpoint.run_description import read_device_kind
 from unisono._src.typing import Json
 from unisono._src.xla.device_kind import list_kind_differences
 
 MOST_LINES = 20
-
-
-class ArrayLike(Protocol):
-    """An array or a variable."""
-
-    @property
-    def shape(self) -> Sequence[int]: ...
-
-    @property
-    def dtype(self) -> object: ...
 
 
 def check_objects(where: str, theirs: Collection[str], ours: Collection[str], partial: bool) -> None:
@@ -69,7 +59,7 @@ def check_same_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[
             )
 
 
-def check_same_arrays(where: str, theirs: Mapping[str, ArrayLike], ours: Mapping[str, ArrayLike]) -> None:
+def check_same_arrays(where: str, theirs: Mapping[str, np.ndarray], ours: Mapping[str, keras.Variable]) -> None:
     """Refuse a checkpoint whose arrays have other names, shapes or dtypes than the arrays here."""
     there, here = ({name: f"{tuple(array.shape)} {array.dtype}" for name, array in side.items()} for side in (theirs, ours))
     lines = [

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 import keras
 import numpy as np
 
-from unisono._src.checkpoint import compatibility, configuration
+from unisono._src.checkpoint import compatibility, run_description
 from unisono._src.checkpoint.encoding import STATES
 from unisono._src.fingerprint import FingerprintContents
 from unisono._src.keras_private.models import is_built, list_layers
@@ -74,13 +74,13 @@ class KerasState:
                 name: {"built": list_built(layer), "config": layer.get_build_config()} for name, layer in self._layers.items()
             },
             "optimizers": {
-                name: configuration.describe_optimizer(optimizer)
+                name: run_description.describe_optimizer(optimizer)
                 | {"of": [names.get(id(weight)) for weight in list_optimizer_weights(optimizer)] if optimizer.built else []}
                 for name, optimizer in self.optimizers.items()
             },
             "policies": {name: [inner.dtype_policy.name for inner in list_layers(layer)] for name, layer in self._layers.items()},
             "configuration": {
-                name: configuration.describe_model(layer)
+                name: run_description.describe_model(layer)
                 for name, layer in self._layers.items()
                 if isinstance(layer, keras.Model)
             },
