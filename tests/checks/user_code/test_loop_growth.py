@@ -15,7 +15,8 @@ import unisono as un
 from loops import Loop
 from sizes import slow
 from trainings import on
-from unisono._src.checks.user_code.loss_growth import ReplicaRows, find_loss_parts
+from unisono._src.checks.user_code.loss_growth import ReplicaInputs, find_loss_parts
+from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.replica.variable_discovery import trace_user_function
 
 R = 8
@@ -34,9 +35,9 @@ def parts(form, weight, size=R, rows=X):
         return un.value_and_grad(lambda: form(batch[0] @ weight.value), [weight])[0]
 
     def trace_of(size):
-        return trace_user_function(code, [jax.ShapeDtypeStruct((size, 6), "float32")], [], R, [])
+        return Provenance(trace_user_function(code, [jax.ShapeDtypeStruct((size, 6), "float32")], [], R, []))
 
-    return find_loss_parts(trace_of(size), trace_of, ReplicaRows([rows[:size]], []))
+    return find_loss_parts(trace_of(size), trace_of, ReplicaInputs([rows[:size]], []), R)
 
 
 def halved(value):
@@ -162,7 +163,7 @@ def test_measuring_changes_no_bit(monkeypatch):
 
     def trained(measured):
         if not measured:
-            monkeypatch.setattr("unisono._src.loop.compiled_function.find_loss_parts", lambda *_: [])
+            monkeypatch.setattr("unisono._src.loop.function_compiler.find_loss_parts", lambda *_: [])
         loop = Loop(on(1, 4), model=dropout)
 
         def step(batch):

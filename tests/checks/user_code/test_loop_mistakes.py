@@ -240,6 +240,9 @@ AS_ROWS = {
     "as many weights as rows": lambda loop, x, y: loop.loss(y, loop.model(x)) * ROW_WEIGHTS[: len(x)],
     "weights of all": lambda loop, x, y: loop.loss(y, loop.model(x)) * ops.convert_to_tensor(ROW_WEIGHTS)[: len(x)],
     "a table's rows": lambda loop, x, y: loop.loss(y, loop.model(x + TABLE[: len(x)])),
+    "weights in a compiled function": lambda loop, x, y: jax.jit(
+        lambda losses: losses * ops.convert_to_tensor(ROW_WEIGHTS)[: len(x)]
+    )(loop.loss(y, loop.model(x))),
     "labels by hand": lambda loop, x, y: ops.sum(ops.square(loop.model(x) - np.eye(CLASSES, dtype="float32")[Y[:3]]), axis=-1),
     "labels": lambda loop, x, y: loop.loss(Y[: len(x)], loop.model(x)),
     "weights of a loss": lambda loop, x, y: loop.loss(y, loop.model(x), ROW_WEIGHTS[: len(x)]),
@@ -506,8 +509,16 @@ def test_a_mean_metric_that_is_fed_with_a_share_is_refused(loop):
             loop.strategy.run(wrong, args=(first(loop),))
 
 
+@jax.custom_jvp
+def unchanged(x):
+    return x * 1.0
+
+
+unchanged.defjvp(lambda primals, tangents: (unchanged(*primals), tangents[0]))
 FEEDS = {
     "by hand": lambda losses: ops.sum(losses) / 12,
+    "in a checkpoint": lambda losses: jax.checkpoint(lambda losses: ops.sum(losses) / 12)(losses),
+    "behind a gradient of its own": lambda losses: unchanged(un.compute_average_loss(losses)),
     "by a factor": lambda losses: ops.sum(losses) * np.float32(1 / 12),
     "the losses divided": lambda losses: ops.sum(losses / 12),
     "in a list": lambda losses: [un.compute_average_loss(losses)],
@@ -1113,6 +1124,11 @@ DIVIDED = {
         lambda losses, n: ops.sum(losses) / 100,
         r"divides a sum by 100, and this global batch has 12 rows",
     ),
+    "a constant behind a gradient of its own": (lambda losses, n: unchanged(ops.sum(losses)) / 100, r"divides a sum by 100"),
+    "the rows of one replica": (
+        lambda losses, n: ops.sum(losses) / 3.0,
+        r"divides a sum by 3, and this global batch has 12 rows",
+    ),
     "twice": (lambda losses, n: losses / 12, r"divides the loss of each example by 12, and the engine.*12 rows.*divided twice"),
     "twice, in an average": (lambda losses, n: un.compute_average_loss(losses / 12), r"divides the loss of each example by 12"),
     "weights of a replica": (
@@ -1148,6 +1164,7 @@ def test_a_loss_that_is_divided_by_another_number_is_warned_about(how):
 RIGHT = {
     "the rows": lambda losses, n: ops.sum(losses) / 12,
     "the rows, as an argument": lambda losses, n: ops.sum(losses) / n,
+    "the rows of a replica, and the replicas": lambda losses, n: ops.sum(losses) / (len(losses) * 4),
     "the rows, and halved": lambda losses, n: 0.5 * ops.sum(losses) / 12,
     "a sum": lambda losses, n: ops.sum(losses),
     "half a sum": lambda losses, n: ops.sum(losses) / 2,

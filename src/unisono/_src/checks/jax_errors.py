@@ -77,54 +77,39 @@ def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
 
 
 @contextlib.contextmanager
-def explain_run_errors(name: str, batch: GlobalBatch, eager: bool = False) -> Iterator[None]:
-    """Put the name of a function that `run` was given, and the shapes, in front of what JAX raises."""
+def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: bool = False) -> Iterator[None]:
+    """Put the name of a function in front of what JAX raises, and the shapes of the batch where replicas run the function on one."""
     try:
         yield
-    except NameError as error:
-        if not str(error).startswith(UNBOUND_AXIS):
-            raise
-        raise ValueError(
-            f"The function {name!r} uses a collective over an axis, but replicas of one device run one after another: they have nobody "
-            f"to talk to. Return the value, and add over replicas after strategy.run, by "
-            f'strategy.reduce("SUM", value, axis=None).'
-        ) from error
     except Exception as error:
+        if batch is not None:
+            refuse_unbound_axis(name, error)
         refuse_variable_in_trace(name, error)
         if not eager:
             refuse_uncompilable_layer(error)
         if not (isinstance(error, (AttributeError, *TRACE_ERRORS)) and is_raised_by_jax(error)):
             raise
-        shapes = [leaf.shape for leaf in batch.leaves]
+        rows = "" if batch is None else f"run on the replicas of a global batch of shapes {[leaf.shape for leaf in batch.leaves]}"
         raise StepError(
-            f"The function {name!r} could not run on the replicas of a global batch of shapes {shapes}. Check that it uses keras.ops "
-            f"on traced values, and neither float(), .numpy() nor if on them. JAX says: {take_first_line(error)}"
+            f"The function {name!r} could not {rows or 'be compiled'}. Check that it uses keras.ops on traced values, and neither float(), "
+            f".numpy() nor if on them. JAX says: {take_first_line(error)}"
         ) from error
 
 
-@contextlib.contextmanager
-def explain_compile_errors(name: str) -> Iterator[None]:
-    """Put the name of a function that is compiled as a whole in front of what JAX raises."""
-    try:
-        yield
-    except Exception as error:
-        refuse_variable_in_trace(name, error)
-        refuse_uncompilable_layer(error)
-        if not (isinstance(error, (AttributeError, *TRACE_ERRORS)) and is_raised_by_jax(error)):
-            raise
-        raise StepError(
-            f"The function {name!r} could not be compiled. Check that it uses keras.ops on traced values, and neither "
-            f"float(), .numpy() nor if on them. JAX says: {take_first_line(error)}"
+def refuse_unbound_axis(name: str, error: BaseException) -> None:
+    """Refuse a collective in replica code."""
+    if isinstance(error, NameError) and str(error).startswith(UNBOUND_AXIS):
+        raise ValueError(
+            f"The function {name!r} uses a collective over an axis, but replicas of one device run one after another: they have nobody "
+            f"to talk to. Return the value, and add over replicas after strategy.run, by "
+            f'strategy.reduce("SUM", value, axis=None).'
         ) from error
 
 
 def refuse_uncompilable_layer(error: BaseException) -> None:
     """Refuse, by its name, a layer whose trace needs the value of an array, or that says itself that it may not be compiled."""
-    failure = find_failed_layer(error)
-    if failure is None:
-        return
-    layer, cause = failure
-    if layer.supports_jit and not is_concretization_error(cause):
+    layer, cause = find_failed_layer(error) or (None, error)
+    if layer is None or (layer.supports_jit and not is_concretization_error(cause)):
         return
     raise StepError(
         f"The layer {layer.name!r} ({type(layer).__name__}) cannot be compiled, and the steps of a strategy always are: "

@@ -60,6 +60,7 @@ def check_layers(model: keras.Model, strategy: OwningStrategy) -> None:
 
 
 def check_layer(layer: keras.Layer, replicas: int) -> None:
+    """Refuse, with more than one replica, a layer that wants to see the rows of all replicas, or remembers rows."""
     if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
         raise ValueError(
             f"The layer {layer.name!r} has synchronized=True, but its replicas see their own rows only, on every placement: that "
@@ -73,7 +74,7 @@ def check_layer(layer: keras.Layer, replicas: int) -> None:
 
 
 def find_accumulation_steps(optimizer: keras.optimizers.Optimizer | None) -> int | None:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    inner = optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
     optimizers = [inner, *(inner.optimizers if isinstance(inner, keras.optimizers.MultiOptimizer) else [])]
     return next((steps for each in optimizers if (steps := getattr(each, "gradient_accumulation_steps", None))), None)
 

@@ -1,4 +1,7 @@
-"""Values that a function captures and that must not reach what is compiled: arrays that are no arguments, iterators, traced values."""
+"""Values that a function captures and that must not reach what is compiled: arrays that are no arguments, iterators, traced values.
+
+And comparisons of an array in a program with a captured one: it is that array, or may have been computed from it.
+"""
 
 from __future__ import annotations
 
@@ -6,53 +9,41 @@ import collections
 import io
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 import jax
 import keras
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
 
-from unisono._src.checks.user_code.captures import find_captures, is_user_module
-from unisono._src.distributed.replicated import Replicated, is_array
-from unisono._src.typing import AnyArray, Shape, UserFunction, UserObject
+from unisono._src.checks.user_code.captures import Capture, is_user_module
+from unisono._src.replica.replicated import Replicated, is_array
+from unisono._src.typing import AnyArray, LibraryArray, UserObject
 
 MOST_ITEMS_IN_LISTS = 1024
 
 
-class CapturedArray(Protocol):
-    """An array of any library."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def dtype(self) -> object: ...
-
-    def __array__(self) -> np.ndarray: ...
-
-
-def find_captured_arrays(function: UserFunction) -> list[tuple[str, CapturedArray]]:
-    """Return the arrays that the function, or one that it calls, may find by a name, each with the name that the code writes.
+def find_captured_arrays(captures: list[Capture]) -> list[tuple[str, LibraryArray]]:
+    """Return the arrays that a function, or one that it calls, may find by a name, each with the name that the code writes.
 
     Traced numbers are among them.
     """
     return [
         (capture.path, array)
-        for capture in find_captures(function)
+        for capture in captures
         if capture.holds_data
         for array in find_arrays(capture.value)
-        if is_data(array)
+        if len(array.shape) or isinstance(array, Tracer)
     ]
 
 
-def find_replicated_arrays(function: UserFunction) -> list[AnyArray]:
+def find_replicated_arrays(captures: list[Capture]) -> list[AnyArray]:
     """Return the captured arrays that are meant to be the same for all replicas."""
-    leaves = [leaf for capture in find_captures(function) for leaf in find_leaves(capture.value) if isinstance(leaf, Replicated)]
+    leaves = [leaf for capture in captures for leaf in find_leaves(capture.value) if isinstance(leaf, Replicated)]
     return [array for replicated in leaves for array in jax.tree.leaves(replicated)]
 
 
-def find_arrays(value: UserObject) -> Iterator[CapturedArray]:
+def find_arrays(value: UserObject) -> Iterator[LibraryArray]:
     return (leaf for leaf in find_leaves(value) if is_array(leaf) and not isinstance(leaf, Replicated))
 
 
@@ -67,39 +58,72 @@ def find_leaves(value: UserObject) -> Iterator[UserObject]:
         yield from find_leaves(item)
 
 
-def has_captured_source(function: UserFunction) -> bool:
-    """Return whether the function captures something that may give it arrays which no name leads to."""
-    return any(capture.holds_data and is_source_of_items(capture.value) for capture in find_captures(function))
-
-
 def is_source_of_items(value: object) -> bool:
-    """Return whether a value is an iterator, or an object of a user's class that has items."""
+    """Return whether a value is an iterator, or an object of a user's class that has items: no names lead to the arrays that it gives."""
     kind = type(value)
     return isinstance(value, Iterator | keras.utils.PyDataset) or (
         hasattr(kind, "__getitem__") and is_user_module(kind.__module__)
     )
 
 
-def is_data(array: CapturedArray) -> bool:
-    """Return whether an array may hold data: it is no single number, or it is traced."""
-    return bool(len(array.shape)) or isinstance(array, Tracer)
-
-
-def check_leaked_tracers(function: UserFunction) -> None:
-    """Refuse, after a trace, a traced value that the function has kept anywhere."""
-    for capture in find_captures(function):
+def refuse_compiled_captures(captures: list[Capture]) -> None:
+    """Refuse, after a trace, traced values that the function has kept anywhere, and iterators: compiled code has the same item for good."""
+    for capture in captures:
         if any(isinstance(array, Tracer) for array in find_arrays(capture.value)):
             raise ValueError(
                 f"The function keeps a traced value in {capture.path!r}, where Python would find no number in it, and the compiled function would "
                 f"never put another. Return the value from the function, and keep what it returned."
             )
-
-
-def check_captured_iterators(function: UserFunction) -> None:
-    """Refuse a captured iterator: a compiled function takes from it once, and has the same item for good."""
-    for capture in find_captures(function):
+    for capture in captures:
         if isinstance(capture.value, Iterator) and not isinstance(capture.value, io.IOBase):
             raise ValueError(
                 f"The function finds the iterator {capture.path!r} by its name. Compiled, it would take from it once, when it is traced, and "
                 f"have the same in every call. Take from it outside, and pass what it gives as an argument: next({capture.path})."
             )
+
+
+def is_among_constants(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
+    """Return whether an array, or some of its rows, went into a program that has these constants."""
+    if isinstance(array, jax.Array):
+        return any(constant is array for constant in constants)
+    rows = np.asarray(array)
+    return any(
+        has_adjacent_rows(np.asarray(constant), rows.astype(constant.dtype))
+        for constant in constants
+        if constant.shape[1:] == rows.shape[1:]
+    )
+
+
+def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
+    """Return whether the wanted rows are in `rows`, next to each other. A few whole numbers may be anything."""
+    count = len(wanted)
+    if not 0 < count <= len(rows) or (count < len(rows) and wanted.dtype.kind != "f" and wanted.ndim == 1):
+        return False
+    starts = np.arange(len(rows) - count + 1)
+    for number, row in enumerate(wanted):
+        candidates = rows[starts + number]
+        alike = (candidates == row) | ((candidates != candidates) & (row != row))  # NaN too
+        starts = starts[alike.reshape(len(starts), -1).all(axis=1)]
+        if not len(starts):
+            return False
+    return True
+
+
+def can_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
+    """Return whether a constant may have been computed from a captured array, whose values the code reads.
+
+    Signs of this are as many rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the array has too.
+    """
+    if constant.shape[:1] == array.shape[:1] or constant.shape[1:] == array.shape:
+        return True
+    if array.ndim == 1:
+        return constant.ndim == 1 and constant.dtype.kind == "f" and bool(np.isin(constant, array).all())
+    sizes = {size for size in array.shape if size > 1}
+    return constant.shape[1:] == array.shape[1:] or (
+        constant.ndim > 1 and all(size in (1, *sizes) for size in constant.shape) and bool(sizes & set(constant.shape))
+    )
+
+
+def is_chosen_from(vector: np.ndarray, source: np.ndarray) -> bool:
+    """Return whether a vector has only values of another vector, as labels that were chosen from it."""
+    return vector.ndim == source.ndim == 1 and bool(np.isin(vector, source).all())

@@ -1,19 +1,19 @@
-"""Captures of a function: objects outside of it that it finds by names."""
+"""Captures of a function: objects outside of it that it finds by names, as its bytecode and its closure tell."""
 
 from __future__ import annotations
 
 import collections
+import dis
 import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import keras
 
-from unisono._src.checks.user_code.bytecode import find_global_names, find_used_names
-from unisono._src.distributed.replicated import Replicated, is_array
+from unisono._src.replica.replicated import Replicated, is_array
 from unisono._src.typing import UserFunction, UserObject
 
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
@@ -23,23 +23,24 @@ COLLECTION_TYPES = (list, tuple, dict, collections.deque)
 MOST_ITEMS = 64
 """Items of a list or a dict that is looked at item by item; a longer one is not."""
 
-Holder: TypeAlias = Mapping[Any, object]
-"""Values by names or by positions."""
-
 
 class Capture(NamedTuple):
     """A name that a function, or one that it calls, uses for something outside of it."""
 
     path: str
     """The expression by which the code finds it."""
-    holder: Holder | types.CellType
-    name: str | int
+    read: Callable[[], UserObject]
+    """Returns what is found there now; `Capture` where there is nothing."""
     holds_data: bool = True
     """Whether an array there may reach what is computed: not in a layer, metric or loss, whose arrays are its own affair."""
 
     @property
     def value(self) -> UserObject:
-        return read_cell(self.holder) if isinstance(self.holder, types.CellType) else self.holder.get(self.name, Capture)
+        return self.read()
+
+
+def capture_item(path: str, holder: Mapping[UserObject, object], key: object) -> Capture:
+    return Capture(path, lambda: holder.get(key, Capture))
 
 
 def read_cell(cell: types.CellType) -> UserObject:
@@ -73,7 +74,7 @@ def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
         seen.add(id(function))
         yield from _walk_function(function.func, seen)
         arguments = dict(enumerate(function.args)) | function.keywords
-        yield from _walk_names(arguments, arguments, "an argument of functools.partial", frozenset(), seen)
+        yield from _walk_items(arguments, arguments, "an argument of functools.partial", frozenset(), seen)
     elif isinstance(function, types.MethodType):
         yield from _walk_object("self", function.__self__, find_used_names(function.__func__), seen)
         yield from _walk_function(function.__func__, seen)
@@ -82,20 +83,20 @@ def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
     elif is_user_module(function.__module__):
         seen.add(id(function))
         names = find_used_names(function)
-        yield from _walk_names(
-            function.__globals__, find_global_names(function.__code__) & function.__globals__.keys(), "", names, seen
-        )
+        global_names = find_global_names(function.__code__) & function.__globals__.keys()
+        yield from _walk_items(function.__globals__, global_names, None, names, seen)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            yield from _walk_capture(Capture(name, cell, name), names, seen)
+            yield from _walk_capture(Capture(name, functools.partial(read_cell, cell)), names, seen)
         defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
-        yield from _walk_names(defaults, defaults, f"a default of {function.__name__}", names, seen)
+        yield from _walk_items(defaults, defaults, f"a default of {function.__name__}", names, seen)
 
 
-def _walk_names(
-    holder: Holder, keys: Iterable[str | int], where: str, names: frozenset[str], seen: set[int]
+def _walk_items(
+    holder: Mapping[UserObject, object], keys: Iterable[str | int], where: str | None, names: frozenset[str], seen: set[int]
 ) -> Iterator[Capture]:
+    """Yield the captures of these keys, called `where`, or by the keys."""
     for key in sorted(keys, key=str):
-        yield from _walk_capture(Capture(where or str(key), holder, key), names, seen)
+        yield from _walk_capture(capture_item(where or str(key), holder, key), names, seen)
 
 
 def _walk_capture(capture: Capture, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
@@ -121,52 +122,26 @@ def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int])
 def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
     """Yield the attributes of a module, or of an object of a user's class."""
     module = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
-    slots = find_slots(thing)
-    if not is_user_module(module) or id(thing) in seen or not (hasattr(thing, "__dict__") or slots):
+    if not is_user_module(module) or id(thing) in seen:
         return
     seen.add(id(thing))
-    attributes = SlotAttributes(thing, slots) if slots else vars(thing)
     names = names | {"__call__"}
     if not isinstance(thing, types.ModuleType):
         methods, names = find_methods(type(thing), names)
         for holder, name in methods:
-            yield from _walk_capture(Capture(f"{path}.{name}", holder, name), names, seen)
-    is_of_keras = isinstance(thing, KERAS)
-    for capture in _walk_names(attributes, names & attributes.keys(), "", names, seen):
-        yield (
-            capture._replace(path=f"{path}.{capture.path}", holds_data=not is_of_keras)
-            if capture.holder is attributes
-            else capture
-        )
+            yield from _walk_capture(capture_item(f"{path}.{name}", holder, name), names, seen)
+    slots = find_slots(thing)
+    attributes = getattr(thing, "__dict__", {})
+    for name in sorted(names & (attributes.keys() | slots)):
+        read = functools.partial(getattr, thing, name, Capture) if name in slots else capture_item("", attributes, name).read
+        capture = Capture(f"{path}.{name}", read, holds_data=not isinstance(thing, KERAS))
+        if capture.value is not Capture:
+            yield from _walk_capture(capture, names, seen)
 
 
-class SlotAttributes(Mapping[str, object]):
-    """Attributes of an object with slots, read when they are asked for."""
-
-    def __init__(self, thing: object, slots: tuple[str, ...]) -> None:
-        self._thing = thing
-        self._slots = slots
-
-    def __getitem__(self, name: str) -> object:
-        attributes = getattr(self._thing, "__dict__", {})
-        if name in attributes:
-            return attributes[name]
-        if name in self._slots and hasattr(self._thing, name):
-            return getattr(self._thing, name)
-        raise KeyError(name)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from getattr(self._thing, "__dict__", {})
-        yield from (name for name in self._slots if hasattr(self._thing, name))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-def find_slots(thing: object) -> tuple[str, ...]:
+def find_slots(thing: object) -> set[str]:
     slots_of_classes = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__ if is_user_module(kind.__module__)]
-    names = [name for slots in slots_of_classes for name in ([slots] if isinstance(slots, str) else slots)]
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return {name for slots in slots_of_classes for name in ([slots] if isinstance(slots, str) else slots)}
 
 
 def find_methods(kind: type, names: frozenset[str]) -> tuple[list[tuple[Mapping[str, object], str]], frozenset[str]]:
@@ -196,3 +171,27 @@ def is_user_module(module: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or not any(file.startswith(path) for path in INSTALLED)
+
+
+@functools.lru_cache(maxsize=4096)
+def find_global_names(code: types.CodeType) -> frozenset[str]:
+    """Return the global names that code uses, and the functions inside it."""
+    loads = ("LOAD_GLOBAL", "LOAD_NAME")
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in loads}
+    return frozenset(names).union(*(find_global_names(inner) for inner in find_inner_codes(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def find_code_names(code: types.CodeType) -> frozenset[str]:
+    """Return all names that code uses, and the functions inside it; strings too, where the code sets attributes by them."""
+    texts = (constant for constant in code.co_consts if isinstance(constant, str)) if "setattr" in code.co_names else ()
+    return frozenset(code.co_names).union(texts, *(find_code_names(inner) for inner in find_inner_codes(code)))
+
+
+def find_inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def find_used_names(function: object) -> frozenset[str]:
+    code = getattr(function, "__code__", None)
+    return frozenset() if code is None else find_code_names(code)

@@ -1,17 +1,19 @@
-"""Constants, collectives and random draws of a traced program."""
+"""Traced programs: inlined, cut into parts, and computed in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.extend import core
 
-from unisono._src.typing import AnyArray
+from unisono._src.jax_private.jaxprs import drop_unneeded
+from unisono._src.typing import AnyArray, Array
 
+CALLS = ("jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2")
+"""Primitives that call a program once, with their own operands."""
 COLLECTIVES = {
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "axis_index",
     "shard_map", "xla_pmap", "pvary",
@@ -19,35 +21,137 @@ COLLECTIVES = {
 
 
 class Atom(Protocol):
-    """An operand or a result in a traced program: a variable or a literal of JAX, or a variable of a function that was opened up."""
+    """An operand or a result in a traced program: a variable or a literal of JAX."""
 
     aval: Any
     """The shape and dtype. JAX types it as a class that has neither."""
 
 
+AtomValues: TypeAlias = Mapping[Atom, AnyArray | np.generic]
+"""Values of inputs and variables of a program."""
+
+
+def inline_calls(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Return the program with the equations of each function that it calls in place of the call."""
+    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    equations: list[core.JaxprEqn] = []
+
+    def inline_program(
+        jaxpr: core.Jaxpr, names: dict[core.Var, core.Var | core.Literal], call: core.JaxprEqn | None
+    ) -> list[core.Var | core.Literal]:
+        """Add the equations of a function, and return its results. `names` holds its inputs, by what they are called outside of it."""
+
+        def find_outside(atom: core.Var | core.Literal) -> core.Var | core.Literal:
+            return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+
+        for equation in jaxpr.eqns:
+            inputs = [find_outside(atom) for atom in equation.invars]
+            outputs: Sequence[core.Var | core.Literal] = equation.outvars
+            if call is not None:  # a function that is called twice has the same variables twice
+                outputs = [core.Var(variable.aval) for variable in equation.outvars]
+                stack = call.source_info.name_stack + equation.source_info.name_stack
+                equation = equation.replace(source_info=equation.source_info.replace(name_stack=stack))
+            inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr")) if equation.primitive.name in CALLS else None
+            if inner is None:
+                equations.append(equation.replace(invars=inputs, outvars=outputs))
+            else:
+                if isinstance(inner, core.ClosedJaxpr):
+                    constants.update(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+                    inner = inner.jaxpr
+                outputs = inline_program(inner, dict(zip(inner.invars, inputs, strict=True)), equation)
+            names.update(zip(equation.outvars, outputs, strict=True))
+        return [find_outside(atom) for atom in jaxpr.outvars]
+
+    outputs = inline_program(program.jaxpr, {}, None)
+    flat = program.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outputs)
+    return core.ClosedJaxpr(flat, list(constants.values()))
+
+
+def list_variables(atoms: Iterable[Atom]) -> list[Atom]:
+    """Return the operands that are no literals. Literals are in no set: they have no hash."""
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+def find_dependents(program: core.Jaxpr, sources: Iterable[Atom]) -> set[Atom]:
+    """Return the sources and all variables that are computed from them."""
+    dependents = set(sources)
+    for equation in program.eqns:
+        if not dependents.isdisjoint(list_variables(equation.invars)):
+            dependents |= set(equation.outvars)
+    return dependents
+
+
+class Slice(NamedTuple):
+    """The part of a program that computes some of its variables."""
+
+    equations: list[core.JaxprEqn]
+    leaves: list[Atom]
+    """The variables that it starts from."""
+
+
+def slice_program(program: core.Jaxpr, targets: Iterable[Atom], known: Container[Atom] = ()) -> Slice:
+    """Return the equations that lead to the targets from inputs, constants and `known` variables."""
+    needed = dict.fromkeys(list_variables(targets))
+    equations = []
+    made: set[Atom] = set()
+    for equation in reversed(program.eqns):
+        results = [variable for variable in equation.outvars if variable in needed and variable not in known]
+        if results:
+            equations.append(equation)
+            made.update(results)
+            needed |= dict.fromkeys(list_variables(equation.invars))
+    return Slice(equations[::-1], [variable for variable in needed if variable not in made])
+
+
+def evaluate_variables(program: core.ClosedJaxpr, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
+    """Return the values of variables of a program, from those that are given; only the equations that lead to them are computed."""
+    part = slice_program(program.jaxpr, targets, given)
+    values = dict(zip(program.jaxpr.constvars, program.consts, strict=True)) | dict(given)
+    equations = [
+        equation.replace(outvars=[core.DropVar(result.aval) if result in given else result for result in equation.outvars])
+        for equation in part.equations
+    ]
+    alone = program.jaxpr.replace(constvars=[], invars=part.leaves, outvars=list(targets), eqns=equations)
+    return jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())))(*[values[leaf] for leaf in part.leaves])
+
+
+class Origins(NamedTuple):
+    """Arguments and constants that some results are made of."""
+
+    arguments: set[int]
+    """Positions among the program's arguments."""
+    constants: list[AnyArray]
+    """Arrays in the program that are none of its arguments."""
+
+
+def find_origins(program: core.ClosedJaxpr, results: Collection[int]) -> Origins:
+    """Return the arguments and constants that the results at these positions are made of."""
+    wanted = [position in results for position in range(len(program.jaxpr.outvars))]
+    reduced, needed = drop_unneeded(program, wanted)
+    return Origins({position for position, is_needed in enumerate(needed) if is_needed}, reduced.consts)
+
+
 def find_constants(program: core.ClosedJaxpr) -> list[AnyArray]:
     """Return the arrays in the program that are none of its arguments; single numbers are left out."""
-    return [constant for nested in walk_programs(program) for constant in nested.consts if getattr(constant, "shape", ())]
+    return [constant for nested in walk_programs(program) for constant in nested.consts if np.shape(constant)]
 
 
 def find_unmarked_constants(program: core.ClosedJaxpr, mark: str) -> list[AnyArray]:
-    """Return the constant arrays that an equation without the mark reads, and those that are results as they are."""
-    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    """Return the constant arrays that an equation without the mark reads, and those that are results as they are. Single numbers are left out."""
     unmarked = [equation for equation in program.jaxpr.eqns if mark not in str(equation.source_info.name_stack)]
-    read = [*(variable for equation in unmarked for variable in equation.invars), *program.jaxpr.outvars]
-    used = {variable for variable in read if not isinstance(variable, core.Literal) and variable in constants}
-    return [constant for variable, constant in constants.items() if variable in used and getattr(constant, "shape", ())]
+    read = set(list_variables([*(variable for equation in unmarked for variable in equation.invars), *program.jaxpr.outvars]))
+    constants = zip(program.jaxpr.constvars, program.consts, strict=True)
+    return [constant for variable, constant in constants if variable in read and np.shape(constant)]
 
 
 def check_collectives(name: str, program: core.ClosedJaxpr) -> None:
-    for nested in walk_programs(program):
-        for equation in nested.jaxpr.eqns:
-            if equation.primitive.name in COLLECTIVES:
-                raise ValueError(
-                    f"The function {name!r} uses the collective {equation.primitive.name!r}, but replicas of one device run one after "
-                    f"another: they have nobody to talk to. Return the value, and add over replicas after strategy.run, by "
-                    f'strategy.reduce("SUM", value, axis=None).'
-                )
+    for equation in walk_equations(program):
+        if equation.primitive.name in COLLECTIVES:
+            raise ValueError(
+                f"The function {name!r} uses the collective {equation.primitive.name!r}, but replicas of one device run one after "
+                f"another: they have nobody to talk to. Return the value, and add over replicas after strategy.run, by "
+                f'strategy.reduce("SUM", value, axis=None).'
+            )
 
 
 def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
@@ -62,59 +166,15 @@ def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
                     yield from walk_programs(core.ClosedJaxpr(inner, ()))
 
 
-def has_random_draws(program: core.ClosedJaxpr) -> bool:
-    """Return whether the program draws random numbers."""
-    names = {equation.primitive.name for nested in walk_programs(program) for equation in nested.jaxpr.eqns}
-    return any(map(is_random_primitive, names))
+def walk_equations(program: core.ClosedJaxpr) -> Iterator[core.JaxprEqn]:
+    return (equation for nested in walk_programs(program) for equation in nested.jaxpr.eqns)
 
 
-def is_random_primitive(name: str) -> bool:
-    """Return whether a primitive of this name draws random numbers."""
-    return name.startswith(("random_", "threefry", "rng_"))
+def has_random_draws(equations: Iterable[core.JaxprEqn]) -> bool:
+    """Return whether one of the equations draws random numbers."""
+    return any(equation.primitive.name.startswith(("random_", "threefry", "rng_")) for equation in equations)
 
 
 def has_float16(program: core.ClosedJaxpr) -> bool:
-    results = (result.aval for nested in walk_programs(program) for equation in nested.jaxpr.eqns for result in equation.outvars)
+    results = (result.aval for equation in walk_equations(program) for result in equation.outvars)
     return any(getattr(result, "dtype", None) == "float16" for result in results)
-
-
-def is_among_constants(array: npt.ArrayLike, constants: list[AnyArray]) -> bool:
-    """Return whether an array, or some of its rows, went into a program that has these constants."""
-    if isinstance(array, jax.Array):
-        return any(constant is array for constant in constants)
-    rows = np.asarray(array)
-    return any(
-        has_adjacent_rows(np.asarray(constant), rows.astype(constant.dtype))
-        for constant in constants
-        if constant.shape[1:] == rows.shape[1:]
-    )
-
-
-def has_adjacent_rows(wanted: np.ndarray, rows: np.ndarray) -> bool:
-    """Return whether the wanted rows are in `rows`, next to each other. A few whole numbers may be anything."""
-    count = len(wanted)
-    if not 0 < count <= len(rows) or (count < len(rows) and wanted.dtype.kind != "f" and wanted.ndim == 1):
-        return False
-    starts = np.arange(len(rows) - count + 1)
-    for number, row in enumerate(wanted):
-        candidates = rows[starts + number]
-        alike = (candidates == row) | ((candidates != candidates) & (row != row))  # NaN too
-        starts = starts[alike.reshape(len(starts), -1).all(axis=1)]
-        if not len(starts):
-            return False
-    return True
-
-
-def can_come_from(constant: np.ndarray, array: np.ndarray) -> bool:
-    """Return whether a constant may have been computed from a captured array, whose values the code reads.
-
-    Signs of this are as many rows, rows of its shape, a stack of such arrays, the same numbers, or sizes that the array has too.
-    """
-    if constant.shape[:1] == array.shape[:1] or constant.shape[1:] == array.shape:
-        return True
-    if array.ndim == 1:
-        return constant.ndim == 1 and constant.dtype.kind == "f" and bool(np.isin(constant, array).all())
-    sizes = {size for size in array.shape if size > 1}
-    return constant.shape[1:] == array.shape[1:] or (
-        constant.ndim > 1 and all(size in (1, *sizes) for size in constant.shape) and bool(sizes & set(constant.shape))
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from unisono._src.checks.user_code.loss_growth import MEAN, SUM, LossPart
-from unisono._src.checks.user_code.provenance import CLOSE, NumberArgument, RowSum, Scaling
+from unisono._src.checks.user_code.provenance import CLOSE, NumberArgument, Provenance, Scaling
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.typing import Shape
 
@@ -23,36 +23,27 @@ HALF = 2
 """A sum that is divided by two may be meant as a sum."""
 
 
-class LossScaling(NamedTuple):
-    """Scaling of the losses by replica code itself, on some number of a replica's rows."""
+class VectorLoss(NamedTuple):
+    """A loss that is one number for each example."""
 
-    means: list[RowSum]
-    """The sums over rows in losses that are one number."""
-    vectors: list[tuple[Shape, Scaling]]
-    """The shapes of losses that are one number for each example, and what the code divides them by before the engine divides."""
+    shape: Shape
+    scaling: Scaling
+    """What the code divides it by before the engine divides."""
+
+
+def find_vector_losses(sources: Provenance) -> list[VectorLoss]:
+    return [VectorLoss(vector.aval.shape, sources.scaling(vector)) for vector in sources.list_noted("vector")]
 
 
 class DivisorCheck:
     """The check of the divisors in one user function."""
 
-    def __init__(
-        self,
-        name: str,
-        replicas: int,
-        parts: Sequence[LossPart],
-        observed: dict[int, LossScaling],
-        scaled_of: Callable[[int], LossScaling] | None,
-    ) -> None:
-        """Keep what the check needs.
-
-        `parts` are the measured parts of the losses. `scaled_of` looks at the code for a number of rows of a replica; None where it would tell
-        nothing. `observed` holds what is known already, by the number of rows.
-        """
+    def __init__(self, name: str, replicas: int, parts: Sequence[LossPart], vectors: Sequence[VectorLoss]) -> None:
+        """Keep the name of the function, R, and what is known of its losses: the measured `parts`, and the losses of examples."""
         self._name = name
         self._replicas = replicas
         self._parts = parts
-        self._scaled_of = scaled_of
-        self._scaled = observed
+        self._vectors = vectors
         self._most_rows = 0
         self._seen: set[object] = set()
         self._warned = False
@@ -60,7 +51,8 @@ class DivisorCheck:
     @property
     def has_fault(self) -> bool:
         """Return whether a part of the losses is known not to add up over replicas, which `check` warns of."""
-        return any(part.growth is not None and not is_additive(part, self._replicas) for part in self._parts)
+        parts = self._parts if self._replicas > 1 else ()
+        return any(part.growth is not None and not is_additive(part, self._replicas) for part in parts)
 
     def check(self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]) -> None:
         """Warn once of a divisor that is not the size of this global batch.
@@ -83,30 +75,22 @@ class DivisorCheck:
         self, batch: GlobalBatch, fixed: Sequence[tuple[float, int]], arguments: Sequence[float | None]
     ) -> Iterator[str]:
         rows = batch.rows
-        rows_of_replicas = count_shard_rows(batch, self._replicas)
-        sizes = sorted(set(rows_of_replicas) - {0}, reverse=True)
+        sizes = count_shard_rows(batch, self._replicas)
         for part in self._parts:
-            yield from self._judge_part(
-                part,
-                list(list_products([*resolve_divisors(part.path.divisors, arguments), *part.path.factors])),
-                rows,
-                rows_of_replicas,
-            )
-        for size in sizes if self._scaled_of is not None else []:
-            assert self._scaled_of is not None
-            if size not in self._scaled:
-                self._scaled[size] = self._scaled_of(size)
-            means, vectors = self._scaled[size]
-            for mean in means:
-                yield from self._judge_mean(mean, resolve_divisors(mean.divisors, arguments), rows, size)
-            for shape, path in vectors:
-                yield from self._judge_vector(shape, resolve_divisors(path.divisors, arguments), rows)
+            divisors = resolve_divisors(part.path.divisors, arguments)
+            numbers = list(list_products([*divisors, *part.path.factors]))
+            if self._replicas > 1:
+                yield from self._judge_growth(part, numbers, rows, sizes)
+            if part.values_per_row and part.growth != MEAN:
+                yield from self._judge_constants(part, divisors, numbers, rows)
+        for shape, scaling in self._vectors:
+            yield from self._judge_vector(shape, resolve_divisors(scaling.divisors, arguments), rows)
         for divisor, values_per_row in fixed:
             if divisor not in (rows, rows * values_per_row):
                 yield self._describe_constant(divisor, rows)
 
-    def _judge_part(self, part: LossPart, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
-        """Yield the fault of a part. `numbers` are the numbers that it is divided by, and products of them."""
+    def _judge_growth(self, part: LossPart, numbers: list[float], rows: int, sizes: Sequence[int]) -> Iterator[str]:
+        """Yield the fault of a part that does not add up over replicas. `numbers` are the numbers that it is divided by, and products of them."""
         replicas = self._replicas
         by_replicas = any(is_near_number(number, replicas) for number in numbers)
         parts = rows / max(sizes)
@@ -135,25 +119,16 @@ class DivisorCheck:
                 f"{rows} rows. {ADVICE}"
             )
 
-    def _judge_mean(self, mean: RowSum, divisors: list[float], rows: int, size: int) -> Iterator[str]:
-        everything = mean.elements * rows / size
-        combined = list(list_products([*divisors, *mean.factors]))
-        if any(
-            is_near_number(divisor, everything) or is_near_number(divisor, rows) or is_near_number(divisor, self._replicas)
-            for divisor in combined
-        ):
+    def _judge_constants(self, part: LossPart, divisors: Sequence[float], numbers: Sequence[float], rows: int) -> Iterator[str]:
+        """Yield the fault of a sum that is divided by another number than the values in the global batch, its rows or the replicas."""
+        sizes = part.values_per_row * rows, rows, self._replicas
+        if any(is_near_number(number, size) for number in numbers for size in sizes):
             return
-        fixed = [
-            divisor for divisor, origin in zip(divisors, mean.divisors, strict=True) if not isinstance(origin, NumberArgument)
-        ]
-        named = [
-            divisor
-            for divisor in fixed
-            if divisor > HALF and not is_near_number(divisor, mean.elements) and not is_near_number(divisor, size)
-        ]
-        constants = named + [divisor for divisor in (*divisors, *mean.factors) if is_near_number(divisor, self._most_rows)]
-        if constants:
-            yield self._describe_constant(max(constants), rows)
+        origins = zip(divisors, part.path.divisors, strict=True)
+        named = [divisor for divisor, origin in origins if divisor > HALF and not isinstance(origin, NumberArgument)]
+        of_other_batch = [divisor for divisor in (*divisors, *part.path.factors) if is_near_number(divisor, self._most_rows)]
+        if named or of_other_batch:
+            yield self._describe_constant(max(named + of_other_batch), rows)
 
     def _describe_constant(self, divisor: float, rows: int) -> str:
         return (
@@ -176,10 +151,8 @@ class DivisorCheck:
 
 def is_additive(part: LossPart, replicas: int) -> bool:
     """Return whether a part of a loss adds up over replicas, as far as its growth tells: a sum, or a mean divided by their number."""
-    numbers = [divisor for divisor in (*part.path.divisors, *part.path.factors) if not isinstance(divisor, NumberArgument)]
-    return part.growth == SUM or (
-        part.growth == MEAN and any(is_near_number(divisor, replicas) for divisor in list_products(numbers))
-    )
+    by_replicas = any(is_near_number(number, replicas) for number in list_products(part.path.known_numbers))
+    return part.growth == SUM or (part.growth == MEAN and by_replicas)
 
 
 def resolve_divisors(divisors: Iterable[float | NumberArgument], arguments: Sequence[float | None]) -> list[float]:

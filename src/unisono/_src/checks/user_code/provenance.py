@@ -1,15 +1,16 @@
-"""Origins of the numbers of a traced program: sums over a replica's rows, divisors, shares of a loss."""
+"""Origins of the numbers of a traced user function: its losses are taken apart into terms, each with the constants that it is divided by."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import NamedTuple, cast
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom
-from unisono._src.typing import AnyArray
+from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, inline_calls, list_variables, slice_program
+from unisono._src.replica.variable_discovery import Trace
 
 UNCHANGED = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
 """Primitives that hand a number on as it is, or with the other sign."""
@@ -17,7 +18,6 @@ SUMS = ("add", "add_any", "sub")
 RESHAPED = ("broadcast_in_dim", "concatenate", "stack")
 """Primitives that hand numbers on as they are, in another shape."""
 CLOSE = 1e-4
-CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint")
 
 
 class NumberArgument(NamedTuple):
@@ -26,44 +26,23 @@ class NumberArgument(NamedTuple):
     position: int
 
 
-class RowSum(NamedTuple):
-    """A sum over a replica's rows, and the constants that it is divided by on the way to a loss."""
-
-    elements: int
-    divisors: tuple[float | NumberArgument, ...] = ()
-    factors: tuple[float, ...] = ()
-    """The constants that it is multiplied by, as the divisors that do the same."""
-
-
-class Equation(NamedTuple):
-    """The primitive and the operands that make a number."""
-
-    name: str
-    inputs: list[Atom]
-    axes: tuple[int, ...] = ()
-    """The axes that a sum is taken over."""
-    made_by: core.JaxprEqn | None = None
-    """None where a number is handed on as it is."""
-    index: int = 0
-    """Its position among the results of the equation."""
-
-    @property
-    def is_sum_of_rows(self) -> bool:
-        """Return whether the sum is over rows, the first axis: sums over other axes are of each row alone."""
-        return self.name == "reduce_sum" and 0 in self.axes
-
-
 class Scaling(NamedTuple):
     """The constants that a number is divided and multiplied by on the way to another number."""
 
     divisors: tuple[float | NumberArgument, ...] = ()
     factors: tuple[float, ...] = ()
+    """Those that it is multiplied by, as the divisors that do the same."""
 
     def divide_by(self, number: float | NumberArgument) -> Scaling:
         return self._replace(divisors=(*self.divisors, number))
 
     def multiply_by(self, number: float) -> Scaling:
         return self._replace(factors=(*self.factors, 1 / number))
+
+    @property
+    def known_numbers(self) -> list[float]:
+        """Return the numbers that are no arguments."""
+        return [number for number in (*self.divisors, *self.factors) if not isinstance(number, NumberArgument)]
 
 
 UNSCALED = Scaling()
@@ -79,7 +58,7 @@ class LossTerm(NamedTuple):
     inside: Scaling = UNSCALED
     """What its elements are divided by, if it is a sum over rows."""
     elements: int = 0
-    """The number of elements of this sum."""
+    """The number of elements of this sum; 0 for what is no sum over rows, or a sum of shares."""
 
     @property
     def path(self) -> Scaling:
@@ -87,54 +66,37 @@ class LossTerm(NamedTuple):
 
 
 class Provenance:
-    """The equations that make each number of a program. Functions inside the program are opened up."""
+    """A traced user function, and the equation that makes each of its numbers. Functions inside the function are opened up."""
 
-    def __init__(self, program: core.ClosedJaxpr, arrays_of_rows: int) -> None:
-        """Read the program. Its first `arrays_of_rows` inputs are a replica's rows, the inputs behind them are the same for all replicas."""
-        self._equations: dict[Atom, Equation] = {}
-        self.program = program.jaxpr
-        self.constants: dict[Atom, AnyArray] = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        """Constant arrays, by the variables of the program that stand for them."""
-        inputs = program.jaxpr.invars
-        self._row_variables: set[Atom] = set(inputs[:arrays_of_rows])
-        self._arguments: dict[Atom, NumberArgument] = {
-            variable: NumberArgument(position) for position, variable in enumerate(inputs[arrays_of_rows:])
-        }
-        self._state_variables: set[Atom] = {
-            variable for variable in program.jaxpr.constvars if variable.aval.shape and variable.aval.dtype.kind == "f"
-        }
-        self._open_program(program.jaxpr, {})
+    def __init__(self, trace: Trace) -> None:
+        """Read the program. Its first inputs are a replica's rows, the inputs behind them are the same for all replicas."""
+        self.trace = trace._replace(program=inline_calls(trace.program))
+        self.program: core.ClosedJaxpr = self.trace.program
+        self._jaxpr = self.program.jaxpr
+        self._equations = {variable: equation for equation in self._jaxpr.eqns for variable in equation.outvars}
+        inputs = self._jaxpr.invars
+        self._arguments = {variable: NumberArgument(position) for position, variable in enumerate(inputs[trace.arrays :])}
+        self._row_variables = find_dependents(self._jaxpr, inputs[: trace.arrays])
+        self._state_variables = find_dependents(
+            self._jaxpr,
+            [variable for variable in self._jaxpr.constvars if variable.aval.shape and variable.aval.dtype.kind == "f"],
+        )
 
-    def _open_program(self, jaxpr: core.Jaxpr, names: Mapping[Atom, Atom]) -> None:
-        """Record the equations of a function. `names` are its variables, and what they are called outside of it."""
+    @property
+    def replica_positions(self) -> set[int]:
+        """Return the positions, among the program's arguments, of those that belong to the replica: its rows and its number."""
+        return {*range(self.trace.arrays), self.trace.replica_position}
 
-        def outside(variable: Atom) -> Atom:
-            return variable if isinstance(variable, core.Literal) else names.get(variable, variable)
+    def list_noted(self, kind: str) -> list[Atom]:
+        """Return the variables of the arrays of this kind that were noted in the trace."""
+        return list_variables(variable for _, variable in self.trace.noted.get(kind, []))
 
-        for equation in jaxpr.eqns:
-            inputs = [outside(variable) for variable in equation.invars]
-            inner = equation.params.get("jaxpr") if equation.primitive.name in CALLS else None
-            if inner is not None:
-                if isinstance(inner, core.ClosedJaxpr):
-                    self.constants |= zip(inner.jaxpr.constvars, inner.consts, strict=True)
-                    inner = inner.jaxpr
-                inside: dict[Atom, Atom] = {
-                    variable: InnerVariable(variable) for nested in inner.eqns for variable in nested.outvars
-                } | dict(zip(inner.invars, inputs, strict=True))
-                self._open_program(inner, inside)
-                for result, source in zip(equation.outvars, inner.outvars, strict=True):
-                    origin = source if isinstance(source, core.Literal) else cast(Atom, inside.get(source, source))
-                    self._record(outside(result), Equation("copy", [origin]))
-                continue
-            axes = tuple(equation.params.get("axes", ()))
-            for index, result in enumerate(equation.outvars):
-                self._record(outside(result), Equation(equation.primitive.name, inputs, axes, equation, index))
-
-    def _record(self, result: Atom, equation: Equation) -> None:
-        self._equations[result] = equation
-        for dependent in (self._row_variables, self._state_variables):
-            if any(not isinstance(variable, core.Literal) and variable in dependent for variable in equation.inputs):
-                dependent.add(result)
+    @functools.cached_property
+    def loss_terms(self) -> list[LossTerm]:
+        """Return the terms of the losses that the code scales by itself, without shares of a mean over the global batch."""
+        noted = self.trace.noted
+        shares = [share for kind, share in noted.get("share", []) if kind is None]
+        return [term for _, loss in noted.get("loss", []) for term in self.terms(loss, shares)]
 
     def can_reach(self, variable: Atom, targets: Iterable[Atom]) -> bool:
         """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
@@ -149,138 +111,94 @@ class Provenance:
             equation = self._equations.get(atom)
             if equation is None:
                 continue
-            number = find_literal_number(equation.inputs)
-            if equation.name in (*UNCHANGED, *SUMS, *RESHAPED):
-                left += [(source, factor) for source in equation.inputs]
-            elif equation.name == "mul" and number is not None:
-                left += [(source, factor * number) for source in equation.inputs]
-            elif equation.name == "div" and number:
-                left.append((equation.inputs[0], factor / number))
+            number = find_literal_number(equation.invars)
+            if equation.primitive.name in (*UNCHANGED, *SUMS, *RESHAPED):
+                left += [(source, factor) for source in equation.invars]
+            elif equation.primitive.name == "mul" and number is not None:
+                left += [(source, factor * number) for source in equation.invars]
+            elif equation.primitive.name == "div" and number:
+                left.append((equation.invars[0], factor / number))
         return False
 
-    def slice_program(
-        self, targets: Iterable[Atom], known: Container[Atom] = ()
-    ) -> tuple[list[tuple[Atom, Equation]], set[Atom]]:
-        """Return the variables that lead to the targets, each with its equation and in order, and the variables that they start from.
-
-        They start from inputs, constants and `known` variables.
-        """
-        needed: set[Atom] = set()
-        left = list(targets)
-        while left:
-            variable = left.pop()
-            if isinstance(variable, core.Literal) or variable in needed:
-                continue
-            needed.add(variable)
-            left += self._equations[variable].inputs if variable in self._equations and variable not in known else []
-        made = [
-            (variable, equation) for variable, equation in self._equations.items() if variable in needed and variable not in known
-        ]
-        return made, needed - {variable for variable, _ in made}
-
-    def terms(self, variable: Atom, shares: Iterable[Atom] = (), path: Scaling = UNSCALED) -> Iterator[LossTerm]:
+    def terms(self, variable: Atom, shares: Collection[Atom] = (), path: Scaling = UNSCALED) -> Iterator[LossTerm]:
         """Yield the terms of a number, without these shares and without what depends neither on rows nor on weights."""
-        shares = frozenset(shares)
-        equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
-        if (
-            isinstance(variable, core.Literal)
-            or variable in shares
-            or not (variable in self._row_variables or variable in self._state_variables)
-        ):
+        of_rows = self._depends_on_rows(variable)
+        if isinstance(variable, core.Literal) or variable in shares or not (of_rows or self._depends_on_state(variable)):
             return
-        is_scaled = equation is not None and equation.name == "div" and not self._depends_on_data(equation.inputs[1])
-        if equation is not None and equation.name in (*UNCHANGED, *SUMS):
-            for source in equation.inputs:
+        equation = self._equations.get(variable)
+        name = "" if equation is None else equation.primitive.name
+        inputs = [] if equation is None else equation.invars
+        number = find_literal_number(inputs)
+        if name in (*UNCHANGED, *SUMS):
+            for source in inputs:
                 yield from self.terms(source, shares, path)
-        elif equation is not None and is_scaled:
-            yield from self.terms(equation.inputs[0], shares, self._divide_path(path, equation.inputs[1]))
-        elif equation is not None and equation.name == "mul" and (number := find_literal_number(equation.inputs)):
-            for source in equation.inputs:
+        elif name == "div" and not self._depends_on_rows(inputs[1]) and (of_rows or not self._depends_on_state(inputs[1])):
+            yield from self.terms(inputs[0], shares, self._divide_path(path, inputs[1]))
+        elif name == "mul" and number:
+            for source in inputs:
                 yield from self.terms(source, shares, path.multiply_by(number))
-        elif variable in self._row_variables:
-            if equation is not None and equation.is_sum_of_rows:
-                yield LossTerm(variable, path, True, self.scaling(equation.inputs[0]), count_elements(equation.inputs[0]))
-            else:
-                yield LossTerm(variable, path, True)
-        elif not self._has_share_in_it(variable, shares):
-            yield LossTerm(variable, path, False)
+        elif name == "mul" and len(factors := [source for source in inputs if self._depends_on_rows(source)]) == 1:
+            yield from self.terms(factors[0], shares, path)  # the other factor weights it
+        elif of_rows and is_sum_of_rows(equation) and not self.can_reach(inputs[0], shares):
+            yield LossTerm(variable, path, True, self.scaling(inputs[0]), count_elements(inputs[0]))
+        elif of_rows or not self._is_made_of(variable, shares):
+            yield LossTerm(variable, path, of_rows)
 
-    def _depends_on_data(self, variable: Atom) -> bool:
-        """Return whether a number depends on rows or on weights."""
-        return not isinstance(variable, core.Literal) and (variable in self._row_variables or variable in self._state_variables)
+    def _depends_on_rows(self, variable: Atom) -> bool:
+        return not isinstance(variable, core.Literal) and variable in self._row_variables
 
-    def _has_share_in_it(self, variable: Atom, shares: frozenset[Atom]) -> bool:
-        made, _ = self.slice_program([variable])
-        return any(result in shares for result, _ in made)
+    def _depends_on_state(self, variable: Atom) -> bool:
+        return not isinstance(variable, core.Literal) and variable in self._state_variables
 
-    def means(self, variable: Atom, shares: Iterable[Atom] = ()) -> Iterator[RowSum]:
-        """Yield the sums over rows that a number is made of, without these shares of means over the global batch."""
-        return self._find_row_sums(variable, frozenset(shares), UNSCALED)
-
-    def _find_row_sums(self, variable: Atom, shares: frozenset[Atom], path: Scaling) -> Iterator[RowSum]:
-        equation = None if isinstance(variable, core.Literal) else self._equations.get(variable)
-        if equation is None or variable in shares or variable not in self._row_variables:
-            return
-        number = find_literal_number(equation.inputs)
-        if equation.name in (*UNCHANGED, *SUMS):
-            for source in equation.inputs:
-                yield from self._find_row_sums(source, shares, path)
-        elif equation.name == "div":
-            yield from self._find_row_sums(equation.inputs[0], shares, self._divide_path(path, equation.inputs[1]))
-        elif equation.name == "mul":
-            for source in equation.inputs:  # a factor that does not depend on the rows weights the one that does
-                yield from self._find_row_sums(source, shares, path.multiply_by(number) if number else path)
-        elif equation.is_sum_of_rows and not self.can_reach(equation.inputs[0], shares):
-            yield RowSum(count_elements(equation.inputs[0]), *self.scaling(equation.inputs[0], path))
+    def _is_made_of(self, variable: Atom, shares: Collection[Atom]) -> bool:
+        return any(
+            result in shares for equation in slice_program(self._jaxpr, [variable]).equations for result in equation.outvars
+        )
 
     def _divide_path(self, path: Scaling, divisor: Atom) -> Scaling:
         if isinstance(divisor, core.Literal):
             return path.divide_by(float(divisor.val)) if is_scalar_number(divisor) and divisor.val else path
-        while (
-            (equation := self._equations.get(divisor)) is not None
-            and equation.name in (*UNCHANGED, *RESHAPED)
-            and len(equation.inputs) == 1
-        ):
-            divisor = equation.inputs[0]
-            if isinstance(divisor, core.Literal):
-                return path
-        if divisor in self._arguments and not divisor.aval.shape:
-            return path.divide_by(self._arguments[divisor])
-        return path
+        origin = self._follow_back(divisor, (*UNCHANGED, *RESHAPED))
+        is_argument = origin in self._arguments and not origin.aval.shape
+        return path.divide_by(self._arguments[origin]) if is_argument else path
+
+    def _follow_back(self, variable: Atom, primitives: Sequence[str]) -> Atom:
+        """Return the variable that this one is, before these primitives changed its form."""
+        while (equation := self._equations.get(variable)) is not None and equation.primitive.name in primitives:
+            if len(list_variables(equation.invars)) != len(equation.invars) or len(equation.invars) != 1:
+                return variable
+            (variable,) = equation.invars
+        return variable
 
     def scaling(self, array: Atom, path: Scaling = UNSCALED) -> Scaling:
         """Return the constants that the elements of an array are divided by and multiplied by."""
         equation = None if isinstance(array, core.Literal) else self._equations.get(array)
-        if equation is None or not equation.inputs:
+        if equation is None or not equation.invars:
             return path
-        number = find_literal_number(equation.inputs)
-        if equation.name == "div" and not isinstance(equation.inputs[0], core.Literal):
-            if self._is_mean_of_each_row(equation.inputs[0], equation.inputs[1]):
+        name = equation.primitive.name
+        inputs = equation.invars
+        number = find_literal_number(inputs)
+        if name == "div" and not isinstance(inputs[0], core.Literal):
+            if self._is_mean_of_each_row(inputs[0], inputs[1]):
                 return path
-            return self.scaling(equation.inputs[0], self._divide_path(path, equation.inputs[1]))
-        if equation.name == "mul" and number:
-            rest = next((variable for variable in equation.inputs if not isinstance(variable, core.Literal)), equation.inputs[0])
-            return self.scaling(rest, path.multiply_by(number))
-        return self.scaling(equation.inputs[0], path) if equation.name in UNCHANGED else path
+            return self.scaling(inputs[0], self._divide_path(path, inputs[1]))
+        if name == "mul" and number:
+            return self.scaling(next(iter(list_variables(inputs)), inputs[0]), path.multiply_by(number))
+        return self.scaling(inputs[0], path) if name in UNCHANGED else path
 
     def _is_mean_of_each_row(self, array: Atom, divisor: Atom) -> bool:
         """Return whether a sum over axes behind the rows is divided by their size."""
-        while (
-            (equation := self._equations.get(array)) is not None
-            and equation.name in UNCHANGED
-            and not isinstance(equation.inputs[0], core.Literal)
-        ):
-            array = equation.inputs[0]
-        if equation is None or equation.name != "reduce_sum" or equation.is_sum_of_rows or not isinstance(divisor, core.Literal):
+        array = self._follow_back(array, UNCHANGED)
+        equation = self._equations.get(array)
+        if equation is None or equation.primitive.name != "reduce_sum" or is_sum_of_rows(equation):
             return False
-        return is_scalar_number(divisor) and float(divisor.val) == count_elements(equation.inputs[0]) / count_elements(array)
+        elements_of_row = count_elements(equation.invars[0]) / count_elements(array)
+        return isinstance(divisor, core.Literal) and is_scalar_number(divisor) and float(divisor.val) == elements_of_row
 
 
-class InnerVariable:
-    """A variable of a function that was opened up; one for each call."""
-
-    def __init__(self, variable: Atom) -> None:
-        self.aval = variable.aval
+def is_sum_of_rows(equation: core.JaxprEqn | None) -> bool:
+    """Return whether a sum is over rows, the first axis: sums over other axes are of each row alone."""
+    return equation is not None and equation.primitive.name == "reduce_sum" and 0 in equation.params["axes"]
 
 
 def count_elements(variable: Atom) -> int:
@@ -291,7 +209,7 @@ def is_scalar_number(literal: Atom) -> bool:
     return not literal.aval.shape and literal.aval.dtype.kind in "fiu"
 
 
-def find_literal_number(inputs: list[Atom]) -> float | None:
+def find_literal_number(inputs: Sequence[Atom]) -> float | None:
     """Return the number that one of the inputs is as a literal; None where none is."""
     return next(
         (float(variable.val) for variable in inputs if isinstance(variable, core.Literal) and is_scalar_number(variable)), None

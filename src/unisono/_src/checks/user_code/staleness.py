@@ -27,10 +27,8 @@ class CaptureSnapshot:
                 if isinstance(then, CollectionSnapshot) and not is_same_value(then.thing, then)
             ]
             self._changed_by_code = [*before._changed_by_code, *changed]
-        self._values = [
-            (capture, snapshot_value(capture.value, frozenset(map(id, self._changed_by_code))))
-            for capture in find_captures(function)
-        ]
+        skipped = frozenset(map(id, self._changed_by_code))
+        self._values = [(capture, snapshot_value(capture.value, skipped)) for capture in find_captures(function)]
 
     @property
     def is_unchanged(self) -> bool:

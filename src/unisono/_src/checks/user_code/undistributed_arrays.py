@@ -1,71 +1,65 @@
-"""Captured arrays that take the place of a replica's rows: every replica would train on the same ones.
+"""Arrays that take the place of a replica's rows: captured ones, variables, and ones that NumPy draws. Every replica would train on the same.
 
 Not every captured array holds rows. Means, class weights and tables are the same for all replicas, and are meant to be. The program shows which
 arrays hold rows: an array meets the batch, so that the code runs on its number of rows alone or takes more of the array for more rows; or a layer,
 a loss or an optimizer gets the array and nothing of the replica's.
+
+Variables are state more often than arrays are. A variable holds rows if it belongs to no layer, and meets the batch as rows do, or a layer, a
+loss or a metric gets it and it meets the batch nowhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from unisono._src.checks.user_code.captured_arrays import (
-    CapturedArray,
+    can_come_from,
     find_captured_arrays,
     find_replicated_arrays,
-    has_captured_source,
+    is_among_constants,
+    is_chosen_from,
+    is_source_of_items,
 )
-from unisono._src.checks.user_code.jaxpr import can_come_from, find_constants, find_unmarked_constants, is_among_constants
-from unisono._src.checks.user_code.results import find_constant_operands, find_origins
+from unisono._src.checks.user_code.captures import Capture
+from unisono._src.checks.user_code.constant_operands import find_constant_operands
+from unisono._src.checks.user_code.inspected_code import InspectedCode
+from unisono._src.checks.user_code.jaxpr import find_constants, find_origins, find_unmarked_constants
+from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.keras_private.trainer_state import get_raw_value
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
-from unisono._src.typing import AnyArray, Shape, UserFunction
+from unisono._src.typing import AnyArray, LibraryArray, Shape
 
 
 class Suspect(NamedTuple):
     """A constant of the program that may hold rows."""
 
     constant: AnyArray
-    array: CapturedArray | keras.Variable
+    array: LibraryArray | keras.Variable
     """The captured array, or the variable, that the constant is or may come from."""
     how: str
     """The way by which the array reaches the code, in words."""
 
 
-def refuse_undistributed_arrays(
-    function: UserFunction, trace: Trace, trace_of: Callable[[int], Trace] | None, has_rows: bool, size: int, replicas: int
-) -> None:
-    """Refuse captured arrays that take the place of rows.
-
-    Args:
-        function: The function that replicas run.
-        trace: The function, traced on a replica's rows.
-        trace_of: Traces the function on another number of rows; None where the function gets values of an earlier run, too.
-        has_rows: Whether the function gets rows.
-        size: The number of the replica's rows.
-        replicas: The number of replicas. A single replica may capture any array.
-    """
-    captured = find_captured_arrays(function) if replicas > 1 and find_nonvariable_constants(trace) else []
-    if not captured:
+def refuse_undistributed_arrays(code: InspectedCode) -> None:
+    """Refuse captured arrays that take the place of rows. A single replica may capture any array."""
+    if code.replicas == 1 or not code.captured_arrays:
         return
-    replicated = [np.asarray(array) for array in find_replicated_arrays(function)]
-    suspects = list(find_suspects(trace, captured, replicated))
-    guilty = find_substitute_for_rows(trace, suspects) if has_rows else next(iter(suspects), None)
-    if guilty is None and has_rows:
-        guilty = find_suspect_meeting_rows(
-            trace,
-            trace_of,
-            lambda trace: [*find_suspects(trace, captured, replicated), *find_unnamed_suspects(trace, replicated)],
-            size,
+    suspects = list(find_suspects(code, code.trace))
+    if code.has_rows:
+        guilty = find_substitute_for_rows(code.sources, suspects, ("given", "loss", "vector", "gradients"))
+        guilty = guilty or find_suspect_meeting_rows(
+            code, lambda trace: [*find_suspects(code, trace), *find_unnamed_suspects(code, trace)]
         )
+    else:
+        guilty = next(iter(suspects), None)
     if guilty is not None:
-        refused_calls.refuse_undistributed(guilty.array, guilty.how, replicas)
+        refused_calls.refuse_undistributed(guilty.array, guilty.how, code.replicas)
 
 
 def find_nonvariable_constants(trace: Trace) -> list[AnyArray]:
@@ -80,53 +74,42 @@ def find_user_constants(trace: Trace) -> list[AnyArray]:
     return [constant for constant in find_nonvariable_constants(trace) if id(constant) in outside]
 
 
-def find_suspects(trace: Trace, captured: list[tuple[str, CapturedArray]], replicated: list[np.ndarray]) -> Iterator[Suspect]:
+def find_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect]:
     """Yield the constants of the program that are captured arrays or rows of them, or may have been computed from them."""
     outside = {id(constant) for constant in find_user_constants(trace)}
     for constant in find_nonvariable_constants(trace):
-        for name, array in captured:
+        is_own = id(constant) in outside and not code.is_replicated(constant)
+        for name, array in code.captured_arrays:
             is_captured = is_among_constants(array, [constant]) and refused_calls.has_different_rows(array)
-            may_be_computed = id(constant) in outside and can_come_from(np.asarray(constant), np.asarray(array))
-            if is_captured or (may_be_computed and not is_replicated(constant, replicated)):
+            if is_captured or (is_own and can_come_from(np.asarray(constant), np.asarray(array))):
                 yield Suspect(constant, array, f"by the name {name!r}")
 
 
-def find_unnamed_suspects(trace: Trace, replicated: list[np.ndarray]) -> Iterator[Suspect]:
+def find_unnamed_suspects(code: InspectedCode, trace: Trace) -> Iterator[Suspect]:
     """Yield the other constants whose rows differ, as labels that were turned into numbers."""
     for constant in find_user_constants(trace):
-        if refused_calls.has_different_rows(constant) and not is_replicated(constant, replicated) and not is_row_index(constant):
+        is_row_index = np.array_equal(constant, np.arange(len(constant)))  # by 0, 1, 2 code may index the replica's rows
+        if refused_calls.has_different_rows(constant) and not code.is_replicated(constant) and not is_row_index:
             yield Suspect(constant, constant, "as a constant")
 
 
-def is_replicated(constant: AnyArray, replicated: list[np.ndarray]) -> bool:
-    return any(np.array_equal(constant, array) for array in replicated)
+def find_substitute_for_rows(
+    sources: Provenance, suspects: list[Suspect], kinds: Sequence[str], rows_only: bool = False
+) -> Suspect | None:
+    """Return the suspect that something noted by these kinds is made of, with nothing of the replica's in it: neither rows nor random numbers.
 
-
-def is_row_index(constant: AnyArray) -> bool:
-    """Return whether a constant counts the rows, as 0, 1, 2: code may index the replica's rows by it."""
-    return np.array_equal(constant, np.arange(len(constant)))
-
-
-def find_substitute_for_rows(trace: Trace, suspects: list[Suspect]) -> Suspect | None:
-    """Return the suspect that a layer, a loss or an optimizer gets, with nothing of the replica's."""
-    of_replica = {*range(trace.arrays), trace.replica_position}
-    for _, results in trace.find_results("given", "loss", "vector", "gradients") if suspects else ():
-        guilty = find_sole_suspect(trace, results, suspects, of_replica)
-        if guilty is not None:
+    `rows_only`: whether only arrays of several rows are looked at.
+    """
+    seeds = find_seed_ids(sources.trace)
+    outputs = sources.program.jaxpr.outvars
+    for _, results in sources.trace.find_results(*kinds) if suspects else ():
+        chosen = [result for result in results if not rows_only or outputs[result].aval.shape[:1] > (1,)]
+        origins = find_origins(sources.program, chosen)
+        read = {id(constant) for constant in origins.constants}
+        guilty = next((suspect for suspect in suspects if id(suspect.constant) in read), None)
+        if guilty is not None and not (origins.arguments & sources.replica_positions or read & seeds):
             return guilty
     return None
-
-
-def find_sole_suspect(trace: Trace, results: Collection[int], suspects: list[Suspect], of_replica: set[int]) -> Suspect | None:
-    """Return the suspect that the results are made of, if they contain nothing of the replica's: neither its rows nor its random numbers.
-
-    `of_replica` are the positions of the program's arguments that belong to the replica.
-    """
-    origins = find_origins(trace.program, results)
-    read = {id(constant) for constant in origins.constants}
-    if origins.arguments & of_replica or read & find_seed_ids(trace):
-        return None
-    return next((suspect for suspect in suspects if id(suspect.constant) in read), None)
 
 
 def find_seed_ids(trace: Trace) -> set[int]:
@@ -134,40 +117,73 @@ def find_seed_ids(trace: Trace) -> set[int]:
     return {id(get_raw_value(variable)) for variable in trace.used if random_keys.is_seed_state(variable)}
 
 
-def find_suspect_meeting_rows(
-    trace: Trace, trace_of: Callable[[int], Trace] | None, suspects: Callable[[Trace], list[Suspect]], size: int
-) -> Suspect | None:
+def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], list[Suspect]]) -> Suspect | None:
     """Return the suspect that meets the replica's rows with as many rows, if the code fails on more rows, or takes more of the suspect then."""
-    known = {id(suspect.constant): suspect for suspect in reversed(suspects(trace))}
+    known = {id(suspect.constant): suspect for suspect in reversed(suspects(code.trace))}
 
-    def find_met(trace: Trace, rows: int) -> dict[Shape, AnyArray]:
+    def find_met(sources: Provenance, rows: int) -> dict[Shape, AnyArray]:
         """Return the constants that meet the rows, by the shape of a row of the operand."""
-        of_replica = {*range(trace.arrays), trace.replica_position}
-        operands = find_constant_operands(
-            trace.program, of_replica, {id(suspect.constant) for suspect in suspects(trace)}, find_seed_ids(trace)
-        )
+        ids = {id(suspect.constant) for suspect in suspects(sources.trace)}
+        operands = find_constant_operands(sources, ids, find_seed_ids(sources.trace))
         return {
             operand.shape[1:]: operand.constant for operand in operands if operand.shape[:1] == (rows,) and operand.has_its_rows
         }
 
-    met = find_met(trace, size)
-    if met and trace_of is not None:
+    met = find_met(code.sources, code.size)
+    if met and code.trace_of is not None:
         with contextlib.suppress(Exception):  # as of shapes that do not fit one another
-            met_on_more = find_met(trace_of(2 * size), 2 * size)
+            met_on_more = find_met(code.trace_of(2 * code.size), 2 * code.size)
             met = {shape: constant for shape, constant in met.items() if shape in met_on_more}
     return next((known[id(constant)] for constant in met.values()), None)
 
 
-def make_suspicion(function: UserFunction, replicas: int) -> Callable[[AnyArray], bool]:
+def check_data_in_variables(code: InspectedCode) -> None:
+    """Refuse variables that take the place of rows, as variables that hold a whole dataset do."""
+    variables = find_variables_with_rows(code) if code.replicas > 1 else []
+    if not variables:
+        return
+    suspects = [Suspect(get_raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables]
+    guilty = find_suspect_meeting_rows(code, lambda _: suspects) or find_suspect_apart_from_rows(code.sources, suspects)
+    if guilty is not None:
+        refused_calls.refuse_undistributed(guilty.array, guilty.how, code.replicas)
+
+
+def find_variables_with_rows(code: InspectedCode) -> list[keras.Variable]:
+    """Return the variables that may hold rows of data: they belong to no layer or optimizer, are neither trained nor assigned, and have rows that
+    differ. Random state is left out, and so are variables that the user has replicated."""
+    owned = code.strategy.owned
+    of_optimizers = [variable for optimizer in owned.optimizers for variable in optimizer.variables]
+    others = [*of_optimizers, *code.trace.code.scope.assigned.values(), *find_replicated_arrays(code.captures)]
+    not_data = owned.layer_variable_ids | {id(variable) for variable in others}
+    used = {id(variable): variable for variable in code.trace.used if isinstance(variable, keras.Variable)}
+    return [
+        variable
+        for i, variable in used.items()
+        if i not in not_data
+        and not variable.trainable
+        and not random_keys.is_seed_state(variable)
+        and len(variable.shape)
+        and refused_calls.has_different_rows(get_raw_value(variable))
+    ]
+
+
+def find_suspect_apart_from_rows(sources: Provenance, suspects: list[Suspect]) -> Suspect | None:
+    """Return the suspect that a layer, a loss or a metric gets with nothing of the replica's, and that meets nothing of the replica's later."""
+    met = {id(operand.constant) for operand in find_constant_operands(sources, {id(suspect.constant) for suspect in suspects})}
+    alone = [suspect for suspect in suspects if id(suspect.constant) not in met]
+    return find_substitute_for_rows(sources, alone, ("given", "gave", "vector", "fed", "update"), rows_only=True)
+
+
+def make_suspicion(captures: list[Capture], replicas: int) -> Callable[[AnyArray], bool]:
     """Return a function that says whether an array may come from a captured one.
 
     It is asked where a layer gets an array that is not computed from a replica's rows.
     """
     if replicas == 1:
         return lambda array: False
-    if has_captured_source(function):
+    if any(capture.holds_data and is_source_of_items(capture.value) for capture in captures):
         return lambda array: True
-    captured = find_captured_arrays(function)
+    captured = find_captured_arrays(captures)
     return lambda array: any(
         is_among_constants(source, [array])
         or can_come_from(np.asarray(array), np.asarray(source))
@@ -176,6 +192,34 @@ def make_suspicion(function: UserFunction, replicas: int) -> Callable[[AnyArray]
     )
 
 
-def is_chosen_from(vector: np.ndarray, source: np.ndarray) -> bool:
-    """Return whether a vector has only values of another vector, as labels that were chosen from it."""
-    return vector.ndim == source.ndim == 1 and bool(np.isin(vector, source).all())
+def check_numpy_draws(code: InspectedCode) -> None:
+    """Refuse numbers that NumPy draws for the rows of a replica: they are drawn once, when the code is traced, and stay the same.
+
+    A second trace shows which arrays are drawn: it has other values in them.
+    """
+    arrays = find_row_arrays(code.trace, code.size) if code.replicas > 1 and code.trace_of is not None else []
+    if not arrays or code.trace_of is None:
+        return
+    try:
+        arrays_again = find_row_arrays(code.trace_of(code.size).trace, code.size)
+    except Exception:  # of code that can be traced only once
+        return
+    for array, other in zip(arrays, arrays_again, strict=False):
+        if array.shape == other.shape and not np.array_equal(array, other, equal_nan=array.dtype.kind == "f"):
+            raise ValueError(
+                f"Replica code makes an array of shape {array.shape} that is another one each time, as numpy.random does: it would be made "
+                f"once, when the code is compiled, and be the same on all {code.replicas} replicas and in every step. Draw it with Keras, from a "
+                f"generator that was made in the scope:\n\n"
+                f"    with strategy.scope():\n        seeds = keras.random.SeedGenerator(0)\n\n"
+                f"    keras.random.normal({array.shape}, seed=seeds)  # in replica code; also uniform, randint, shuffle\n\n"
+                f"What is no random number and changes from step to step, pass as an argument."
+            )
+
+
+def find_row_arrays(trace: Trace, size: int) -> list[np.ndarray]:
+    """Return the arrays with as many rows as the replica that the code made, or captured, when it was traced."""
+    return [
+        np.asarray(constant)
+        for constant in find_user_constants(trace)
+        if constant.shape[0] == size and refused_calls.has_different_rows(constant)
+    ]

@@ -1,0 +1,82 @@
+"""Operands of a traced program that are made of constants alone, where they meet what is made of a replica's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jax.extend import core
+
+from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, list_variables
+from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.typing import AnyArray, Shape
+
+
+class ConstantOperand(NamedTuple):
+    """An operand that is made of a constant alone, in an equation that also takes something made of a replica's rows."""
+
+    constant: AnyArray
+    shape: Shape
+    has_its_rows: bool
+    """Whether its first axis still is the first axis of the constant, as after a slice and not after a sum over it, and no axis of a matrix
+    that the replica's rows are multiplied by."""
+
+
+def find_constant_operands(
+    sources: Provenance, constants: Collection[int], own_constants: Collection[int] = ()
+) -> list[ConstantOperand]:
+    """Return where an equation takes something made of the constants with these ids together with something made of the replica's values.
+
+    The replica's values are its arguments, and the constants with the ids `own_constants`.
+    """
+    program = sources.program.jaxpr
+    values = list(zip(program.constvars, sources.program.consts, strict=True))
+    made_of = {variable: {(id(value), True): value} for variable, value in values if id(value) in constants}
+    own = [variable for variable, value in values if id(value) in own_constants]
+    of_replica = find_dependents(program, [*(program.invars[position] for position in sources.replica_positions), *own])
+    operands: list[ConstantOperand] = []
+    for equation in program.eqns:
+        variables = dict.fromkeys(list_variables(equation.invars))
+        others = [variable for variable in variables if variable not in of_replica and variable in made_of]
+        if not of_replica.isdisjoint(variables):
+            operands += [
+                ConstantOperand(value, variable.aval.shape, has_its_rows and pairs_first_axes(equation))
+                for variable in others
+                for (_, has_its_rows), value in made_of[variable].items()
+            ]
+        elif others:
+            pairs = {
+                (key, has_its_rows and is_first_axis_kept(equation, variable)): value
+                for variable in others
+                for (key, has_its_rows), value in made_of[variable].items()
+            }
+            made_of |= dict.fromkeys(equation.outvars, pairs)
+    return operands
+
+
+def pairs_first_axes(equation: core.JaxprEqn) -> bool:
+    """Return whether the operands' first axes go along one another: in a product they may go along other axes."""
+    is_product = equation.primitive.name == "dot_general"
+    return not is_product or any((0, 0) in zip(*axes, strict=True) for axes in equation.params["dimension_numbers"])
+
+
+def is_first_axis_kept(equation: core.JaxprEqn, operand: Atom) -> bool:
+    """Return whether the first axis of the results is that of the operand. Unknown operations keep it."""
+    name = equation.primitive.name
+    params = equation.params
+    if not operand.aval.shape:
+        return False
+    if name == "broadcast_in_dim":
+        return params["broadcast_dimensions"][0] == 0 and params["shape"][0] == operand.aval.shape[0]
+    if name == "tile":
+        return operand.aval.shape[0] > 1
+    if name == "transpose":
+        return params["permutation"][0] == 0
+    if name.startswith("reduce_") and "axes" in params:
+        return 0 not in params["axes"]
+    if name == "dot_general":
+        (left, _), (left_batch, right_batch) = params["dimension_numbers"]
+        if operand is not equation.invars[0]:
+            return tuple(right_batch[:1]) == (0,)
+        return tuple(left_batch[:1]) == (0,) if left_batch else 0 not in left
+    return True
