@@ -396,39 +396,44 @@ def test_attributes_that_are_called_like_our_groups(tmp_path):
     assert un.fingerprint(second) == un.fingerprint(first)
 
 
-class WithOptimizers(layers.Layer):
-    """A layer that is not compiled, and has optimizers all the same."""
+def with_optimizers(base):
+    """A layer or a model that is not compiled, and has optimizers all the same."""
 
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3)
-        self.optimizer = keras.optimizers.Adam()
-        self.slow = keras.optimizers.SGD(momentum=0.9)
+    class WithOptimizers(base):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+            self.optimizer = keras.optimizers.Adam()
+            self.slow = keras.optimizers.SGD(momentum=0.9)
 
-    def build(self, shape):
-        self.dense.build(shape)
+        def build(self, shape):
+            self.dense.build(shape)
 
-    def call(self, x):
-        return self.dense(x)
+        def call(self, x):
+            return self.dense(x)
 
-    def train(self):
-        for optimizer in (self.optimizer, self.slow):
-            optimizer.apply([ops.ones(variable.shape) for variable in self.dense.variables], self.dense.variables)
+        def train(self):
+            for optimizer in (self.optimizer, self.slow):
+                optimizer.apply([ops.ones(variable.shape) for variable in self.dense.variables], self.dense.variables)
+
+    return WithOptimizers
 
 
-def test_optimizers_that_are_attributes_of_a_layer(tmp_path):
-    """They are built in the restored layer, and saved also where they were built after the first save."""
-    first, fresh = WithOptimizers(), WithOptimizers()
-    checkpoint = un.Checkpoint(layer=first)
+@pytest.mark.parametrize("base", [layers.Layer, keras.Model])
+def test_optimizers_that_are_attributes(tmp_path, base):
+    """They are built in the restored object, and saved also where they were built after the first save."""
+    make = with_optimizers(base)
+    first, fresh = make(), make()
+    checkpoint = un.Checkpoint(thing=first)
     checkpoint.save(tmp_path / "ckpt")
     first(X)
     first.train()
-    un.Checkpoint(layer=fresh).restore(checkpoint.save(tmp_path / "ckpt"))
+    un.Checkpoint(thing=fresh).restore(checkpoint.save(tmp_path / "ckpt"))
     assert un.fingerprint(fresh, fresh.optimizer, fresh.slow) == un.fingerprint(first, first.optimizer, first.slow)
-    other = WithOptimizers()
+    other = make()
     other.slow = keras.optimizers.Adam()
-    with pytest.raises(ValueError, match="holds the state of SGD as layer/slow, and here that is Adam"):
-        un.Checkpoint(layer=other).restore(un.latest_checkpoint(tmp_path))
+    with pytest.raises(ValueError, match="holds the state of SGD as thing/slow, and here that is Adam"):
+        un.Checkpoint(thing=other).restore(un.latest_checkpoint(tmp_path))
     assert not other.built
 
 
