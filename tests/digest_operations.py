@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from unisono._src.xla import lapack
+from unisono._src.xla import runtime
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
 
@@ -226,7 +226,7 @@ def digests_of(seed: int, count: int, first: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    lapack.use_one_thread()  # as a strategy does
+    runtime.use_one_thread()  # as a strategy does
     *words, devices = map(int, sys.argv[1:])
     jax.config.update("jax_num_cpu_devices", devices)
     print(json.dumps(digests_of(*words)))

@@ -39,10 +39,10 @@ loaded = lambda *names: sorted(set(names) & set(sys.modules))
 import unisono as un
 from unisono._src.cli import launch_command
 found["imported with unisono"] = loaded("jax", "keras", "numpy")
-from unisono._src.jax_private import runtime
+from unisono._src.jax_private import backends
 import jax
 changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-found["settings"] = [runtime.has_jax_started(), changed, jax.config.jax_num_cpu_devices]
+found["settings"] = [backends.has_jax_started(), changed, jax.config.jax_num_cpu_devices]
 un.MirroredStrategy
 found["imported with strategies"] = loaded("orbax", "tensorboardX")
 

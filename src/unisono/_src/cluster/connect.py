@@ -18,7 +18,7 @@ from unisono._src.cluster.description import (
     describe_by_tf_config,
 )
 from unisono._src.jax_private import distributed
-from unisono._src.jax_private.runtime import has_jax_started
+from unisono._src.jax_private.backends import has_jax_started
 from unisono._src.processes import names
 
 ALONE = Cluster(None, 1, 0, "nobody")

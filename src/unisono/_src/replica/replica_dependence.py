@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from unisono._src.jax_private.equations import drop_unneeded
+from unisono._src.jax_private.jaxprs import drop_unneeded
 from unisono._src.typing import AnyArray, Array, PyTree
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -17,7 +17,7 @@ from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
 from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
-from unisono._src.jax_private.runtime import has_jax_started
+from unisono._src.jax_private.backends import has_jax_started
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
@@ -32,7 +32,7 @@ from unisono._src.strategy.device_arguments import (
     refuse_unknown_arguments,
 )
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
-from unisono._src.xla import determinism, lapack, runtime
+from unisono._src.xla import determinism, runtime
 
 
 class Strategy(ReplicaStrategy):
@@ -82,7 +82,7 @@ class Strategy(ReplicaStrategy):
             platforms = {device.platform for device in chosen}
             determinism.check_flags(platforms)
             if "cpu" in platforms:
-                lapack.use_one_thread()
+                runtime.use_one_thread()
         self.placement = self._place(chosen, arguments)
         super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices)
         self._runs = FunctionCache(self)

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from unisono._src.jax_private.programs import LRUCache
+from unisono._src.jax_private.machine_code import LRUCache
 from unisono._src.versions import list_versions
 from unisono._src.xla import determinism, device_kind, runtime
 

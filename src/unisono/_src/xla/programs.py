@@ -24,7 +24,7 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from unisono._src.jax_private import tracing
-from unisono._src.jax_private.programs import load_on_device
+from unisono._src.jax_private.machine_code import load_on_device
 from unisono._src.processes.activity import get_activity
 from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache

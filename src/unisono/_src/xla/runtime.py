@@ -1,19 +1,25 @@
 """The start of JAX, and settings that come before it: the number of CPU devices, and two threads at least in the thread pool.
 
-The number of threads changes no bit (see `determinism`, `lapack`, and in `rewrite` `contraction`, `reduction` and `fourier`), with one
+The number of threads changes no bit (see `use_one_thread`, `determinism`, and in `rewrite` `contraction`, `reduction` and `fourier`), with one
 exception: for a single thread, XLA compiles some expressions to other code.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 
 import jax
+import scipy.linalg  # noqa: F401  # JAX imports it when it is first needed, and its LAPACK must be there before
+from threadpoolctl import ThreadpoolController
 
-from unisono._src.jax_private.runtime import has_jax_started
+from unisono._src.jax_private.backends import has_jax_started
 
 FEWEST_THREADS = 2
+
+NUMPY_LIBRARIES = "numpy.libs"
+"""The folder of the library in NumPy's wheels. JAX does not call this library, which therefore keeps its threads."""
 
 
 def make_cpu_devices(count: int) -> None:
@@ -56,3 +62,15 @@ def check_threads() -> None:
             f"does), and start Python with PJRT_NPROC={FEWEST_THREADS} or without it.",
             stacklevel=4,
         )
+
+
+@functools.cache
+def use_one_thread() -> None:
+    """Limit LAPACK to one thread for as long as the process lives: a program may run at any time.
+
+    Programs on CPU call the LAPACK of SciPy for decompositions and for solutions of equations, and so does `keras.initializers.Orthogonal`.
+    This LAPACK has one thread for each core, and the number of threads changes bits.
+    """
+    controller = ThreadpoolController()
+    libraries = [library["filepath"] for library in controller.info() if library["user_api"] == "blas"]
+    controller.select(filepath=[path for path in libraries if NUMPY_LIBRARIES not in path]).limit(limits=1)

@@ -11,7 +11,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from unisono._src.jax_private.equations import enter_context
+from unisono._src.jax_private.jaxprs import enter_context
 from unisono._src.typing import Shape
 
 Atom: TypeAlias = Var | Literal

@@ -1,4 +1,4 @@
-"""Equations of traced programs."""
+"""Traced programs and their equations."""
 
 from __future__ import annotations
 
