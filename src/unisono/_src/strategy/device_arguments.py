@@ -118,22 +118,15 @@ def refuse_unknown_arguments(
     names = near_names.list_argument_names(init)
     older = {key: value for key, value in kwargs.items() if key not in names}
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
-    meant = next(filter(None, map(translate_device_names, (*positional, *older.values()))), None) or correct_spelling(
-        older, names
-    )
+    meant = next(filter(None, map(translate_device_names, (*positional, *older.values()))), None)
+    near = near_names.find_near_names(older, names)
+    if meant is None and older and len(near) == len(older):
+        meant = ", ".join(f"{near[key]}={value!r}" for key, value in older.items())
     name = type(strategy).__name__
     raise TypeError(
         f"{name} takes {near_names.format_arguments(names)}, by name, and received {', '.join(received)}. "
         f"Write {strategy._example if meant is None else f'{name}({meant})'}."
     ) from None
-
-
-def correct_spelling(arguments: dict[str, UserObject], names: Sequence[str]) -> str | None:
-    """Return the arguments with the right names, as code; None where a name is near to none."""
-    near = near_names.find_near_names(arguments, names)
-    if len(near) < len(arguments) or not near:
-        return None
-    return ", ".join(f"{near[key]}={value!r}" for key, value in arguments.items())
 
 
 def translate_device_names(value: object) -> str | None:

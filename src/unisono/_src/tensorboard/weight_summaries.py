@@ -74,10 +74,8 @@ def encode_png(pixels: np.ndarray) -> bytes:
     height, width, channels = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 8, COLOURS[channels], 0, 0, 0)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    chunks = encode_chunk(b"IHDR", header), encode_chunk(b"IDAT", zlib.compress(rows)), encode_chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def encode_chunk(kind: bytes, content: bytes) -> bytes:
-    """Return a chunk of a PNG file."""
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
