@@ -219,7 +219,6 @@ def sum_columns(rows: Iterable[Sequence[float]]) -> list[float]:
 
 
 def find_largest_sizes(sizes: Sequence[Sequence[float]]) -> list[float]:
-    """Return the largest size of each array."""
     return [max(column) for column in zip(*sizes, strict=True)]
 
 

@@ -150,14 +150,12 @@ def mark_rows(
 
 
 def place_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.ndarray:
-    """Return the array with the mark in some places."""
     half = len(array) // 2
     fractions = np.where(np.arange(len(array)) < half, *MARKED_FRACTIONS).reshape(-1, *[1] * (array.ndim - 1))
     return np.where(rng.random(array.shape) < fractions, np.asarray(mark, array.dtype), array)
 
 
 def can_hold(mark: float, dtype: np.dtype) -> bool:
-    """Return whether an array of this dtype can hold the number."""
     if jnp.issubdtype(dtype, jnp.floating):
         return not np.isfinite(mark) or abs(mark) <= float(jnp.finfo(dtype).max)
     if dtype.kind == "b":

@@ -198,7 +198,6 @@ class ModelProbe:
         return ROUGH if self._is_random else HALF if self._is_coarse else EXACT
 
     def _divisor_array(self, state: State, rows: PyTree) -> Array:
-        """Return the loss divisors of these rows."""
         divisors = self._functions.divisors(state, rows, jnp.int32(0), jnp.float32(1), ())
         return jnp.array([0 if divisor is None else divisor for divisor in divisors], jnp.float32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard, TypeVar
 
@@ -15,8 +16,9 @@ from unisono._src.keras_private.compiled_losses import is_loss_of_keras
 from unisono._src.keras_private.instances import wrap_method
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import ReadingScope, get_raw_value
+from unisono._src.replica.replicated import Replicated
 from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
-from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, PyTree, Shape
+from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, LibraryArray, PyTree
 
 T = TypeVar("T")
 
@@ -26,15 +28,6 @@ Method: TypeAlias = Callable[..., Any]
 KERAS_MARK = "within_keras"
 """In the names of the operations of layers, losses and metrics, where code is traced to be inspected."""
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-
-
-class ShapedArray(Protocol):
-    """An array of any library."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    def __array__(self) -> np.ndarray: ...
 
 
 class CodeRecord(Protocol):
@@ -57,15 +50,20 @@ class CodeRecord(Protocol):
 def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
     """Return the wrappers of Keras' methods for replica code, by the names of their calls."""
     return {
-        "layer": lambda stock: lambda layer, *args, **kwargs: call_layer_or_loss(code, stock, layer, args, kwargs),
-        "loss": lambda stock: lambda loss, *args, **kwargs: call_loss(code, stock, loss, *args, **kwargs),
-        "mean": lambda stock: lambda metric, values, *args, **kwargs: feed_mean(code, stock, metric, values, *args, **kwargs),
-        "metric": lambda _: lambda metric, *args, **kwargs: metric.update_state(*args, **kwargs),
+        "layer": lambda stock: functools.partial(call_layer_or_loss, code, stock),
+        "loss": lambda stock: functools.partial(call_loss, code, stock),
+        "mean": lambda stock: functools.partial(feed_mean, code, stock),
+        "metric": lambda _: update_metric,
     }
 
 
+def update_metric(metric: keras.metrics.Metric, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    """Update a metric that is called; its result would be that of one replica."""
+    return metric.update_state(*args, **kwargs)
+
+
 def call_layer_or_loss(
-    code: CodeRecord, stock: Method, called: keras.Layer | keras.losses.Loss, args: Arguments, kwargs: Keywords
+    code: CodeRecord, stock: Method, called: keras.Layer | keras.losses.Loss, /, *args: PyTree, **kwargs: PyTree
 ) -> PyTree:
     """Call a layer or a loss that replica code uses. Refuse arrays that are the same for all replicas in place of the replica's rows."""
     if not code.inside:
@@ -105,16 +103,18 @@ def enter_keras_code(code: CodeRecord) -> Iterator[None]:
 
 def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments, Keywords, list[AnyArray]]:
     """Return (args, kwargs, the arrays in them that the user has marked as replicated), with plain arrays in place of the marked ones."""
-    is_meant = lambda leaf: getattr(type(leaf), "is_for_all", False)  # noqa: E731
     meant: list[AnyArray] = []
 
+    def is_replicated(leaf: object) -> TypeGuard[Replicated]:
+        return isinstance(leaf, Replicated)
+
     def unwrap(leaf: PyTree) -> PyTree:
-        if not is_meant(leaf):
+        if not is_replicated(leaf):
             return leaf
         meant.extend(jax.tree.leaves(leaf.value))
         return leaf.value
 
-    args, kwargs = jax.tree.map(unwrap, arguments, is_leaf=is_meant)
+    args, kwargs = jax.tree.map(unwrap, arguments, is_leaf=is_replicated)
     return args, kwargs, meant
 
 
@@ -125,7 +125,7 @@ def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
     )
 
 
-def has_different_rows(array: ShapedArray) -> bool:
+def has_different_rows(array: LibraryArray) -> bool:
     """Return whether an array has rows that differ. Equal rows, as labels that are all 1, are no data."""
     rows = np.asarray(array)
     return not np.array_equal(rows[1:], rows[:-1])
@@ -134,10 +134,10 @@ def has_different_rows(array: ShapedArray) -> bool:
 class UndistributedError(ValueError):
     """The error about an array that every replica would get whole."""
 
-    array: ShapedArray
+    array: LibraryArray
 
 
-def refuse_undistributed(array: ShapedArray, how: str, replicas: int) -> NoReturn:
+def refuse_undistributed(array: LibraryArray, how: str, replicas: int) -> NoReturn:
     shape = tuple(array.shape)
     error = UndistributedError(
         f"An array of shape {shape} reaches replica code {how} and is not distributed: every one of the {replicas} replicas would "
@@ -192,7 +192,7 @@ def call_loss(
     if code.is_inspected and code.replicas > 1 and not is_loss_of_keras(loss) and couples_rows(loss.call, (y_true, y_pred)):
         warn_of_coupling(f"The loss {loss.name!r}")
     mask = get_keras_mask(y_pred)
-    values = call_layer_or_loss(code, stock, loss, (y_true, y_pred, sample_weight), {})
+    values = call_layer_or_loss(code, stock, loss, y_true, y_pred, sample_weight)
     if mask is not None and mask.shape == values.shape:
         code.masks.append(mask)
     return values
@@ -244,13 +244,12 @@ def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric
             if code.is_inspected:
                 stack.enter_context(wrap_method(metric, "update_state", wrap_update))
             for name in ("result", "reset_state"):
-                refuse = make_refusal(metric, name)
-                stack.enter_context(wrap_method(metric, name, lambda _, refuse=refuse: refuse))
+                stack.enter_context(wrap_method(metric, name, functools.partial(make_refusal, metric, name)))
         yield
 
 
-def make_refusal(metric: keras.metrics.Metric, name: str) -> Callable[..., NoReturn]:
-    """Return a function that refuses this method of a metric."""
+def make_refusal(metric: keras.metrics.Metric, name: str, _: Method) -> Callable[..., NoReturn]:
+    """Return a function that refuses this method of a metric, to be called in its place."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise ValueError(

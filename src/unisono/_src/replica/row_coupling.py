@@ -85,7 +85,6 @@ def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:
 
 
 def find_loss_name(loss: object) -> str:
-    """Return the name of a loss object or of a loss function."""
     return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)
 
 
@@ -147,7 +146,6 @@ def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
 
 
 def choose_tolerance(arrays: Iterable[ShapedValue]) -> float:
-    """Return the tolerance for values that are computed from these arrays."""
     halves = (jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4 for array in arrays)
     return CLOSE_IN_HALF if any(halves) else CLOSE
 

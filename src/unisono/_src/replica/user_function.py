@@ -325,8 +325,7 @@ class UserComputation:
         """Return the gradients that the code applies on each pair; none where the code cannot run on more rows than a replica has."""
         with contextlib.suppress(Exception):
             for pair in pairs:
-                parts = [(pair.one, 1), (pair.other, 1), (pair.both, 2)]
-                observed = (self._observe(pair.state, rows, times, constants).gradients for rows, times in parts)
+                observed = (self._observe(pair.state, rows, times, constants).gradients for rows, times in pair.batches)
                 one, other, both = ([np.asarray(gradient) for gradient in gradients] for gradients in observed)
                 yield one, other, both
 
