@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from unisono import callbacks as callbacks
     from unisono._src.checkpoint.checkpoint import Checkpoint as Checkpoint
     from unisono._src.checkpoint.latest import latest_checkpoint as latest_checkpoint
-    from unisono._src.distributed.replicated import replicate as replicate
     from unisono._src.export import export as export
     from unisono._src.export import load_exported as load_exported
     from unisono._src.fingerprint import fingerprint as fingerprint
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from unisono._src.loop.reduce_values import ReduceOp as ReduceOp
     from unisono._src.loop.replica_context import get_replica_context as get_replica_context
     from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
+    from unisono._src.replica.replicated import replicate as replicate
     from unisono._src.strategy.base import Strategy as Strategy
     from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
     from unisono._src.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
@@ -72,7 +72,7 @@ _MODULES = {
     "in_cross_replica_context": "loop.replica_context",
     "latest_checkpoint": "checkpoint.latest",
     "load_exported": "export",
-    "replicate": "distributed.replicated",
+    "replicate": "replica.replicated",
     "scale_regularization_loss": "loop.average_loss",
     "value_and_grad": "loop.gradients",
 }

@@ -157,6 +157,25 @@ def test_arrays_that_somebody_holds_are_not_used_again(loop):
         np.testing.assert_array_equal(value, copy)
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_arrays_of_the_user_are_not_used_again(replicas):
+    """What was assigned, and what a variable gave while another function owned the state."""
+    loop = Loop(on(1, replicas))
+    batch = first(loop)
+    loop.one(batch)
+    kernel = loop.model.trainable_variables[0]
+    mine = jax.numpy.asarray(np.ones(kernel.shape, "float32"))
+    kernel.assign(mine)
+    loop.one(batch)
+    held = kernel.value
+    before = np.array(held)
+    loop.strategy.run(lambda batch: ops.sum(loop.model(batch[0])), args=(batch,))
+    loop.one(batch)
+    loop.one(batch)
+    np.testing.assert_array_equal(mine, np.ones(kernel.shape))
+    np.testing.assert_array_equal(held, before)
+
+
 def test_a_call_that_fails_leaves_the_state_as_it_is(loop):
     """Also where another function has changed it since this one's last call."""
     batch, kernel = first(loop, X, 12), loop.model.trainable_variables[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -55,3 +55,15 @@ Arguments: TypeAlias = tuple[Any, ...]
 
 Keywords: TypeAlias = dict[str, Any]
 """Keyword arguments that are handed on as they are."""
+
+
+class LibraryArray(Protocol):
+    """An array of any library."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def __array__(self) -> np.ndarray: ...

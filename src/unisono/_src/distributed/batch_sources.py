@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sized
 
 import jax
 import keras
@@ -14,10 +13,9 @@ from unisono._src.data import indexed_reading
 from unisono._src.data.global_batch import is_batch_array, wrap_arrays
 from unisono._src.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
-from unisono._src.data.resume_point import ResumePoint, Size
+from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.per_replica import is_replica_value
-from unisono._src.distributed.replicated import is_array
 from unisono._src.keras_private.data_adapters import (
     ArrayDataAdapter,
     DataAdapter,
@@ -26,66 +24,30 @@ from unisono._src.keras_private.data_adapters import (
     is_pipeline,
     make_adapter,
 )
-from unisono._src.typing import KerasObject, UserBatch, UserObject
+from unisono._src.replica.replicated import is_array
+from unisono._src.typing import UserBatch, UserObject
 
 
-class BatchSource:
-    """A source of global batches with their positions, one pass at a time."""
+class BatchSource(DataAdapter):
+    """A source of global batches with their positions, one pass at a time. Keras' loops read it as one of their adapters."""
 
-    def __init__(self, adapter: KerasObject, unwrap: bool = False) -> None:
-        """Take the batches of a Keras adapter; `unwrap` where it wraps each batch in a tuple of one."""
-        self._adapter = adapter
-        self._unwrap = unwrap
-
-    @property
-    def is_stream(self) -> bool:
-        """Return whether a batch that was read and not trained on is lost."""
-        return isinstance(self._adapter, GeneratorDataAdapter)
-
-    @functools.cached_property
-    def order(self) -> RowOrder:
-        """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
-        return RowOrder(draw_seed())
-
-    @property
-    def length(self) -> int | None:
-        return self._adapter.num_batches
-
-    @property
-    def has_index(self) -> bool:
-        """Return whether a later batch can be read without the batches before it."""
-        return indexed_reading.has_index(self._adapter)
+    order: RowOrder
+    is_stream: bool
+    """Whether a batch that was read and not trained on is lost."""
+    has_index: bool
+    """Whether a later batch can be read without the batches before it."""
+    batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
-        pass_ = self.order.passes
-        adapter = GlobalBatchAdapter(self._adapter, self.order)
-        adapter.on_epoch_begin()
-        for number, batch in enumerate(adapter.get_jax_iterator(start), start):
-            self.order.note_pass(pass_)
-            yield pass_, number, batch[0] if self._unwrap else batch
-        adapter.on_epoch_end()
+        raise NotImplementedError
 
     def skip(self, passes: range) -> None:
-        """Take the source past these passes, where there is an index."""
-        indexed_reading.skip_passes(self._adapter, passes)
-
-    def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Any]:
-        """Return (the batches of a pass from the place on, the digest of earlier batches if they were read)."""
-
-        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
-            self.order.passes = pass_
-            return self.batches(start)
-
-        return (
-            (resume_indexed(place, begin, self.skip, self.size), None)
-            if self.has_index
-            else resume_stream(place, begin, self.size)
-        )
+        """Take the source past these passes, where there is an index. A list does not change between passes."""
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
-        return indexed_reading.read_size(self._adapter)
+        return {} if self.num_batches is None else {"batches": self.num_batches}
 
     @property
     def seeds(self) -> list[int]:
@@ -96,6 +58,61 @@ class BatchSource:
     def seeds(self, seeds: list[int]) -> None:
         (self.order.seed,) = seeds
 
+    def from_place(self, place: ResumePoint) -> tuple[Iterator[NumberedBatch], Digest | None]:
+        """Return (the batches of a pass from the place on, the digest of earlier batches if they were read)."""
+
+        def begin(pass_: int, start: int = 0) -> Iterator[NumberedBatch]:
+            self.order.passes = pass_
+            return self.batches(start)
+
+        if self.has_index:
+            return resume_indexed(place, begin, self.skip, self.size), None
+        return resume_stream(place, begin, self.size)
+
+    def batches_from(self, start: int) -> Iterator[UserBatch]:
+        return (batch for _, _, batch in self.batches(start))
+
+    def get_jax_iterator(self) -> Iterator[UserBatch]:
+        return self.batches_from(0)
+
+    def get_numpy_iterator(self) -> Iterator[UserBatch]:
+        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.batches_from(0))
+
+
+class AdapterSource(BatchSource):
+    """A source that reads a Keras adapter."""
+
+    def __init__(self, adapter: DataAdapter, unwrap: bool = False) -> None:
+        """`unwrap` where the adapter wraps each batch in a tuple of one."""
+        self._adapter = adapter
+        self._unwrap = unwrap
+        self.is_stream = isinstance(adapter, GeneratorDataAdapter)
+        self.has_index = indexed_reading.has_index(adapter)
+
+    @functools.cached_property
+    def order(self) -> RowOrder:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
+        return RowOrder(draw_seed())
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._adapter.num_batches
+
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
+        pass_ = self.order.passes
+        adapter = GlobalBatchAdapter(self._adapter, self.order)
+        adapter.on_epoch_begin()
+        for number, batch in enumerate(adapter.get_jax_iterator(start), start):
+            self.order.note_pass(pass_)
+            yield pass_, number, batch[0] if self._unwrap else batch
+        adapter.on_epoch_end()
+
+    def skip(self, passes: range) -> None:
+        indexed_reading.skip_passes(self._adapter, passes)
+
+    def size(self) -> Size:
+        return indexed_reading.read_size(self._adapter)
+
 
 class IterableSource(BatchSource):
     """A source that reads any iterable of global batches."""
@@ -103,24 +120,12 @@ class IterableSource(BatchSource):
     def __init__(self, batches: Iterable[UserBatch]) -> None:
         self.order = RowOrder(0)
         self._batches = batches
+        self.is_stream = isinstance(batches, Iterator)
+        self.has_index = isinstance(batches, list)
 
     @property
-    def is_stream(self) -> bool:
-        return isinstance(self._batches, Iterator)
-
-    @property
-    def has_index(self) -> bool:
-        return isinstance(self._batches, list)
-
-    @property
-    def length(self) -> int | None:
-        return len(self._batches) if hasattr(self._batches, "__len__") else None  # pyright: ignore[reportArgumentType]
-
-    def size(self) -> Size:
-        return {} if self.length is None else {"batches": self.length}
-
-    def skip(self, passes: range) -> None:
-        """Do nothing: a list does not change between passes."""
+    def num_batches(self) -> int | None:
+        return len(self._batches) if isinstance(self._batches, Sized) else None
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
@@ -145,60 +150,6 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-class SourceAdapter(DataAdapter):
-    """A source as an adapter for Keras' loops."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self._source = source
-
-    @property
-    def order(self) -> RowOrder:
-        return self._source.order
-
-    @property
-    def has_index(self) -> bool:
-        return self._source.has_index
-
-    def size(self) -> Size:
-        return self._source.size()
-
-    def batches_from(self, start: int) -> Iterator[UserBatch]:
-        return (batch for _, _, batch in self._source.batches(start))
-
-    def skip(self, passes: range) -> None:
-        self._source.skip(passes)
-
-    @property
-    def seeds(self) -> list[int]:
-        return self._source.seeds
-
-    @seeds.setter
-    def seeds(self, seeds: list[int]) -> None:
-        self._source.seeds = seeds
-
-    def get_jax_iterator(self) -> Iterator[UserBatch]:
-        return (batch for _, _, batch in self._source.batches())
-
-    def get_numpy_iterator(self) -> Iterator[UserBatch]:
-        return (jax.tree.map(lambda rows: rows.array, batch, is_leaf=is_batch_array) for batch in self.get_jax_iterator())
-
-    @property
-    def num_batches(self) -> int | None:
-        return self._source.length
-
-    @property
-    def batch_size(self) -> None:
-        return None
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
-
-
 def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> BatchSource:
     """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it."""
     if batch_size is not None and batch_size < 1:
@@ -210,18 +161,18 @@ def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> B
                 f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
                 f"another iterable."
             )
-        return BatchSource(ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple))
+        return AdapterSource(ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple))
     if batch_size is not None:
         raise ValueError(
             f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
             f"out, or give a tuple of arrays."
         )
     if isinstance(dataset, keras.utils.PyDataset):
-        return BatchSource(PyDatasetAdapter(dataset, shuffle=shuffle))
+        return AdapterSource(PyDatasetAdapter(dataset, shuffle=shuffle))
     if shuffle:
         raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
     if is_pipeline(dataset):
-        return BatchSource(make_adapter(dataset, None, None))
+        return AdapterSource(make_adapter(dataset, None, None))
     if not isinstance(dataset, Iterable):
         raise TypeError(
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "

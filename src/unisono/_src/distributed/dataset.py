@@ -14,12 +14,15 @@ from unisono._src import execution_mode
 from unisono._src.data.global_batch import Position, is_batch_array
 from unisono._src.data.resume import NumberedBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
-from unisono._src.distributed import batch_sources, replicated
-from unisono._src.distributed.batch_sources import BatchSource, SourceAdapter
+from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.placement import Placement
+from unisono._src.replica.replicated import refuse_tensorflow_data
 from unisono._src.step.plan import plan_batch
-from unisono._src.typing import Json, PyTree, UserBatch, UserObject
+from unisono._src.typing import Json, PyTree, UserObject
+
+MOST_PLANS = 64
+"""Sizes of batches whose plan is kept."""
 
 
 class DistributedDataset:
@@ -30,19 +33,25 @@ class DistributedDataset:
 
     def __init__(self, source: BatchSource, placement: Placement) -> None:
         self.source = source
+        self.placement = placement
         self.progress = SourceProgress()
         self.listeners: list[Callable[[], None]] = []
         """Functions that are called between two batches."""
         self.thread: int | None = None
         """The thread in which the last batch was asked for."""
         self._place: ResumePoint | None = None
-        self._placement = placement
         self._warned = False
-        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
+        self._plans = functools.lru_cache(maxsize=MOST_PLANS)(functools.partial(plan_batch, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
         execution_mode.check_not_tracing()
         return DistributedIterator(self)
+
+    def __len__(self) -> int:
+        length = self.source.num_batches
+        if length is None:
+            raise TypeError("This dataset does not know how many batches it has. Count them as they come.")
+        return length
 
     @property
     def position(self) -> Position:
@@ -72,9 +81,9 @@ class DistributedDataset:
         place, self._place = self._place, None
         if place is None:
             return self.source.batches()
-        items, chain = self.source.from_place(place)
-        self.progress = restore_progress(place, chain)
-        return items
+        batches, digest = self.source.from_place(place)
+        self.progress = restore_progress(place, digest)
+        return batches
 
     def end_pass(self) -> None:
         """Note that the next loop is over another pass."""
@@ -88,10 +97,6 @@ class DistributedDataset:
         for function in self.listeners:
             function()
 
-    def shard_batch(self, batch: UserBatch, begun: Callable[[], None]) -> PyTree:
-        """Return the batch with `Shards` in place of its arrays. `begun` is called when the devices have begun with the batch."""
-        return jax.tree.map(lambda rows: Shards(rows, self._placement, begun), batch, is_leaf=is_batch_array)
-
     def send_shards(self, shards: list[Shards]) -> None:
         """Send the shards to the devices, before a step asks for them."""
         parts = self._plans(shards[0].shape[0], shards[0].sizes).parts
@@ -102,30 +107,14 @@ class DistributedDataset:
     def warn_of_empty_replicas(self, shards: list[Shards]) -> None:
         """Warn once of a batch, not the last one, that leaves replicas without rows."""
         rows = shards[0].shape[0]
-        sizes = shards[0].sizes
-        if sizes is None and rows < self.replicas and not self._warned:
+        replicas = self.placement.replicas
+        if shards[0].sizes is None and rows < replicas and not self._warned:
             self._warned = True
             warnings.warn(
-                f"A batch of {rows} rows for {self.replicas} replicas, and more batches behind it: replicas without rows have nothing to "
-                f"do. A distributed dataset has global batches: if these are a replica's, make them {self.replicas} times as large.",
+                f"A batch of {rows} rows for {replicas} replicas, and more batches behind it: replicas without rows have nothing to "
+                f"do. A distributed dataset has global batches: if these are a replica's, make them {replicas} times as large.",
                 stacklevel=3,
             )
-
-    def __len__(self) -> int:
-        length = self.source.length
-        if length is None:
-            raise TypeError("This dataset does not know how many batches it has. Count them as they come.")
-        return length
-
-    @property
-    def adapter(self) -> SourceAdapter:
-        """Return the source as an adapter for Keras' loops."""
-        return SourceAdapter(self.source)
-
-    @property
-    def replicas(self) -> int:
-        """Return the number of replicas of the strategy that distributes the dataset."""
-        return self._placement.replicas
 
 
 class DistributedIterator:
@@ -140,10 +129,10 @@ class DistributedIterator:
         self._batches = dataset.begin_pass()
         self._position: Position | None = None
         """The position of the last batch."""
-        self._last: list[Shards] | None = None
+        self._last: list[Shards] = []
         self._ahead: list[tuple[NumberedBatch, PyTree]] = []
         self._over = False
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -162,7 +151,7 @@ class DistributedIterator:
                 self._dataset.end_pass()
             raise
         self._position = pass_, number
-        if self._last is not None:
+        if self._last:
             self._dataset.warn_of_empty_replicas(self._last)
         self._last = list_shards(batch)
         self._dataset.progress.note_trained(rows, self._position, self._dataset.source.size)
@@ -178,12 +167,14 @@ class DistributedIterator:
             if iterator is not None:
                 iterator.read_ahead((pass_, number))
 
-        return (pass_, number, batch), self._dataset.shard_batch(batch, begun)
+        shards = jax.tree.map(lambda rows: Shards(rows, self._dataset.placement, begun), batch, is_leaf=is_batch_array)
+        return (pass_, number, batch), shards
 
     def read_ahead(self, position: Position) -> None:
         """Read the batch after this position and send it, unless the pass ends there. Its error is raised when that batch is asked for."""
         source = self._dataset.source
-        if self._ahead or self._error or self._position != position or source.is_stream or position[1] + 1 == source.length:
+        is_next = self._position == position and position[1] + 1 != source.num_batches
+        if self._ahead or self._error or source.is_stream or not is_next:
             return
         try:
             self._ahead = [self._read_batch()]
@@ -200,10 +191,10 @@ def list_shards(batch: PyTree) -> list[Shards]:
 
 def refuse_distributed_dataset(dataset: UserObject) -> UserObject:
     """Return what a user wants to distribute; refuse what is distributed already."""
-    replicated.refuse_tensorflow_data(dataset, "strategy.distribute_dataset")
+    refuse_tensorflow_data(dataset, "strategy.distribute_dataset")
     parts = dataset if isinstance(dataset, list | tuple) else [dataset]
     if any(isinstance(part, DistributedDataset | DistributedIterator) for part in parts):
         raise ValueError("The dataset is distributed already: iterate over it, or give it to fit.")
     if parts and isinstance(dataset, list | tuple):
-        batch_sources.refuse_distributed_batch(parts[0])
+        refuse_distributed_batch(parts[0])
     return dataset

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unisono._src.data.global_batch import BatchArray, as_global_batch, count_shard_rows
+from unisono._src.data.global_batch import BatchArray, Position, as_global_batch, count_shard_rows
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.step import RunOutput
-from unisono._src.typing import PyTree
+from unisono._src.typing import Array, PyTree
 
 
-def is_replica_value(thing: object) -> bool:
+def is_replica_value(thing: object) -> TypeGuard[PerReplica | Shards]:
     """Return whether this is a value with a part for each replica: one leaf in a tree of arguments or results."""
-    return isinstance(thing, PerReplica | Shards)
+    return isinstance(thing, NotOneArray)
 
 
 class NotOneArray:
@@ -51,6 +52,7 @@ class Shards(NotOneArray, BatchArray):
     placement: Placement
     report_begun: Callable[[], None]
     """To be called when the devices have begun with the batch: then there is time to read the next batch."""
+    total: None = None
 
     def __init__(self, rows: BatchArray, placement: Placement, begun: Callable[[], None] = lambda: None) -> None:
         super().__init__(rows.source, rows.position, rows.sizes, rows.chosen)
@@ -69,6 +71,11 @@ class Shards(NotOneArray, BatchArray):
         if self.sizes is not None:
             return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
         return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(self.shape[0], self.placement.replicas))
+
+    @property
+    def present(self) -> Mapping[int, Array]:
+        """Return the values of the replicas that have rows, by the replicas' numbers."""
+        return {replica: jnp.asarray(rows) for replica, rows in enumerate(self.values) if len(rows)}
 
     def __repr__(self) -> str:
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"
@@ -90,66 +97,56 @@ def read_global_arrays(value: PyTree) -> PyTree:
     return jax.tree.map(read_array, value, is_leaf=is_replica_value)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class PerReplica(NotOneArray):
     """One array of what replicas returned, on their devices."""
 
-    def __init__(
-        self,
-        placement: Placement,
-        like: BatchArray,
-        outputs: Sequence[RunOutput],
-        index: int,
-        total: jax.Array | None,
-        is_share: bool,
-        shapes: Mapping[int, jax.ShapeDtypeStruct],
-    ) -> None:
-        """
-        Args:
-            placement: The placement of the replicas that ran.
-            like: An array with the rows of the global batch that the values were made of.
-            outputs: The outputs of the replicas of this process.
-            index: The array's place among the outputs.
-            total: The sum over replicas, where the step has computed it already.
-            is_share: Whether each value is a replica's share of a loss.
-            shapes: The shape of a value, by the rows of its replica; needed where replicas run in other processes.
-        """
-        self.placement = placement
-        self.like = like
-        self.is_share = is_share
-        self.total = total
-        self._outputs = outputs
-        self._index = index
-        self._given_shapes = shapes
+    placement: Placement
+    batch: tuple[int, Position | None, tuple[int, ...] | None]
+    """(rows, position, rows of each replica where they are not even) of the global batch that the values were made of."""
+    outputs: Sequence[RunOutput]
+    """The outputs of the replicas of this process."""
+    index: int
+    """The array's place among the outputs."""
+    shapes_elsewhere: Mapping[int, Sequence[jax.ShapeDtypeStruct]]
+    """The shapes of the outputs, by the rows of their replica; needed where replicas run in other processes."""
+    total: jax.Array | None = None
+    """The sum over replicas, where the step has computed it already."""
+    is_share: bool = False
+    """Whether each value is a replica's share of a loss."""
+
+    shape = ndim = property(lambda self: refuse_as_one_array(self))
 
     @functools.cached_property
     def _shapes(self) -> dict[int, jax.ShapeDtypeStruct]:
         """Return the shape of a value, by the rows of its replica."""
-        arrays = {output.run.size: output.arrays[self._index] for output in self._outputs}
-        return {size: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for size, a in arrays.items()} | dict(self._given_shapes)
+        arrays = {output.run.size: output.arrays[self.index] for output in self.outputs}
+        shapes = {size: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for size, array in arrays.items()}
+        return shapes | {size: structs[self.index] for size, structs in self.shapes_elsewhere.items()}
 
     @property
     def dtype(self) -> np.dtype:
-        return next(iter(self._shapes.values())).dtype
+        return self.outputs[0].arrays[self.index].dtype if self.outputs else next(iter(self._shapes.values())).dtype
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
         """Return the shape of the value of a replica with `size` rows."""
-        if size not in self._shapes:
-            raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
-        return self._shapes[size]
+        return self._shapes[size] if size in self._shapes else self._refuse_other_rows()
 
     def on(self, device: int, run: ReplicaRun) -> jax.Array:
         """Return the values of the replicas of one run, stacked in their order."""
-        for output in self._outputs:
-            if (output.device, output.run) == (device, run):
-                return output.arrays[self._index]
+        stacked = (output.arrays[self.index] for output in self.outputs if (output.device, output.run) == (device, run))
+        found = next(stacked, None)
+        return self._refuse_other_rows() if found is None else found
+
+    def _refuse_other_rows(self) -> NoReturn:
         raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
 
     @property
-    def present(self) -> dict[int, jax.Array]:
+    def present(self) -> Mapping[int, Array]:
         """Return the values of the replicas that had rows, each on its device; on the lead device, where several processes run them."""
         here = {
-            output.run.first + number: output.arrays[self._index][number]
-            for output in self._outputs
+            output.run.first + number: output.arrays[self.index][number]
+            for output in self.outputs
             for number in range(output.run.count)
         }
         return here if self.placement.processes is None else self._gather_all(here)
@@ -158,6 +155,12 @@ class PerReplica(NotOneArray):
     def count(self) -> int:
         """Return the number of replicas that had rows."""
         return sum(size > 0 for size in self._sizes)
+
+    @property
+    def like(self) -> BatchArray:
+        """Return an array with the rows of the global batch that the values were made of."""
+        rows, position, sizes = self.batch
+        return BatchArray(np.zeros(rows, np.uint8), position, sizes)
 
     @property
     def _sizes(self) -> Sequence[int]:
@@ -186,8 +189,6 @@ class PerReplica(NotOneArray):
         by_rows = all(struct.shape[:1] == (size,) for size, struct in self._shapes.items())
         shape = (0, *like.shape[1:]) if by_rows else like.shape
         return tuple(present[r] if r in present else jnp.zeros(shape, like.dtype) for r in range(self.placement.replicas))
-
-    shape = ndim = property(lambda self: refuse_as_one_array(self))
 
     def __repr__(self) -> str:
         return f"<a {self.dtype} for each of {self.placement.replicas} replicas>"

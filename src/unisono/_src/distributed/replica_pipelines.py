@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from unisono._src.data.global_batch import BatchArray, Position, is_batch_array
 from unisono._src.data.resume import NumberedBatch
-from unisono._src.data.resume_point import Size
 from unisono._src.data.row_order import RowOrder
 from unisono._src.distributed.batch_sources import BatchSource, make_source
-from unisono._src.distributed.replicated import is_array
 from unisono._src.replica.refused_calls import has_different_rows
+from unisono._src.replica.replicated import is_array
 from unisono._src.typing import UserBatch, UserObject
 
 
@@ -24,22 +23,13 @@ class PipelineSource(BatchSource):
     def __init__(self, sources: list[BatchSource]) -> None:
         self.order = RowOrder(0)
         self._sources = sources
+        self.is_stream = any(source.is_stream for source in sources)
+        self.has_index = all(source.has_index for source in sources)
 
     @property
-    def is_stream(self) -> bool:
-        return any(source.is_stream for source in self._sources)
-
-    @property
-    def length(self) -> int | None:
-        lengths = [source.length for source in self._sources]
-        return None if None in lengths else max(length for length in lengths if length is not None)
-
-    @property
-    def has_index(self) -> bool:
-        return all(source.has_index for source in self._sources)
-
-    def size(self) -> Size:
-        return {} if self.length is None else {"batches": self.length}
+    def num_batches(self) -> int | None:
+        counts = [source.num_batches for source in self._sources]
+        return None if None in counts else max(count for count in counts if count is not None)
 
     def skip(self, passes: range) -> None:
         for source in self._sources:
@@ -51,24 +41,22 @@ class PipelineSource(BatchSource):
 
     @seeds.setter
     def seeds(self, seeds: list[int]) -> None:
-        left = list(seeds)
+        left = iter(seeds)
         for source in self._sources:
-            count = len(source.seeds)
-            source.seeds = left[:count]
-            left = left[count:]
+            source.seeds = list(itertools.islice(left, len(source.seeds)))
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
         for source in self._sources:
             source.order.passes = pass_
-        for number, parts in enumerate(itertools.zip_longest(*(source.batches(start) for source in self._sources)), start):
+        for number, parts in enumerate(itertools.zip_longest(*(source.batches_from(start) for source in self._sources)), start):
             if number == start:
-                refuse_same_rows([None if part is None else part[2] for part in parts])
+                refuse_same_rows(parts)
             self.order.note_pass(pass_)
-            yield pass_, number, join_batches([None if part is None else part[2] for part in parts], (pass_, number))
+            yield pass_, number, join_batches(parts, (pass_, number))
 
 
-def join_batches(parts: list[UserBatch], position: Position) -> UserBatch:
+def join_batches(parts: Sequence[UserBatch], position: Position) -> UserBatch:
     """Return one global batch from the replicas' batches; None stands for a replica whose pipeline has ended."""
     present = [part for part in parts if part is not None]
     structures = {jax.tree.structure(part, is_leaf=is_batch_array) for part in present}
@@ -79,7 +67,7 @@ def join_batches(parts: list[UserBatch], position: Position) -> UserBatch:
     return jax.tree.map(join, *present, is_leaf=is_batch_array)
 
 
-def refuse_same_rows(parts: list[UserBatch]) -> None:
+def refuse_same_rows(parts: Sequence[UserBatch]) -> None:
     """Refuse first batches that are equal on all replicas: then the user's function does not look at its context."""
     rows = [[leaf.array for leaf in jax.tree.leaves(part, is_leaf=is_batch_array)] for part in parts if part is not None]
     alike = len(rows) > 1 and all(len(other) == len(rows[0]) and all(map(np.array_equal, other, rows[0])) for other in rows[1:])

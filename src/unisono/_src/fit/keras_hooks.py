@@ -19,7 +19,6 @@ from unisono._src.data.keras_adapter import GlobalBatchAdapter
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.dataset import DistributedDataset
 from unisono._src.distributed.per_replica import read_global_arrays
-from unisono._src.distributed.replicated import refuse_tensorflow_data
 from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
 from unisono._src.fit.callback_protocol import (
     FitCallback,
@@ -64,6 +63,7 @@ from unisono._src.ownership import ModelBond, find_bond, set_bond
 from unisono._src.placement import split_evenly
 from unisono._src.replica.predictions import INPUT_GROUPS
 from unisono._src.replica.protocol import State
+from unisono._src.replica.replicated import refuse_tensorflow_data
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, UserBatch, UserObject
 
 ALIKE = (
@@ -226,8 +226,8 @@ class Bond(ModelBond):
             refuse_tensorflow_data(value, f"model.{method}")
             if not isinstance(value, DistributedDataset):
                 return value
-            refusals.check_dataset_replicas(value.replicas, self.strategy)
-            return value.adapter
+            refusals.check_dataset_replicas(value.placement.replicas, self.strategy)
+            return value.source
 
         return tuple(map(replace_dataset, args)), {name: replace_dataset(value) for name, value in kwargs.items()}
 

@@ -68,10 +68,7 @@ def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]
 def check_sample_weight(values: Array, sample_weight: AnyArray) -> None:
     """Refuse weights whose shape does not fit the losses."""
     shape = jnp.shape(sample_weight)
-    rank = values.ndim
-    if len(shape) not in (rank - 1, rank, rank + 1) and shape:
-        raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
-    if shape and shape[0] not in (1, values.shape[0]):
+    if shape and (abs(len(shape) - values.ndim) > 1 or shape[0] not in (1, values.shape[0])):
         raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
 
 

@@ -6,26 +6,24 @@ the devices, and nothing waits for them. Any other function is compiled as a who
 
 from __future__ import annotations
 
-import collections
 import functools
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import keras
 import numpy as np
-from jax.tree_util import PyTreeDef
 
 from unisono._src import execution_mode
-from unisono._src.checks.jax_errors import explain_compile_errors
-from unisono._src.checks.user_code.captured_arrays import check_captured_iterators, check_leaked_tracers
-from unisono._src.checks.user_code.captures import can_run_replicas
-from unisono._src.checks.user_code.identity import IdentityKey
+from unisono._src.checks.jax_errors import explain_function_errors
+from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
+from unisono._src.checks.user_code.captures import can_run_replicas, find_captures
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
 from unisono._src.distributed.per_replica import is_replica_value
+from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks
@@ -36,10 +34,11 @@ from unisono._src.keras_private.trainer_state import (
     get_raw_value,
     set_raw_value,
 )
-from unisono._src.loop.run_arguments import refuse_changed_structure
+from unisono._src.loop.recent_items import RecentItems, count_event
+from unisono._src.loop.run_arguments import RunArguments, refuse_changed_structure, sort_leaves
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
-from unisono._src.typing import AnyArray, Array, Outputs, Shape, UserFunction, UserObject, Values
+from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
 from unisono._src.xla.determinism import get_compiler_options
 from unisono._src.xla.rewrite import rewrite_function
 
@@ -47,6 +46,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ROUNDS = 4
+MOST_TRACED = 64
+"""Compiled forms of one function that are kept."""
+MOST_COUNTS = 1024
 REMADE = 3
 """Compilations for the same arrays after which a warning says so: nobody means that many."""
 
@@ -83,7 +85,7 @@ def function(fn: UserFunction | None = None, *, eager: bool = False) -> UserFunc
     return functools.wraps(fn)(Function(fn, eager))
 
 
-_compilations: collections.Counter[tuple[types.CodeType, frozenset[int]]] = collections.Counter()
+_compilations: RecentItems[Hashable, int] = RecentItems(MOST_COUNTS)
 """Counts of the compiled functions, by their code and the ids of their variables."""
 
 
@@ -93,10 +95,8 @@ class TracedFunction(NamedTuple):
     variables: list[keras.Variable]
     program: Callable[[Values, list[AnyArray]], tuple[Outputs, dict[int, Array]]]
     """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
-
-
-CallKey: TypeAlias = tuple[PyTreeDef, tuple[Hashable, ...], tuple[tuple[Shape, str], ...]]
-"""The kind of a call's arguments: (structure, what is no array, shapes and dtypes of the arrays)."""
+    captured: CaptureSnapshot
+    """What the program takes as fixed."""
 
 
 class Function:
@@ -104,9 +104,12 @@ class Function:
 
     def __init__(self, fn: UserFunction, eager: bool) -> None:
         self._fn = fn
+        self._name = get_function_name(fn)
         self._eager = eager
         self._runs_replicas: bool | None = None
-        self._traced: dict[CallKey, tuple[TracedFunction, CaptureSnapshot]] = {}
+        self._traced: RecentItems[Hashable, TracedFunction] = RecentItems(MOST_TRACED)
+        self._values_of_kinds: RecentItems[Hashable, int] = RecentItems(MOST_TRACED)
+        """Counts of the traces for arguments of one structure, whose arrays have these shapes and dtypes."""
 
     def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
         if self._eager:
@@ -121,29 +124,27 @@ class Function:
             return self._fn(*args, **kwargs)  # a part of what is traced already, or of what is not compiled
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_host_only)
         if self._runs_replicas is None:
-            self._runs_replicas = can_run_replicas(
-                self._fn, execution_mode.ReplicaRunner, (DistributedDataset, DistributedIterator)
-            )
+            self._runs_replicas = can_run_replicas(self._fn, ReplicaStrategy, (DistributedDataset, DistributedIterator))
         if self._runs_replicas or any(map(is_host_only, leaves)):
             return self._fn(*args, **kwargs)
-        arrays = [leaf for leaf in leaves if is_array_leaf(leaf)]
-        fixed = tuple(None if is_array_leaf(leaf) else make_hashable(leaf) for leaf in leaves)
-        key = structure, fixed, tuple((np.shape(a), str(a.dtype)) for a in arrays)
+        arguments = sort_leaves(leaves, structure, lambda leaf: "constants" if is_array_leaf(leaf) else None)
+        key = arguments.template, arguments.constant_shapes
+        traced = self._traced.get(key)
+        is_new = traced is None
+        function = bind_self(self._fn, leaves)
         try:
-            traced, around = self._traced.get(key, (None, None))
-            if traced is not None and around is not None and around.is_unchanged:
-                return self._call_program(traced, arrays)
-            before = CaptureSnapshot(bind_self(self._fn, leaves))
-            traced = self._compile(leaves, structure, arrays)
-            returned = self._call_program(traced, arrays)
+            if traced is not None and traced.captured.is_unchanged:
+                self._traced.move_to_end(key)
+                return self._call_program(traced, arguments.constants)
+            traced = self._compile(function, arguments)
+            returned = self._call_program(traced, arguments.constants)
         except execution_mode.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
-        is_new = around is None
         # Read after the trace: the code may change its surroundings by itself.
-        self._traced[key] = traced, CaptureSnapshot(bind_self(self._fn, leaves), before)
+        self._traced[key] = traced._replace(captured=CaptureSnapshot(function, traced.captured))
         if is_new:
-            self._warn_of_python_numbers(key)
+            self._warn_of_python_numbers((structure, arguments.constant_shapes))
             self._warn_of_remade_functions(traced)
         return returned
 
@@ -151,39 +152,35 @@ class Function:
         """Return the function bound to an instance, where it is used as a method."""
         return self if instance is None else functools.partial(self, instance)
 
-    def _compile(self, leaves: list[UserObject], structure: PyTreeDef, arrays: list[AnyArray]) -> TracedFunction:
+    def _compile(self, function: UserFunction, arguments: RunArguments) -> TracedFunction:
+        structure = arguments.template.structure
+        captured = CaptureSnapshot(function)
+
         @hide_masks()
         def call(arrays: list[AnyArray]) -> Outputs:
-            left = iter(arrays)
-            args, kwargs = jax.tree.unflatten(structure, [next(left) if is_array_leaf(leaf) else leaf for leaf in leaves])
+            args, kwargs = arguments.template.fill(constants=arrays)
             returned = self._fn(*args, **kwargs)
-            refuse_changed_structure(
-                get_function_name(self._fn), structure, jax.tree.structure((args, kwargs), is_leaf=is_host_only)
-            )
-            return returned
+            refuse_changed_structure(self._name, structure, jax.tree.structure((args, kwargs)))
+            return jax.tree.map(unwrap_variable, returned)
 
-        variables = self._find_variables(call, arrays)
+        variables = self._find_variables(call, arguments.constants)
 
         def pure(values: Values, arrays: list[AnyArray]) -> tuple[Outputs, dict[int, Array]]:
             mapping = list(zip(variables, values, strict=True))
             with RecordingScope(state_mapping=mapping, collect_losses=True) as scope:
-                returned = jax.tree.map(unwrap_variable, call(arrays))
+                returned = call(arrays)
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        check_leaked_tracers(bind_self(self._fn, leaves))
-        check_captured_iterators(bind_self(self._fn, leaves))
+        refuse_compiled_captures(find_captures(function))
         platform = jax.default_backend()
-        return TracedFunction(
-            variables, jax.jit(rewrite_function(pure, platform), compiler_options=get_compiler_options(platform))
-        )
+        program = jax.jit(rewrite_function(pure, platform), compiler_options=get_compiler_options(platform))
+        return TracedFunction(variables, program, captured)
 
-    def _warn_of_python_numbers(self, key: CallKey) -> None:
+    def _warn_of_python_numbers(self, kind: Hashable) -> None:
         """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""
-        structure, _, arrays = key
-        alike = sum(other[0] == structure and other[2] == arrays for other in self._traced)
-        if alike == REMADE:
+        if count_event(self._values_of_kinds, kind) == REMADE:
             warnings.warn(
-                f"un.function has compiled {get_function_name(self._fn)!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
+                f"un.function has compiled {self._name!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
                 f"number that changes as an array: np.float32(value).",
                 stacklevel=4,
             )
@@ -193,11 +190,9 @@ class Function:
         code = get_function_code(self._fn)
         if code is None or len(self._traced) > 1:
             return
-        key = code, frozenset(map(id, traced.variables))
-        _compilations[key] += 1
-        if _compilations[key] == REMADE:
+        if count_event(_compilations, (code, frozenset(map(id, traced.variables)))) == REMADE:
             warnings.warn(
-                f"un.function has compiled {get_function_name(self._fn)!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions "
+                f"un.function has compiled {self._name!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions "
                 f"that were made anew. Make the function once, outside of the loop.",
                 stacklevel=4,
             )
@@ -205,20 +200,23 @@ class Function:
     def _find_variables(self, call: Callable[[list[AnyArray]], Outputs], arrays: list[AnyArray]) -> list[keras.Variable]:
         """Return the variables that the function reads or assigns. Layers and optimizers are built on the way."""
         known: dict[int, keras.Variable] = {}
+        made: list[str] = []
         for _ in range(ROUNDS):
             with (
-                explain_compile_errors(get_function_name(self._fn)),
+                explain_function_errors(self._name),
                 ReadingScope(collect_losses=True) as scope,
                 execution_mode.mark_tracing(),
             ):
-                jax.eval_shape(lambda arrays: jax.tree.map(unwrap_variable, call(arrays)), arrays)
+                jax.eval_shape(
+                    lambda arrays: call(arrays), arrays
+                )  # a new function each time: JAX keeps the traces of equal ones
             used = {**scope.read, **scope.assigned}
             if used.keys() == known.keys():
                 return list(used.values())
             made = [v.path for i, v in used.items() if i not in known]
             known = used
         raise ValueError(
-            f"Every call of {get_function_name(self._fn)!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. "
+            f"Every call of {self._name!r} makes variables anew ({', '.join(map(repr, made[:3]))}), whose values would be lost. "
             f"Make layers, optimizers, metrics and variables once, outside of the function."
         )
 
@@ -242,14 +240,6 @@ def is_host_only(thing: object) -> bool:
 
 def is_array_leaf(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
-
-
-def make_hashable(leaf: object) -> Hashable:
-    try:
-        hash(leaf)
-    except TypeError:
-        return IdentityKey(leaf)
-    return type(leaf), leaf
 
 
 def unwrap_variable(value: object) -> object:

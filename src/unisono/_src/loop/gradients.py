@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import keras
 from keras import ops
 
-from unisono._src.distributed.per_replica import PerReplica, Shards
 from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import RecordingScope, find_stateless_scope
@@ -69,7 +68,11 @@ def value_and_grad(
     start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[keras.Variable] = []
-    snapshot = CodeSnapshot(code)
+    noted = [] if code is None else code.noted
+    masks = [] if code is None else code.masks
+    known_notes = len(noted)
+    known_masks = len(masks)
+    known_divisors = count_divisors(code)
 
     def scaled_loss(values: Values) -> tuple[Array, PyTree]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
@@ -80,55 +83,28 @@ def value_and_grad(
             elif code is not None:
                 is_weighted = isinstance(loss, tuple)
                 code.note("vector", loss[0] if is_weighted else loss, of="weighted" if is_weighted else None)
-        loss = compute_loss_share(loss, code, snapshot.new_masks)
+        loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
-        return scale_loss(loss, scaler, code), (loss, aux, left, snapshot.new_arrays)
+        return scale_loss(loss, scaler, code), (loss, aux, left, [note.arrays for note in noted[known_notes:]])
 
-    gradients, (loss, aux, left, noted) = jax.grad(scaled_loss, has_aux=True)(start)
+    gradients, (loss, aux, left, arrays) = jax.grad(scaled_loss, has_aux=True)(start)
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
         gradients = unscale_gradients(gradients, scaler, code)
     if code is not None:
         code.note_gradients(gradients)
-    snapshot.replace_new_arrays(noted)
-    if code is not None and snapshot.has_new_divisor:
+    # What was noted while JAX differentiated is known outside of it by other arrays.
+    noted[known_notes:] = [note._replace(arrays=new) for note, new in zip(noted[known_notes:], arrays, strict=True)]
+    if code is not None and count_divisors(code) > known_divisors:
         code.note("share", loss, of="all that was added up")
     return ((loss, aux) if has_aux else loss), gradients
 
 
-class CodeSnapshot:
-    """The notes of the replica's code before a function was differentiated."""
-
-    def __init__(self, code: ReplicaCode | None) -> None:
-        self._code = code
-        self._divisors, self._noted, self._masks = (0, 0, 0) if code is None else self._count(code)
-
-    @staticmethod
-    def _count(code: ReplicaCode) -> tuple[int, int, int]:
-        return len(code.divisors) + len(code.fixed_divisors), len(code.noted), len(code.masks)
-
-    @property
-    def new_masks(self) -> list[Array]:
-        """Return the masks of the losses that were called since then."""
-        return [] if self._code is None else self._code.masks[self._masks :]
-
-    @property
-    def new_arrays(self) -> list[PyTree]:
-        """Return the arrays that were noted since then."""
-        return [] if self._code is None else [noted.arrays for noted in self._code.noted[self._noted :]]
-
-    def replace_new_arrays(self, arrays: list[PyTree]) -> None:
-        """Replace the arrays that were noted since then by the same arrays outside of the differentiated function."""
-        if self._code is not None:
-            since = self._code.noted[self._noted :]
-            self._code.noted[self._noted :] = [n._replace(arrays=a) for n, a in zip(since, arrays, strict=True)]
-
-    @property
-    def has_new_divisor(self) -> bool:
-        """Return whether something was divided by the size of the global batch since then."""
-        return self._code is not None and self._count(self._code)[0] > self._divisors
+def count_divisors(code: ReplicaCode | None) -> int:
+    """Return how often the code has divided something by the size of the global batch."""
+    return 0 if code is None else len(code.divisors) + len(code.fixed_divisors)
 
 
 def scale_loss(loss: Array, scaler: keras.optimizers.LossScaleOptimizer | None, code: ReplicaCode | None) -> Array:
@@ -191,20 +167,13 @@ def split_returned(returned: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
     else:
         raise ValueError(f"fn returned {type(returned).__name__}, but with has_aux=True it must return (loss, anything else).")
     parts = loss if isinstance(loss, tuple) else (loss,)
-    if len(parts) > 2 or not all(is_array_or_number(part) for part in parts):
+    if len(parts) > 2 or not all(hasattr(part, "dtype") or isinstance(part, int | float) for part in parts):
+        what = "None" if loss is None else f"a {type(loss).__name__}"
         raise ValueError(
-            f"fn returned {describe_loss(loss)} as its loss. Return one value for each example, (values, weights), or one number; to return "
+            f"fn returned {what} as its loss. Return one value for each example, (values, weights), or one number; to return "
             f"more, write has_aux=True and return (loss, the rest)."
         )
     return loss, aux
-
-
-def is_array_or_number(part: object) -> bool:
-    return hasattr(part, "dtype") or isinstance(part, int | float)
-
-
-def describe_loss(loss: object) -> str:
-    return "None" if loss is None else f"a {type(loss).__name__}"
 
 
 def list_gradient_variables(variables: Iterable[keras.Variable]) -> list[keras.Variable]:
@@ -213,7 +182,7 @@ def list_gradient_variables(variables: Iterable[keras.Variable]) -> list[keras.V
         raise TypeError(f"value_and_grad received the {type(variables).__name__} itself. Write its trainable_variables.")
     variables = [variables] if isinstance(variables, keras.Variable) else list(variables)
     for variable in variables:
-        if isinstance(variable, PerReplica | Shards) or not isinstance(variable, keras.Variable):
+        if not isinstance(variable, keras.Variable):
             raise TypeError(
                 f"value_and_grad received {type(variable).__name__} among the variables. Give it Keras variables, for example "
                 f"model.trainable_variables."

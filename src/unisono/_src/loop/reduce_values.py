@@ -29,13 +29,6 @@ class ReduceOp(enum.Enum):
         raise ValueError(f'reduce received the operation {op!r}. Write un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".')
 
 
-def find_replica_values(value: PerReplica | Shards) -> dict[int, Array]:
-    """Return the values of the replicas that have rows, by their numbers."""
-    if isinstance(value, PerReplica):
-        return value.present
-    return {replica: jnp.asarray(part) for replica, part in enumerate(value.values) if len(part)}
-
-
 def split_by_replica(value: PyTree, replicas: int) -> tuple[PyTree, ...]:
     """Return the tree of each replica's values, in the order of the replicas."""
     leaves, structure = jax.tree.flatten(value, is_leaf=is_replica_value)
@@ -54,17 +47,19 @@ def reduce_over_replicas(op: object, value: PyTree, axis: int | None, placement:
 def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Placement) -> object:
     if not is_replica_value(value):
         return reduce_host_value(op, value, placement.replicas)
-    if axis is None and isinstance(value, PerReplica) and value.total is not None:
-        count = None
+    if axis is None and value.total is not None:
+        count = value.count if op is ReduceOp.MEAN else 1
         total = value.total
     else:
-        parts = {r: jax.device_put(part, placement.lead) for r, part in find_replica_values(value).items()}
-        count, total = sum_over_replicas(parts, axis, placement.replicas)
+        count, total = sum_over_replicas(put_on_lead(value, placement), axis, placement.replicas)
     if op is ReduceOp.MEAN:
-        if count is None:
-            count = value.count
         return total / count
-    return total if value.dtype == bool else total.astype(value.dtype)
+    return total if value.dtype in (bool, total.dtype) else total.astype(value.dtype)
+
+
+def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, jax.Array]:
+    """Return the values of the replicas that have rows, on the lead device."""
+    return {replica: jax.device_put(part, placement.lead) for replica, part in value.present.items()}
 
 
 def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
@@ -117,7 +112,7 @@ def gather_replicas(value: PyTree, axis: int, placement: Placement) -> PyTree:
             raise ValueError(
                 f"gather received {leaf!r}, one value and not one for each replica. Gather what strategy.run returned."
             )
-        parts = [jax.device_put(part, placement.lead) for part in find_replica_values(leaf).values()]
+        parts = list(put_on_lead(leaf, placement).values())
         if not parts[0].ndim:
             raise ValueError(
                 "gather received one number for each replica, and puts arrays one behind the other. Write "

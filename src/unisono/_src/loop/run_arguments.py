@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,10 +12,12 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from unisono._src.checks.user_code.identity import IdentityKey
+from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
-from unisono._src.distributed.replicated import Replicated, is_array, refuse_tensorflow_data
+from unisono._src.placement import Placement
 from unisono._src.replica.refused_calls import refuse_undistributed
-from unisono._src.typing import Keywords, PyTree, UserObject
+from unisono._src.replica.replicated import Replicated, is_array, refuse_tensorflow_data
+from unisono._src.typing import AnyArray, Keywords, PyTree, Shape, UserObject
 
 
 class ArrayLeaf(NamedTuple):
@@ -49,52 +51,106 @@ class ArgumentTemplate:
         return jax.tree.unflatten(self.structure, leaves)
 
 
+def unwrap_same(value: Hashable) -> object:
+    return value.thing if isinstance(value, IdentityKey) else value
+
+
 class RunArguments(NamedTuple):
-    """The arguments of one call of `run`, sorted by what replicas get of them."""
+    """The arguments of one call, sorted by what replicas get of them."""
 
     template: ArgumentTemplate
     rows: list[Shards]
     carried: list[PerReplica]
     """Values that an earlier run returned."""
-    constants: list[UserObject]
+    constants: list[AnyArray]
     """Arrays that are the same for every replica."""
 
+    @property
+    def constant_shapes(self) -> tuple[tuple[Shape, str], ...]:
+        return tuple((array.shape, str(array.dtype)) for array in self.constants)
 
-def unwrap_same(value: Hashable) -> object:
-    return value.thing if isinstance(value, IdentityKey) else value
+    def find_global_batch(self, placement: Placement) -> GlobalBatch:
+        """Return the global batch; without one, the batch that the carried values were made of, or a row for each replica."""
+        for value in [*self.rows, *self.carried]:
+            if value.placement.replicas != placement.replicas:
+                raise ValueError(
+                    f"strategy.run received a batch of a dataset that was distributed to {value.placement.replicas} replicas, and has "
+                    f"{placement.replicas}. Distribute the dataset by the strategy that runs it."
+                )
+        if self.rows:
+            counts = {shards.shape[0] for shards in self.rows}
+            if len(counts) > 1:
+                raise ValueError(
+                    f"strategy.run received arrays of {' and '.join(map(str, sorted(counts)))} rows, from different global batches. Give "
+                    f"it batches of one number of rows, for example by zipping the datasets before distributing them."
+                )
+            return as_global_batch(list(self.rows))
+        like = self.carried[0].like if self.carried else BatchArray(np.zeros(placement.replicas, np.uint8))
+        return as_global_batch([like])
 
 
 def sort_arguments(args: Iterable[UserObject], kwargs: Keywords, replicas: int) -> RunArguments:
-    """Return the arguments sorted by what replicas get; refuse arrays that are not distributed."""
-    lists: dict[str, list[UserObject]] = {"rows": [], "carried": [], "constants": []}
+    """Return the arguments of `run` sorted by what replicas get; refuse arrays that are not distributed."""
 
-    def add_array(kind: str, value: UserObject) -> ArrayLeaf:
-        lists[kind].append(value)
-        return ArrayLeaf(kind, len(lists[kind]) - 1)
-
-    def sort_leaf(leaf: UserObject) -> ArrayLeaf | StaticLeaf:
+    def choose_list(leaf: UserObject) -> str | None:
         if isinstance(leaf, Shards):
-            return add_array("rows", leaf)
+            return "rows"
         if isinstance(leaf, PerReplica):
-            return add_array("carried", leaf)
-        if isinstance(leaf, ReplicatedArray):
-            return add_array("constants", leaf.value)
-        if isinstance(leaf, keras.Variable):
-            return StaticLeaf(IdentityKey(leaf), IdentityKey)
+            return "carried"
+        if isinstance(leaf, Replicated):
+            return "constants"
         if is_array(leaf):
             if len(leaf.shape) and replicas > 1:
                 refuse_undistributed(leaf, "as an argument", replicas)
-            return add_array("constants", leaf)
+            return "constants"
         refuse_tensorflow_data(leaf, "strategy.run")
-        try:
-            hash(leaf)
-        except TypeError:
-            return StaticLeaf(IdentityKey(leaf), IdentityKey)
-        return StaticLeaf(leaf, type(leaf))
+        return None
 
-    opened = jax.tree.map(open_replicated, (tuple(args), dict(kwargs)), is_leaf=is_argument_leaf)
-    leaves, structure = jax.tree.flatten(opened, is_leaf=is_argument_leaf)
-    return RunArguments(ArgumentTemplate(structure, tuple(map(sort_leaf, leaves))), **lists)
+    arguments = tuple(args), dict(kwargs)
+    leaves, structure = jax.tree.flatten(arguments, is_leaf=is_argument_leaf)
+    if any(isinstance(leaf, Replicated) for leaf in leaves):
+        arguments = jax.tree.unflatten(structure, map(split_replicated, leaves))
+        leaves, structure = jax.tree.flatten(arguments, is_leaf=is_argument_leaf)
+    return sort_leaves(leaves, structure, choose_list)
+
+
+def sort_leaves(
+    leaves: Iterable[UserObject], structure: PyTreeDef, choose_list: Callable[[UserObject], str | None]
+) -> RunArguments:
+    """Return the leaves sorted into the lists that are chosen for them; None stands for a leaf that the compiler knows."""
+    lists: dict[str, list[UserObject]] = {"rows": [], "carried": [], "constants": []}
+    template: list[ArrayLeaf | StaticLeaf] = []
+    for leaf in leaves:
+        kind = choose_list(leaf)
+        if kind is None:
+            template.append(make_static_leaf(leaf))
+            continue
+        template.append(ArrayLeaf(kind, len(lists[kind])))
+        lists[kind].append(as_constant(leaf) if kind == "constants" else leaf)
+    return RunArguments(ArgumentTemplate(structure, tuple(template)), **lists)
+
+
+def make_static_leaf(leaf: UserObject) -> StaticLeaf:
+    """Return the leaf by its value, or by its identity where it has no hash, as a list or a Keras variable."""
+    try:
+        hash(leaf)
+    except TypeError:
+        return StaticLeaf(IdentityKey(leaf), IdentityKey)
+    return StaticLeaf(leaf, type(leaf))
+
+
+def as_constant(leaf: UserObject) -> AnyArray:
+    value = leaf.value if isinstance(leaf, Replicated) else leaf
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def split_replicated(leaf: UserObject) -> PyTree:
+    """Return a `Replicated` tree as a tree of arrays that are each `Replicated`, and every other leaf as it is."""
+    return jax.tree.map(Replicated, leaf.value) if isinstance(leaf, Replicated) else leaf
+
+
+def is_argument_leaf(thing: object) -> bool:
+    return is_replica_value(thing) or isinstance(thing, Replicated | keras.Variable) or is_array(thing)
 
 
 def refuse_changed_structure(name: str, before: PyTreeDef, after: PyTreeDef) -> None:
@@ -104,23 +160,3 @@ def refuse_changed_structure(name: str, before: PyTreeDef, after: PyTreeDef) -> 
             f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
             f"function is compiled. Return it instead."
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class ReplicatedArray:
-    """One array of a `Replicated` tree."""
-
-    value: UserObject
-
-
-def open_replicated(leaf: UserObject) -> PyTree:
-    """Return a `Replicated` tree as a tree of its arrays, each in a wrapper, and every other leaf as it is."""
-    return (
-        jax.tree.map(lambda array: ReplicatedArray(np.asarray(array) if isinstance(array, (int, float)) else array), leaf.value)
-        if isinstance(leaf, Replicated)
-        else leaf
-    )
-
-
-def is_argument_leaf(thing: object) -> bool:
-    return is_replica_value(thing) or isinstance(thing, Replicated | ReplicatedArray | keras.Variable) or is_array(thing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import types
 import warnings
@@ -15,10 +14,12 @@ from unisono._src.distributed.strategy_protocol import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
 from unisono._src.loop.compiled_function import CompiledFunction
+from unisono._src.loop.recent_items import RecentItems, count_event
 from unisono._src.loop.run_arguments import sort_arguments
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
 
 MOST_FUNCTIONS = 64
+MOST_COUNTS = 1024
 MOST_VARIANTS = 4
 """Compiled forms of one function, with other settings around it."""
 REMADE = 3
@@ -32,14 +33,14 @@ class FunctionCache:
 
     def __init__(self, strategy: ReplicaStrategy) -> None:
         self._strategy = strategy
-        self._functions: collections.OrderedDict[Hashable, list[CompiledFunction]] = collections.OrderedDict()
-        self._compilations: collections.Counter[tuple[types.CodeType, frozenset[int], bool]] = collections.Counter()
+        self._functions: RecentItems[Hashable, list[CompiledFunction]] = RecentItems(MOST_FUNCTIONS)
+        self._compilations: RecentItems[Hashable, int] = RecentItems(MOST_COUNTS)
 
     def __call__(self, function: UserFunction, args: Iterable[UserObject], kwargs: Keywords) -> Outputs:
         """Run the function on every replica; compile it first, if no compiled form is current."""
         arguments = sort_arguments(args, kwargs, self._strategy.num_replicas_in_sync)
         eager = self._is_eager()
-        key = make_function_key(function), eager, arguments.template, tuple((c.shape, str(c.dtype)) for c in arguments.constants)
+        key = make_function_key(function), eager, arguments.template, arguments.constant_shapes
         variants = self._functions.get(key, [])
         compiled = next((variant for variant in variants if variant.is_current), None)
         if compiled is not None:
@@ -48,8 +49,6 @@ class FunctionCache:
         compiled = CompiledFunction(get_function_name(function), function, arguments.template, self._strategy, eager)
         returned = compiled(arguments)
         self._functions[key] = [compiled, *variants][:MOST_VARIANTS]
-        while len(self._functions) > MOST_FUNCTIONS:
-            self._functions.popitem(last=False)
         if not eager:
             self._warn_of_recompilation(function, compiled.used, is_new=not variants)
         return returned
@@ -70,8 +69,7 @@ class FunctionCache:
         most = REMADE if is_new else CHANGED
         if code is None:
             return
-        self._compilations[code, variables, is_new] += 1
-        if self._compilations[code, variables, is_new] == most:
+        if count_event(self._compilations, (code, variables, is_new)) == most:
             why = (
                 "Where the function is made anew for every step (a lambda, a function inside another one), make it once, outside of the "
                 "loop; where a Python number among its arguments changes, pass it as an array: np.float32(value)."

@@ -28,9 +28,6 @@ from unisono._src.step.replica_sums import ReplicaSum
 from unisono._src.step.step import CarriedValue, RunOutput
 from unisono._src.typing import AnyArray, Array, Logs, PyTree
 
-NO_COPIES = 1 << 30
-"""More references than an array can have: a state that no program writes into need not be copied."""
-
 
 class StepInput(NamedTuple):
     """The input of a step beside the state."""
@@ -106,10 +103,6 @@ class EagerStep:
     def state(self) -> State:
         """Return the newest state; empty before the first step."""
         return self._state
-
-    def count_references(self, array: object) -> int:
-        """Return how many references to an array of the state do no harm."""
-        return NO_COPIES
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the outputs of a replica of `rows` rows."""

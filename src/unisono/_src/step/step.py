@@ -148,10 +148,6 @@ class Step:
         """Return the newest state, on the lead device; empty where the last call stopped before it took the state that it was given."""
         return self._device_state.give_state() if self._has_state else ()
 
-    def count_references(self, array: object) -> int:
-        """Return how many references to an array of the state the step has."""
-        return self._device_state.count_references(array)
-
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the outputs of a replica with this number of rows."""
         key = rows, batch.signature, self._carried_shapes(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from unisono._src.near_names import says_near_names
-from unisono._src.typing import Array, PyTree
+from unisono._src.typing import Array, LibraryArray, PyTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +21,6 @@ class Replicated:
     """A tree of arrays that every replica is meant to get whole. A tree of one array is used like the array."""
 
     value: PyTree
-    is_for_all: ClassVar[bool] = True
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.value)
@@ -89,7 +88,7 @@ def refuse_tensorflow_data(thing: object, call: str) -> None:
         )
 
 
-def is_array(thing: object) -> bool:
+def is_array(thing: object) -> TypeGuard[LibraryArray]:
     """Return whether this is an array of any library."""
     return (
         hasattr(thing, "shape")

@@ -1,0 +1,224 @@
+"""The way from a user function to a step: its trace, the checks of the trace, and the variables that it uses."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from unisono._src.checks.jax_errors import is_concretization_error
+from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
+from unisono._src.checks.user_code.captures import Capture, find_captures
+from unisono._src.checks.user_code.inspected_code import InspectedCode
+from unisono._src.checks.user_code.inspection import (
+    find_returned_shares,
+    inspect_program,
+    name_array_in_errors,
+)
+from unisono._src.checks.user_code.jaxpr import has_float16
+from unisono._src.checks.user_code.loss_growth import ReplicaInputs, find_loss_parts
+from unisono._src.checks.user_code.loss_scaling import DivisorCheck, find_vector_losses, is_additive
+from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.checks.user_code.row_independence import warn_of_coupled_rows
+from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
+from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
+from unisono._src.distributed.strategy_protocol import ReplicaStrategy
+from unisono._src.loop import tf_names
+from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
+from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.replica.user_function import UsedVariables, UserComputation
+from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
+from unisono._src.step.eager import EagerStep
+from unisono._src.step.plan import plan_batch
+from unisono._src.step.step import Step
+from unisono._src.typing import Array, Outputs, PyTree, UserFunction
+
+
+class UserCall:
+    """A user function, called with arrays in the places that they have in its arguments."""
+
+    def __init__(self, name: str, function: UserFunction, template: ArgumentTemplate) -> None:
+        self.name = name
+        self.function = function
+        self._template = template
+        self.was_called = False
+        """Whether Python has run the function since this was set to False."""
+
+    def __call__(self, batch: PyTree, constants: Sequence[Array]) -> Outputs:
+        """Call the function; `batch` is the rows, or (rows, carried values)."""
+        self.was_called = True
+        rows, carried = batch if isinstance(batch, tuple) else (batch, [])
+        args, kwargs = self._template.fill(rows=rows, carried=carried, constants=constants)
+        before = jax.tree.structure((args, kwargs))
+        function = self.function
+        if isinstance(function, types.MethodType):  # the wrapped method, while a trace watches the instance
+            function = getattr(function.__self__, function.__name__, function)
+        with tf_names.NAMES:
+            returned = function(*args, **kwargs)
+        refuse_changed_structure(self.name, before, jax.tree.structure((args, kwargs)))
+        return returned
+
+
+class CompiledStep(NamedTuple):
+    """The step of a user function, and what its trace has told."""
+
+    step: Step | EagerStep
+    code: UserComputation
+    divisor_check: DivisorCheck | None
+    share_positions: frozenset[int]
+    """Positions, among the arrays that the function returns, of shares of a loss."""
+
+
+class FunctionCompiler:
+    """The compilation of a user function for one kind of arguments, of which it sees the first."""
+
+    def __init__(
+        self, call: UserCall, arguments: RunArguments, batch: GlobalBatch, strategy: ReplicaStrategy, eager: bool
+    ) -> None:
+        self._call = call
+        self._arguments = arguments
+        self._batch = batch
+        self._strategy = strategy
+        self._eager = eager
+        self._replicas = strategy.num_replicas_in_sync
+        self._rows = next(size for size in count_shard_rows(batch, self._replicas) if size)
+        """The rows of the first replica that has any."""
+        self._constant_shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arguments.constants]
+        self._has_only_rows = bool(arguments.rows) and not arguments.carried
+        self._share_positions: frozenset[int] = frozenset()
+        self._traces: dict[int, Provenance] = {}
+
+    def compile(self) -> CompiledStep:
+        """Return the step; refuse a function that would silently train something else, and warn of one that may."""
+        strategy = self._strategy
+        captures = find_captures(self._call.function)
+        with name_array_in_errors(captures, self._replicas):
+            variables, sources = self._discover_traced(captures)
+            if variables is None:
+                variables = self._discover_eagerly(captures)
+        divisor_check = self._check_losses(sources) if self._arguments.rows and sources is not None else None
+        code = UserComputation(
+            self._call.name,
+            self._call,
+            variables,
+            self._replicas,
+            lambda: strategy.owned.layers,
+            self._has_only_rows,
+            self._eager,
+        )
+        code.is_said = divisor_check is not None and divisor_check.has_fault
+        strategy.agree([v for group in variables.all for v in group])
+        if sources is not None:
+            self._warn_of_float16(sources, variables)
+        if self._eager:
+            strategy.warn_of_slow_steps(f"The function {self._call.name!r} is not compiled")
+            step = EagerStep(code, *strategy.on_lead)
+        else:
+            step = Step(self._call.name, code, strategy.placement, strategy.exchange, most_steps=1)
+        return CompiledStep(step, code, divisor_check, self._share_positions)
+
+    def _discover_traced(self, captures: list[Capture]) -> tuple[UsedVariables | None, Provenance | None]:
+        """Trace the function and look for mistakes; return its variables and its trace, or (None, None) where it cannot be traced."""
+        traces: list[Provenance] = []
+        carried = self._arguments.carried
+        shares = [position for position, value in enumerate(carried, len(self._batch.leaves)) if value.is_share]
+        trace_of = self._trace_rows if self._has_only_rows else None
+        has_rows = bool(self._arguments.rows or carried)
+        shapes = self._batch.shapes(self._rows)
+        if carried:
+            shapes = shapes, [value.shapes(self._rows) for value in carried]
+
+        def check(trace: Trace) -> None:
+            self._check_variables(trace)
+            traces.append(Provenance(trace))
+            captures = find_captures(self._call.function)  # the trace may have put something there
+            code = InspectedCode(
+                self._call.name, traces[-1], captures, self._strategy, self._batch.rows, self._rows, shares, has_rows, trace_of
+            )
+            inspect_program(code)
+            self._share_positions = find_returned_shares(code)
+
+        try:
+            variables = self._discover(shapes, self._constant_shapes, captures, check)
+        except Exception as error:
+            if not (self._eager and is_concretization_error(error)):
+                raise
+            return None, None
+        return variables, traces[-1]
+
+    def _check_variables(self, trace: Trace) -> None:
+        self._strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
+
+    def _discover_eagerly(self, captures: list[Capture]) -> UsedVariables:
+        """Return the variables that the function uses on the first replica's rows."""
+        batch = self._batch
+        arrays: PyTree = jax.tree.unflatten(
+            batch.structure, [jnp.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in batch.leaves]
+        )
+        if self._arguments.carried:
+            first = plan_batch(batch.rows, batch.sizes, self._strategy.placement).shards[0]
+            arrays = arrays, [value.present[first.replica] for value in self._arguments.carried]
+
+        def check(trace: Trace) -> None:
+            self._check_variables(trace)
+            refuse_compiled_captures(find_captures(self._call.function))
+
+        return self._discover(arrays, list(map(jnp.asarray, self._arguments.constants)), captures, check, eager=True)
+
+    def _discover(
+        self,
+        batch: PyTree,
+        constants: Sequence[Array | jax.ShapeDtypeStruct],
+        captures: list[Capture],
+        check: Callable[[Trace], None],
+        eager: bool = False,
+    ) -> UsedVariables:
+        owned = self._strategy.owned
+        suspicion = make_suspicion(captures, self._replicas)
+        return discover_variables(
+            self._call,
+            batch,
+            constants,
+            self._replicas,
+            lambda: owned.optimizers,
+            lambda: owned.metrics,
+            check,
+            suspicion,
+            eager,
+        )
+
+    def _trace_rows(self, rows: int) -> Provenance:
+        """Return a trace of the function, whose variables are known, on another number of rows."""
+        if rows not in self._traces:
+            metrics = self._strategy.owned.metrics
+            trace = trace_user_function(self._call, self._batch.shapes(rows), self._constant_shapes, self._replicas, metrics)
+            self._traces[rows] = Provenance(trace)
+        return self._traces[rows]
+
+    def _check_losses(self, sources: Provenance) -> DivisorCheck:
+        """Return the check of what the function divides its losses by, as far as its trace tells that."""
+        if not self._has_only_rows or not sources.trace.noted.keys() & {"loss", "vector"}:
+            return DivisorCheck(self._call.name, self._replicas, [], [])
+        constants = self._arguments.constants
+        rows = [np.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in self._batch.leaves]
+        parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(rows, constants), self._replicas)
+        if self._replicas > 1:
+            of_rows = [part for part in parts if part.of_rows]
+            with_losses = bool(of_rows) and all(is_additive(part, self._replicas) for part in of_rows)
+            warn_of_coupled_rows(self._call.name, sources, self._trace_rows, self._rows, constants, with_losses)
+        return DivisorCheck(self._call.name, self._replicas, parts, find_vector_losses(sources))
+
+    def _warn_of_float16(self, sources: Provenance, variables: UsedVariables) -> None:
+        unscaled = [optimizer.name for optimizer, _ in variables.applied_optimizers if not list_loss_scales(optimizer)]
+        if unscaled and has_float16(sources.program):
+            warnings.warn(
+                f"The function {self._call.name!r} computes in float16 and applies the optimizer {unscaled[0]!r}, which scales no loss: small "
+                f"gradients become zero. fit wraps such an optimizer by itself; in a loop write "
+                f"keras.optimizers.LossScaleOptimizer(optimizer).",
+                stacklevel=6,
+            )

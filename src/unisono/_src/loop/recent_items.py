@@ -1,0 +1,29 @@
+"""A dict of bounded size, for what is compiled and counted."""
+
+from __future__ import annotations
+
+import collections
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class RecentItems(collections.OrderedDict[Key, Value]):
+    """A dict that forgets the items that were set or moved to its end longest ago."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
+
+
+def count_event(counts: RecentItems[Key, int], key: Key) -> int:
+    """Return how often this was called with the key, this call included."""
+    counts[key] = counts.get(key, 0) + 1
+    return counts[key]
