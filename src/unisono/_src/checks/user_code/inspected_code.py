@@ -57,6 +57,10 @@ class InspectedCode:
     def captured_arrays(self) -> list[tuple[str, LibraryArray]]:
         return find_captured_arrays(self.captures)
 
+    @functools.cached_property
+    def replicated_arrays(self) -> list[AnyArray]:
+        return find_replicated_arrays(self.captures)
+
     def is_replicated(self, array: AnyArray) -> bool:
         """Return whether an array is equal to one that the user has marked as replicated."""
-        return any(np.array_equal(array, np.asarray(replicated)) for replicated in find_replicated_arrays(self.captures))
+        return any(np.array_equal(array, np.asarray(replicated)) for replicated in self.replicated_arrays)

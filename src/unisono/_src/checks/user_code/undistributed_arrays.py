@@ -20,7 +20,6 @@ import numpy as np
 from unisono._src.checks.user_code.captured_arrays import (
     can_come_from,
     find_captured_arrays,
-    find_replicated_arrays,
     is_among_constants,
     is_chosen_from,
     is_source_of_items,
@@ -143,7 +142,15 @@ def check_data_in_variables(code: InspectedCode) -> None:
     if not variables:
         return
     suspects = [Suspect(get_raw_value(variable), variable, f"as the variable {variable.path!r}") for variable in variables]
-    guilty = find_suspect_meeting_rows(code, lambda _: suspects) or find_suspect_apart_from_rows(code.sources, suspects)
+    guilty = find_suspect_meeting_rows(code, lambda _: suspects)
+    if guilty is None:
+        met = {
+            id(operand.constant)
+            for operand in find_constant_operands(code.sources, {id(suspect.constant) for suspect in suspects})
+        }
+        alone = [suspect for suspect in suspects if id(suspect.constant) not in met]
+        kinds = ("given", "gave", "vector", "fed", "update")
+        guilty = find_substitute_for_rows(code.sources, alone, kinds, rows_only=True)
     if guilty is not None:
         refused_calls.refuse_undistributed(guilty.array, guilty.how, code.replicas)
 
@@ -153,7 +160,7 @@ def find_variables_with_rows(code: InspectedCode) -> list[keras.Variable]:
     differ. Random state is left out, and so are variables that the user has replicated."""
     owned = code.strategy.owned
     of_optimizers = [variable for optimizer in owned.optimizers for variable in optimizer.variables]
-    others = [*of_optimizers, *code.trace.code.scope.assigned.values(), *find_replicated_arrays(code.captures)]
+    others = [*of_optimizers, *code.trace.code.scope.assigned.values(), *code.replicated_arrays]
     not_data = owned.layer_variable_ids | {id(variable) for variable in others}
     used = {id(variable): variable for variable in code.trace.used if isinstance(variable, keras.Variable)}
     return [
@@ -165,13 +172,6 @@ def find_variables_with_rows(code: InspectedCode) -> list[keras.Variable]:
         and len(variable.shape)
         and refused_calls.has_different_rows(get_raw_value(variable))
     ]
-
-
-def find_suspect_apart_from_rows(sources: Provenance, suspects: list[Suspect]) -> Suspect | None:
-    """Return the suspect that a layer, a loss or a metric gets with nothing of the replica's, and that meets nothing of the replica's later."""
-    met = {id(operand.constant) for operand in find_constant_operands(sources, {id(suspect.constant) for suspect in suspects})}
-    alone = [suspect for suspect in suspects if id(suspect.constant) not in met]
-    return find_substitute_for_rows(sources, alone, ("given", "gave", "vector", "fed", "update"), rows_only=True)
 
 
 def make_suspicion(captures: list[Capture], replicas: int) -> Callable[[AnyArray], bool]:
