@@ -11,10 +11,6 @@ class RunsReplicasError(BaseException):  # not for `except Exception` around the
     """The function that is being traced calls `strategy.run`, or takes a batch of a distributed dataset."""
 
 
-class ReplicaRunner:
-    """The base class of strategies, by which lower rooms know one."""
-
-
 class Mode(threading.local):
     """The mode of a thread."""
 

@@ -14,7 +14,6 @@ import keras
 from unisono._src.checks import refusals
 from unisono._src.exchange import choose_exchange
 from unisono._src.exchange.protocol import Exchange
-from unisono._src.execution_mode import ReplicaRunner
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
@@ -37,7 +36,7 @@ class Scopes(threading.local):
 SCOPES = Scopes()
 
 
-class ReplicaStrategy(ReplicaRunner, OwningStrategy):
+class ReplicaStrategy(OwningStrategy):
     """A strategy as the loop and the hooks of fit use it, in every process in the same order."""
 
     agreement = Agreement()
@@ -97,9 +96,6 @@ class ReplicaStrategy(ReplicaRunner, OwningStrategy):
     def check_alike(self, what: Mapping[str, object]) -> None:
         """Refuse values that differ between processes; the keys are names for the message."""
         self.agreement.check({name: repr(value) for name, value in what.items()})
-
-    def check_attributes(self, optimizer: keras.optimizers.Optimizer) -> None:
-        refusals.check_optimizer_attributes(optimizer)
 
     def check_variables(self, variables: list[keras.Variable], assigned: list[keras.Variable]) -> None:
         """Refuse variables of other strategies in replica code, and assigned ones whose new value replicas cannot agree on."""
