@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from unisono._src.checks.user_code.identity import IdentityKey
+from unisono._src.checks.user_code.staleness import IdentityKey
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
 from unisono._src.placement import Placement

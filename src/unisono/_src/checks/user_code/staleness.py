@@ -1,13 +1,33 @@
-"""Values that a function captured when it was traced, and whether they are still the same."""
+"""Values that a function captured when it was traced, and whether they are still the same, where Python's `==` says too much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, find_captures
-from unisono._src.checks.user_code.identity import VALUE_TYPES, make_exact_key
 from unisono._src.typing import UserFunction, UserObject
+
+VALUE_TYPES = (bool, int, float, str, bytes)
+"""Types of numbers and texts, which are compared by value."""
+
+
+def make_exact_key(number: object) -> Hashable:
+    """Return a key that tells 1 from True, and 0.0 from -0.0."""
+    return type(number), number.hex() if isinstance(number, float) else number
+
+
+class IdentityKey:
+    """A key that compares an object by identity, and keeps the object alive."""
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdentityKey) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
 
 
 class CaptureSnapshot:
