@@ -178,7 +178,7 @@ class EpochSteps:
         return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
 
     def _steps(self) -> Iterator[tuple[int, int, Batches]]:
-        singles = self._singles()
+        singles: Iterator[tuple[int, int, KerasObject]] = self._singles()
         for begin, end, batches in singles:
             if self._grouping is not None and not isinstance(batches, NoStep):
                 size, group = self._grouping

@@ -71,7 +71,7 @@ def tolerate_disk_errors() -> Iterator[None]:
     """Turn errors of the block into warnings: a full disk, or a folder without write permission, must not stop a training."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # of a disk, of the client of a remote one, or of a package that JAX misses for it
         if read_setting("raise_persistent_cache_errors"):
             raise
         warnings.warn(
