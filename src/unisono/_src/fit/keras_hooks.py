@@ -19,7 +19,7 @@ from unisono._src.data.keras_adapter import GlobalBatchAdapter
 from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.dataset import DistributedDataset
 from unisono._src.distributed.per_replica import read_global_arrays
-from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
+from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.fit.callback_protocol import (
     FitCallback,
     has_batch_callbacks,

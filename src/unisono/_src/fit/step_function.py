@@ -9,7 +9,7 @@ from typing import Protocol
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
-from unisono._src.distributed.strategy_protocol import ReplicaStrategy
+from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.fit.steps_per_call import BatchGroup
 from unisono._src.keras_private.data_adapters import NoStep
 from unisono._src.keras_private.models import find_eager_option

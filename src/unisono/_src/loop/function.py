@@ -23,7 +23,7 @@ from unisono._src.checks.user_code.captures import can_run_replicas, find_captur
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
 from unisono._src.distributed.per_replica import is_replica_value
-from unisono._src.distributed.strategy_protocol import ReplicaStrategy
+from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks

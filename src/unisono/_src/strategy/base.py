@@ -16,7 +16,7 @@ from unisono._src.distributed import per_replica
 from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
-from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
+from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.jax_private.backends import has_jax_started
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values

@@ -10,7 +10,7 @@ from typing import cast
 import jax
 import keras
 
-from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
+from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.placement import Placement

@@ -9,7 +9,7 @@ from typing import TypeVar
 import keras
 
 from unisono._src.checks import refusals
-from unisono._src.distributed.strategy_protocol import SCOPES, ReplicaStrategy
+from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.fit.keras_hooks import Bond
 from unisono._src.keras_private.creation import CreationWatch, TrackedObject
 from unisono._src.loop import tf_names
