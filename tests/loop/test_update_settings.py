@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 from unisono._src.loop.compiled_function import read_update_settings
-from unisono._src.replica.user_function import UsedVariables
+from unisono._src.replica.used_variables import UsedVariables
 
 
 class Schedule:

@@ -17,7 +17,8 @@ from unisono._src.loop.lent_state import LentState
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments
 from unisono._src.ownership import find_bond
 from unisono._src.placement import Placement
-from unisono._src.replica.user_function import OutputLeaf, UsedVariables
+from unisono._src.replica.function_outputs import OutputLeaf
+from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.step.step import RunOutput
 from unisono._src.typing import AnyArray, Outputs, UserFunction
 

@@ -31,7 +31,8 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
 from unisono._src.replica.compiled_model import list_loss_scales
-from unisono._src.replica.user_function import UsedVariables, UserComputation
+from unisono._src.replica.used_variables import UsedVariables
+from unisono._src.replica.user_function import UserComputation
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan_batch
@@ -111,7 +112,7 @@ class FunctionCompiler:
             self._has_only_rows,
             self._eager,
         )
-        code.is_said = divisor_check is not None and divisor_check.has_fault
+        code.note_said(divisor_check is not None and divisor_check.has_fault)
         strategy.agree([v for group in variables.all for v in group])
         if sources is not None:
             self._warn_of_float16(sources, variables)

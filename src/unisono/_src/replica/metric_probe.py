@@ -40,6 +40,38 @@ ROWS = 16
 """The fewest rows of a trial. Fewer are repeated: a part of one row may look like the whole."""
 
 
+class MetricDecisions:
+    """What is known of the metrics of a step, from all rows on which they were measured."""
+
+    def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
+        """`metrics` are the metrics that may be no sums."""
+        self._metrics = metrics
+        self.batch_means: dict[int, bool] = {}
+        """For the ids of the variables that are decided, whether they are means of batches."""
+        self.are_open = False
+        """Whether a variable that was assigned is not decided."""
+        self._warned: set[int] = set()
+
+    def decide(
+        self,
+        variables: Sequence[keras.Variable],
+        reset: Sequence[Array],
+        updates: Sequence[MetricUpdate],
+        rows: int,
+        other: UpdatesOnOtherRows | None,
+        tolerance: float,
+        means: dict[int, bool] | None = None,
+    ) -> None:
+        """Decide by one more measurement: see `find_batch_means`. `means` are decided without it."""
+        known = self.batch_means
+        decided = find_batch_means(
+            self._metrics, variables, reset, updates, rows, other, self._warned, known, max(CLOSE, tolerance)
+        )
+        self.batch_means = decided | known | (means or {})
+        assigned = MetricBench(variables, reset).feed(updates, reset).assigned  # others, as a threshold, never change
+        self.are_open = not self.batch_means.keys() >= set(assigned)
+
+
 def find_batch_means(
     metrics: Sequence[keras.metrics.Metric],
     variables: Sequence[keras.Variable],
@@ -110,11 +142,6 @@ def decide_fed_numbers(
         if all(np.max(np.abs(whole - merged)) > tolerance * size for merged in (total, total / 2)):
             warn_of_number(metric, warned)
     return decided
-
-
-def find_assigned(updates: Sequence[MetricUpdate], variables: Sequence[keras.Variable], state: Sequence[Array]) -> set[int]:
-    """Return the ids of the variables that these updates assign. Other variables, as a threshold, never change."""
-    return set(MetricBench(variables, state).feed(updates, state).assigned)
 
 
 def is_mean_of_keras(metric: keras.metrics.Metric) -> bool:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from unisono._src.keras_private.evaluation import call_as_in_evaluation, have_coarse_layers
-from unisono._src.replica import metric_probe, random_keys
+from unisono._src.replica import random_keys
 from unisono._src.replica.fixed_draws import SteadyFunction
 from unisono._src.replica.growth import (
     APPLIED_GRADIENTS,
@@ -29,6 +29,7 @@ from unisono._src.replica.growth import (
     Growth,
     Measurement,
 )
+from unisono._src.replica.metric_probe import MetricDecisions
 from unisono._src.replica.metric_updates import ArgumentFiller, FedArrays, MetricUpdate, UpdatesOnOtherRows, note_updates
 from unisono._src.replica.probe_rows import (
     MOST_PAIRS,
@@ -89,15 +90,17 @@ class ModelProbe:
         """How many batches were probed."""
         self._is_random: bool | None = None
         """Whether the step draws random numbers that cannot be held still; None before it was tried."""
-        self.batch_means: dict[int, bool] = {}
-        """The results of `metric_probe.find_batch_means` so far."""
-        self._undecided: set[int] = set()
-        self._warned: set[int] = set()
+        self._decisions = MetricDecisions(metrics)
+
+    @property
+    def batch_means(self) -> dict[int, bool]:
+        """Return, for the ids of metrics' variables that are decided, whether they are means of batches."""
+        return self._decisions.batch_means
 
     @property
     def is_undecided(self) -> bool:
         """Return whether the kind of a number or a metric is still open."""
-        return bool(self._undecided or self._growth.undecided_numbers)
+        return bool(self._decisions.are_open or self._growth.undecided_numbers)
 
     def at(self, state: State, batch: PyTree, shards: Sequence[range], reset: Sequence[Array]) -> None:
         """Probe a global batch on the host. Then `growth` and `batch_means` tell how numbers and metrics are merged.
@@ -182,15 +185,9 @@ class ModelProbe:
 
     def _decide_metrics(self, updates: Sequence[PairUpdates], rows: int, reset: Sequence[Array]) -> None:
         """Decide how metrics are merged. Stop at the pair where no metric that is fed is left open."""
-        variables = self._model.metrics_variables
-        tolerance = max(metric_probe.CLOSE, self._tolerance)
         for one, others in updates:
-            decided = metric_probe.find_batch_means(
-                self._metrics, variables, reset, one, rows, others, self._warned, self.batch_means, tolerance
-            )
-            self.batch_means = decided | self.batch_means
-            self._undecided = metric_probe.find_assigned(one, variables, reset) - self.batch_means.keys()
-            if not self._undecided:
+            self._decisions.decide(self._model.metrics_variables, reset, one, rows, others, self._tolerance)
+            if not self._decisions.are_open:
                 return
 
     @property

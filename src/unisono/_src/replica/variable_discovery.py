@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,10 +12,11 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.optimizers import list_optimizer_weights, open_name_scope
-from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.keras_private.optimizers import open_name_scope
+from unisono._src.replica.function_outputs import split_outputs
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
-from unisono._src.replica.user_function import CallUserFunction, UsedVariables, split_outputs
+from unisono._src.replica.used_variables import UsedVariables, sort_variables
+from unisono._src.replica.user_function import CallUserFunction
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
 
 Atom: TypeAlias = Var | Literal
@@ -171,54 +171,3 @@ def call_code(
     code.begin()
     with run_as_replica(code, metrics):
         split_outputs(call(batch, constants), code)
-
-
-def sort_variables(
-    code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
-) -> UsedVariables:
-    """Return the variables of the code by their use."""
-    variables = {**code.scope.read, **code.scope.assigned}
-    applied = [
-        (
-            update.optimizer,
-            [
-                position
-                for position, weight in enumerate(list_optimizer_weights(update.optimizer))
-                if id(weight) in update.gradients
-            ],
-        )
-        for update in code.updates
-    ]
-    updated = {id(update.optimizer) for update in code.updates}
-    read = [
-        optimizer
-        for optimizer in optimizers
-        if id(optimizer) not in updated and any(id(variable) in variables for variable in optimizer.variables)
-    ]
-    used_optimizers = [*(update.optimizer for update in code.updates), *read]
-    used_metrics = [metric for metric in metrics if any(id(variable) in variables for variable in metric.variables)]
-    owned = {id(variable) for holder in [*used_optimizers, *used_metrics] for variable in holder.variables}
-    weights = {id(weight): weight for optimizer, _ in applied for weight in list_optimizer_weights(optimizer)}
-    weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
-    others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
-    refuse_assigned_weights(code, weights)
-    scales = {id(variable) for optimizer, _ in applied for variable in list_loss_scales(optimizer)}
-    slots = {id(variable) for optimizer in used_optimizers for variable in optimizer.variables}
-    return UsedVariables(
-        list(weights.values()),
-        others,
-        used_optimizers,
-        used_metrics,
-        applied,
-        [position for position, variable in enumerate(others) if id(variable) in code.scope.assigned],
-        any(i in slots and i not in scales for i in code.scope.read),
-    )
-
-
-def refuse_assigned_weights(code: ReplicaCode, weights: dict[int, keras.Variable]) -> None:
-    """Refuse code that assigns a trainable variable."""
-    for i in itertools.filterfalse(lambda i: i not in weights, code.scope.assigned):
-        raise ValueError(
-            f"The replica's code assigns {weights[i].path!r}, a trainable variable: replicas cannot agree on its value. Trainable "
-            f"state changes through optimizer.apply alone; make other state with trainable=False."
-        )

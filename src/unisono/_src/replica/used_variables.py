@@ -1,0 +1,94 @@
+"""The variables that a user function reads and assigns, by their use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+
+from unisono._src.keras_private.optimizers import list_optimizer_weights
+from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.replica.trace_recorder import ReplicaCode
+
+
+class UsedVariables(NamedTuple):
+    """The variables that the code reads and assigns."""
+
+    weights: list[keras.Variable]
+    """Trainable variables."""
+    non_trainable: list[keras.Variable]
+    optimizers: list[keras.optimizers.Optimizer]
+    metrics: list[keras.metrics.Metric]
+    applied_optimizers: list[tuple[keras.optimizers.Optimizer, list[int]]]
+    """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
+    assigned: list[int]
+    """Positions, among the others, of the variables that the code assigns."""
+    reads_slots: bool
+    """Whether replicas read the state of an optimizer, beside a loss scale."""
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        return [variable for optimizer in self.optimizers for variable in optimizer.variables]
+
+    @property
+    def metric_variables(self) -> list[keras.Variable]:
+        """Return the variables of the metrics."""
+        return [variable for metric in self.metrics for variable in metric.variables]
+
+    @property
+    def all(self) -> list[list[keras.Variable]]:
+        """Return all variables, in the groups of the state."""
+        return [self.weights, self.non_trainable, self.slots, self.metric_variables]
+
+
+def sort_variables(
+    code: ReplicaCode, optimizers: Sequence[keras.optimizers.Optimizer], metrics: Sequence[keras.metrics.Metric]
+) -> UsedVariables:
+    """Return the variables of the code by their use."""
+    variables = {**code.scope.read, **code.scope.assigned}
+    applied = [
+        (
+            update.optimizer,
+            [
+                position
+                for position, weight in enumerate(list_optimizer_weights(update.optimizer))
+                if id(weight) in update.gradients
+            ],
+        )
+        for update in code.updates
+    ]
+    updated = {id(update.optimizer) for update in code.updates}
+    read = [
+        optimizer
+        for optimizer in optimizers
+        if id(optimizer) not in updated and any(id(variable) in variables for variable in optimizer.variables)
+    ]
+    used_optimizers = [*(update.optimizer for update in code.updates), *read]
+    used_metrics = [metric for metric in metrics if any(id(variable) in variables for variable in metric.variables)]
+    owned = {id(variable) for holder in [*used_optimizers, *used_metrics] for variable in holder.variables}
+    weights = {id(weight): weight for optimizer, _ in applied for weight in list_optimizer_weights(optimizer)}
+    weights |= {i: variable for i, variable in variables.items() if variable.trainable and i not in owned}
+    others = [variable for i, variable in variables.items() if i not in owned and i not in weights]
+    refuse_assigned_weights(code, weights)
+    scales = {id(variable) for optimizer, _ in applied for variable in list_loss_scales(optimizer)}
+    slots = {id(variable) for optimizer in used_optimizers for variable in optimizer.variables}
+    return UsedVariables(
+        list(weights.values()),
+        others,
+        used_optimizers,
+        used_metrics,
+        applied,
+        [position for position, variable in enumerate(others) if id(variable) in code.scope.assigned],
+        any(i in slots and i not in scales for i in code.scope.read),
+    )
+
+
+def refuse_assigned_weights(code: ReplicaCode, weights: dict[int, keras.Variable]) -> None:
+    """Refuse code that assigns a trainable variable."""
+    for i in itertools.filterfalse(lambda i: i not in weights, code.scope.assigned):
+        raise ValueError(
+            f"The replica's code assigns {weights[i].path!r}, a trainable variable: replicas cannot agree on its value. Trainable "
+            f"state changes through optimizer.apply alone; make other state with trainable=False."
+        )
