@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 
 from unisono._src import execution_mode
 from unisono._src.checks.user_code.captures import read_cell
-from unisono._src.checks.user_code.identity import VALUE_TYPES, IdentityKey, make_exact_key
+from unisono._src.checks.user_code.staleness import VALUE_TYPES, IdentityKey, make_exact_key
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
