@@ -134,9 +134,10 @@ class PerReplica(NotOneArray):
 
     def on(self, device: int, run: ReplicaRun) -> jax.Array:
         """Return the values of the replicas of one run, stacked in their order."""
-        stacked = (output.arrays[self.index] for output in self.outputs if (output.device, output.run) == (device, run))
-        found = next(stacked, None)
-        return self._refuse_other_rows() if found is None else found
+        for output in self.outputs:
+            if (output.device, output.run) == (device, run):
+                return output.arrays[self.index]
+        return self._refuse_other_rows()
 
     def _refuse_other_rows(self) -> NoReturn:
         raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")

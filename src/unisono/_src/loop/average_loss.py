@@ -35,8 +35,9 @@ def compute_average_loss(
         )
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = ops.cast(values, "float32")
-    if sample_weight is not None:
-        check_sample_weight(values, sample_weight)
+    shape = () if sample_weight is None else jnp.shape(sample_weight)
+    if shape and (abs(len(shape) - values.ndim) > 1 or shape[0] not in (1, values.shape[0])):
+        raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
     total: KerasObject = reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
         code.note("vector", values)
@@ -63,13 +64,6 @@ def scale_regularization_loss(regularization_loss: AnyArray | Sequence[AnyArray]
     for loss in losses:
         total += ops.sum(ops.cast(loss, "float32"))
     return code.note("share", code.row_fraction * total)
-
-
-def check_sample_weight(values: Array, sample_weight: AnyArray) -> None:
-    """Refuse weights whose shape does not fit the losses."""
-    shape = jnp.shape(sample_weight)
-    if shape and (abs(len(shape) - values.ndim) > 1 or shape[0] not in (1, values.shape[0])):
-        raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
 
 
 def require_replica_code(name: str) -> ReplicaCode:

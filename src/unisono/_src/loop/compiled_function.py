@@ -7,8 +7,7 @@ import keras
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_function_errors
-from unisono._src.checks.user_code.identity import VALUE_TYPES
-from unisono._src.checks.user_code.staleness import CaptureSnapshot
+from unisono._src.checks.user_code.staleness import VALUE_TYPES, CaptureSnapshot
 from unisono._src.data.global_batch import count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.replica_strategy import ReplicaStrategy

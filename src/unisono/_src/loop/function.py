@@ -34,7 +34,7 @@ from unisono._src.keras_private.trainer_state import (
     get_raw_value,
     set_raw_value,
 )
-from unisono._src.loop.recent_items import RecentItems, count_event
+from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.loop.run_arguments import RunArguments, refuse_changed_structure, sort_leaves
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
@@ -48,9 +48,6 @@ T = TypeVar("T")
 ROUNDS = 4
 MOST_TRACED = 64
 """Compiled forms of one function that are kept."""
-MOST_COUNTS = 1024
-REMADE = 3
-"""Compilations for the same arrays after which a warning says so: nobody means that many."""
 
 
 @overload

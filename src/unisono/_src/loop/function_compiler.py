@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -99,9 +99,15 @@ class FunctionCompiler:
         strategy = self._strategy
         captures = find_captures(self._call.function)
         with name_array_in_errors(captures, self._replicas):
-            variables, sources = self._discover_traced(captures)
+            variables = None
+            sources = None
+            try:
+                variables, sources = self._discover(captures, call=False)
+            except Exception as error:
+                if not (self._eager and is_concretization_error(error)):
+                    raise
             if variables is None:
-                variables = self._discover_eagerly(captures)
+                variables, _ = self._discover(captures, call=True)
         divisor_check = self._check_losses(sources) if self._arguments.rows and sources is not None else None
         code = UserComputation(
             self._call.name,
@@ -123,75 +129,57 @@ class FunctionCompiler:
             step = Step(self._call.name, code, strategy.placement, strategy.exchange, most_steps=1)
         return CompiledStep(step, code, divisor_check, self._share_positions)
 
-    def _discover_traced(self, captures: list[Capture]) -> tuple[UsedVariables | None, Provenance | None]:
-        """Trace the function and look for mistakes; return its variables and its trace, or (None, None) where it cannot be traced."""
-        traces: list[Provenance] = []
+    def _discover(self, captures: list[Capture], call: bool) -> tuple[UsedVariables, Provenance | None]:
+        """Return the variables that the function uses, and its trace, in which mistakes were looked for.
+
+        `call`: Python calls the function on the first replica's rows, since it cannot be traced. There is then no trace to return.
+        """
+        batch = self._batch
+        owned = self._strategy.owned
         carried = self._arguments.carried
-        shares = [position for position, value in enumerate(carried, len(self._batch.leaves)) if value.is_share]
-        trace_of = self._trace_rows if self._has_only_rows else None
-        has_rows = bool(self._arguments.rows or carried)
-        shapes = self._batch.shapes(self._rows)
-        if carried:
-            shapes = shapes, [value.shapes(self._rows) for value in carried]
+        traces: list[Provenance] = []
 
         def check(trace: Trace) -> None:
-            self._check_variables(trace)
-            traces.append(Provenance(trace))
+            self._strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
             captures = find_captures(self._call.function)  # the trace may have put something there
+            if call:
+                refuse_compiled_captures(captures)
+                return
+            traces.append(Provenance(trace))
+            shares = [position for position, value in enumerate(carried, len(batch.leaves)) if value.is_share]
+            has_rows = bool(self._arguments.rows or carried)
+            trace_of = self._trace_rows if self._has_only_rows else None
             code = InspectedCode(
-                self._call.name, traces[-1], captures, self._strategy, self._batch.rows, self._rows, shares, has_rows, trace_of
+                self._call.name, traces[-1], captures, self._strategy, batch.rows, self._rows, shares, has_rows, trace_of
             )
             inspect_program(code)
             self._share_positions = find_returned_shares(code)
 
-        try:
-            variables = self._discover(shapes, self._constant_shapes, captures, check)
-        except Exception as error:
-            if not (self._eager and is_concretization_error(error)):
-                raise
-            return None, None
-        return variables, traces[-1]
-
-    def _check_variables(self, trace: Trace) -> None:
-        self._strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
-
-    def _discover_eagerly(self, captures: list[Capture]) -> UsedVariables:
-        """Return the variables that the function uses on the first replica's rows."""
-        batch = self._batch
-        arrays: PyTree = jax.tree.unflatten(
-            batch.structure, [jnp.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in batch.leaves]
-        )
-        if self._arguments.carried:
+        if call:
             first = plan_batch(batch.rows, batch.sizes, self._strategy.placement).shards[0]
-            arrays = arrays, [value.present[first.replica] for value in self._arguments.carried]
-
-        def check(trace: Trace) -> None:
-            self._check_variables(trace)
-            refuse_compiled_captures(find_captures(self._call.function))
-
-        return self._discover(arrays, list(map(jnp.asarray, self._arguments.constants)), captures, check, eager=True)
-
-    def _discover(
-        self,
-        batch: PyTree,
-        constants: Sequence[Array | jax.ShapeDtypeStruct],
-        captures: list[Capture],
-        check: Callable[[Trace], None],
-        eager: bool = False,
-    ) -> UsedVariables:
-        owned = self._strategy.owned
-        suspicion = make_suspicion(captures, self._replicas)
-        return discover_variables(
+            rows = jax.tree.unflatten(batch.structure, list(map(jnp.asarray, self._read_rows())))
+            values = [value.present[first.replica] for value in carried]
+            constants = list(map(jnp.asarray, self._arguments.constants))
+        else:
+            rows = batch.shapes(self._rows)
+            values = [value.shapes(self._rows) for value in carried]
+            constants = self._constant_shapes
+        variables = discover_variables(
             self._call,
-            batch,
+            (rows, values) if carried else rows,
             constants,
             self._replicas,
             lambda: owned.optimizers,
             lambda: owned.metrics,
             check,
-            suspicion,
-            eager,
+            make_suspicion(captures, self._replicas),
+            eager=call,
         )
+        return variables, traces[-1] if traces else None
+
+    def _read_rows(self) -> list[np.ndarray]:
+        """Return the rows of the first replica, for each array of the batch."""
+        return [np.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in self._batch.leaves]
 
     def _trace_rows(self, rows: int) -> Provenance:
         """Return a trace of the function, whose variables are known, on another number of rows."""
@@ -206,8 +194,7 @@ class FunctionCompiler:
         if not self._has_only_rows or not sources.trace.noted.keys() & {"loss", "vector"}:
             return DivisorCheck(self._call.name, self._replicas, [], [])
         constants = self._arguments.constants
-        rows = [np.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in self._batch.leaves]
-        parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(rows, constants), self._replicas)
+        parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
         if self._replicas > 1:
             of_rows = [part for part in parts if part.of_rows]
             with_losses = bool(of_rows) and all(is_additive(part, self._replicas) for part in of_rows)

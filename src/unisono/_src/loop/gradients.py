@@ -78,11 +78,8 @@ def value_and_grad(
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
         with scope, contextlib.nullcontext() if code is None else code.trace_gradients():
             loss, aux = split_returned(fn(), has_aux)
-            if code is not None and is_scalar_loss(loss):
-                code.note("loss", loss)
-            elif code is not None:
-                is_weighted = isinstance(loss, tuple)
-                code.note("vector", loss[0] if is_weighted else loss, of="weighted" if is_weighted else None)
+            if code is not None:
+                note_loss(code, loss)
         loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
@@ -128,8 +125,14 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
     return without_scale
 
 
-def is_scalar_loss(loss: PyTree) -> bool:
-    return not isinstance(loss, tuple) and not ops.ndim(loss) and hasattr(loss, "dtype")
+def note_loss(code: ReplicaCode, loss: PyTree) -> None:
+    """Note a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
+    if isinstance(loss, tuple):
+        code.note("vector", loss[0], of="weighted")
+    elif not ops.ndim(loss) and hasattr(loss, "dtype"):
+        code.note("loss", loss)
+    else:
+        code.note("vector", loss)
 
 
 def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array]) -> Array:

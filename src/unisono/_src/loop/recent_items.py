@@ -1,4 +1,4 @@
-"""A dict of bounded size, for what is compiled and counted."""
+"""A dict of bounded size, for what is compiled, and for counts of compilations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import TypeVar
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+MOST_COUNTS = 1024
+REMADE = 3
+"""Compilations of one line of code, or for the same arrays, after which a warning says so: nobody means that many."""
 
 
 class RecentItems(collections.OrderedDict[Key, Value]):

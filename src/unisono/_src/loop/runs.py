@@ -9,21 +9,18 @@ from collections.abc import Hashable, Iterable
 
 from unisono._src import execution_mode
 from unisono._src.checks.user_code.captures import read_cell
-from unisono._src.checks.user_code.identity import VALUE_TYPES, IdentityKey, make_exact_key
+from unisono._src.checks.user_code.staleness import VALUE_TYPES, IdentityKey, make_exact_key
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
 from unisono._src.loop.compiled_function import CompiledFunction
-from unisono._src.loop.recent_items import RecentItems, count_event
+from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.loop.run_arguments import sort_arguments
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
 
 MOST_FUNCTIONS = 64
-MOST_COUNTS = 1024
 MOST_VARIANTS = 4
 """Compiled forms of one function, with other settings around it."""
-REMADE = 3
-"""Compilations of one line of code after which a warning says so: nobody means that many."""
 CHANGED = 8
 """Compilations of one function, each because something has changed, after which a warning says so."""
 

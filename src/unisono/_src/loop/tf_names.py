@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import types
 
@@ -16,16 +17,12 @@ REDUCTION = types.SimpleNamespace(NONE="none", SUM="sum", AUTO="sum_over_batch_s
 
 def add_reset_states(metric: keras.metrics.Metric) -> None:
     """Give the metric `reset_states()`, which calls the `reset_state()` that the metric has at that time."""
-    object.__setattr__(metric, "reset_states", functools.partial(reset_metric, metric))
-
-
-def reset_metric(metric: keras.metrics.Metric) -> None:
-    metric.reset_state()
+    object.__setattr__(metric, "reset_states", functools.partial(operator.methodcaller("reset_state"), metric))
 
 
 class TensorFlowNames:
     """A context, for any number of threads: inside it `keras.losses.Reduction` has its old names, and `array.numpy()` of a JAX array is
-    `np.asarray(array)`. A name that exists without it stays as it is."""
+    `np.asarray(array)`. A name that exists without it stays as it is. When the last thread leaves, the names are gone."""
 
     def __init__(self) -> None:
         self._entered = 0
