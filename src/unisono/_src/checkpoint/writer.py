@@ -23,13 +23,13 @@ class BackgroundWriter:
         """Call the function in the background; raise the failure of the last one."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(write,), name="unisono-checkpoint")
-        _unawaited.add(self)
+        _unfinished.add(self)
         self._thread.start()
 
     def wait(self) -> None:
         """Wait until nothing is written; raise the failure of what was not written."""
         self.join()
-        _unawaited.discard(self)
+        _unfinished.discard(self)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -40,6 +40,8 @@ class BackgroundWriter:
             with get_activity().report_busy("writing a checkpoint"):
                 self._thread.join()
             self._thread = None
+            if self._error is None:
+                _unfinished.discard(self)
 
     @property
     def is_busy(self) -> bool:
@@ -52,19 +54,19 @@ class BackgroundWriter:
             self._error = error
 
 
-_unawaited: set[BackgroundWriter] = set()
-"""The writers that were started and not waited for."""
+_unfinished: set[BackgroundWriter] = set()
+"""The writers that may still write, or that hold a failure."""
 
 
 def wait_for_writers() -> None:
     """Wait until this process writes nothing any more."""
-    for writer in list(_unawaited):
+    for writer in list(_unfinished):
         writer.join()
 
 
 def finish_writes() -> None:
     """Wait for all writers and print their failures: at the end of the process, while threads can still start, as Orbax needs it."""
-    for writer in list(_unawaited):
+    for writer in list(_unfinished):
         try:
             writer.wait()
         except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import jax
 import keras
@@ -19,12 +19,6 @@ from unisono._src.typing import KerasObject, PyTree, UserBatch
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-
-OpenShape: TypeAlias = Sequence[int | None]
-"""A shape in which None stands for an open length."""
-
-Tensor: TypeAlias = KerasObject
-"""An array, or a symbolic tensor of Keras."""
 
 
 @runtime_checkable
@@ -44,12 +38,12 @@ class InputSignature:
 
     structure: Structure
     names: Sequence[str]
-    shapes: Sequence[OpenShape]
+    shapes: Sequence[Sequence[int | None]]
     dtypes: Sequence[str]
     converts: bool
     """Whether the model converts its inputs to these dtypes and ranks by itself, as functional and sequential models do."""
 
-    def arrays(self, given: UserBatch) -> list[Tensor]:
+    def arrays(self, given: UserBatch) -> list[KerasObject]:
         """Return the arrays of a batch in order, checked and converted to the dtypes of the inputs."""
         leaves = match_leaves(self.structure, given, self.names)
         return [self._convert_array(index, ops.convert_to_tensor(array)) for index, array in enumerate(leaves)]
@@ -85,7 +79,7 @@ class InputSignature:
         shapes = [(rows, *(length if known is None else known for known in shape[1:])) for shape in self.shapes]
         return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, self.dtypes, strict=True)]
 
-    def _convert_array(self, index: int, array: Tensor) -> Tensor:
+    def _convert_array(self, index: int, array: KerasObject) -> KerasObject:
         """Return one input with the rank and the dtype that the program takes; refuse other shapes and dtypes."""
         name = self.names[index]
         shape = tuple(self.shapes[index])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import jax
 import keras
@@ -14,20 +13,13 @@ import numpy as np
 from unisono._src.export.input_signature import InputSignature
 from unisono._src.export.structure import Structure, build_tree, flatten_tree
 from unisono._src.keras_private.instances import set_untracked
-from unisono._src.typing import AnyArray, Array, HostArray, Json, KerasObject, Outputs, PyTree, Shape, UserBatch
+from unisono._src.typing import AnyArray, Array, HostArray, Json, Outputs, PyTree, Shape, UserBatch
 
 ENDPOINT = "serve"
 """The name of the forward pass in a SavedModel of Keras."""
 
 MOST_SHAPES = 64
 """How many shapes of inputs are known with the shapes of their results."""
-
-
-class Endpoint(Protocol):
-    """A function of a SavedModel, as TensorFlow loads it."""
-
-    @property
-    def concrete_functions(self) -> Sequence[KerasObject]: ...
 
 
 class SavedModel(keras.Model):
@@ -53,7 +45,8 @@ class SavedModel(keras.Model):
         set_untracked(self, "_restored", restored)  # hidden from Keras, which would track it
         set_untracked(self, "_find_results", functools.lru_cache(maxsize=MOST_SHAPES)(self._compute_results))
         self._path = path
-        self._inputs = read_signature(restored.serve)
+        positional, _ = restored.serve.concrete_functions[0].structured_input_signature
+        self._inputs = read_signature(positional[0])
         self.built = True
 
     def call(self, inputs: UserBatch, training: bool = False) -> Outputs:
@@ -107,10 +100,9 @@ class SavedModel(keras.Model):
         return structure, [array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for array in host_arrays]
 
 
-def read_signature(serve: Endpoint) -> InputSignature:
-    """Return the inputs of an endpoint that Keras wrote: one positional argument with its structure."""
-    positional, _ = serve.concrete_functions[0].structured_input_signature
-    structure, specs = flatten_tree(unwrap_containers(positional[0]))
+def read_signature(argument: PyTree) -> InputSignature:
+    """Return the inputs of an endpoint that Keras wrote, from TensorFlow's description of its one argument."""
+    structure, specs = flatten_tree(unwrap_containers(argument))
     return InputSignature(
         structure,
         tuple(spec.name or f"input_{index}" for index, spec in enumerate(specs)),

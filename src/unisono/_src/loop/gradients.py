@@ -65,7 +65,6 @@ def value_and_grad(
     variables = list_gradient_variables(variables)
     code = get_current_code()
     outer = find_stateless_scope()
-    start = [v.value for v in variables]
     scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
     assigned: list[keras.Variable] = []
     noted = [] if code is None else code.noted
@@ -78,14 +77,13 @@ def value_and_grad(
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
         with scope, contextlib.nullcontext() if code is None else code.trace_gradients():
             loss, aux = split_returned(fn(), has_aux)
-            if code is not None:
-                note_loss(code, loss)
+            note_loss(code, loss)
         loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
         return scale_loss(loss, scaler, code), (loss, aux, left, [note.arrays for note in noted[known_notes:]])
 
-    gradients, (loss, aux, left, arrays) = jax.grad(scaled_loss, has_aux=True)(start)
+    gradients, (loss, aux, left, arrays) = jax.grad(scaled_loss, has_aux=True)([v.value for v in variables])
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
@@ -125,8 +123,10 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
     return without_scale
 
 
-def note_loss(code: ReplicaCode, loss: PyTree) -> None:
-    """Note a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
+def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
+    """Note, in replica code, a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
+    if code is None:
+        return
     if isinstance(loss, tuple):
         code.note("vector", loss[0], of="weighted")
     elif not ops.ndim(loss) and hasattr(loss, "dtype"):
