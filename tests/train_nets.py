@@ -1,8 +1,8 @@
 """A process of its own: trains small random nets on one placement and prints their fingerprints, as JSON.
 
 python train_nets.py '{"devices": 3, "first": 0, "count": 5}': JAX has so many devices, and four replicas run on four of them at most. Net 0
-is always the same plain one, the others are drawn by their numbers. With "operations", the words of digest_operations.py, there are the
-digests of those as well, and with "seven" a net that sums over one axis of seven.
+is always the same plain one, the others are drawn by their numbers, which "numbers" lists one by one. With "operations", the words of
+digest_operations.py, there are the digests of those as well, and with "seven" a net that sums over one axis of seven.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def fingerprint(number: int, make: Callable[[], tuple[tuple[int, ...], list[Any]
 
 
 if __name__ == "__main__":
-    numbers = range(spec.get("first", 0), spec.get("first", 0) + spec["count"])
+    numbers = spec.get("numbers") or range(spec.get("first", 0), spec.get("first", 0) + spec["count"])
     found = {str(number): fingerprint(number, functools.partial(drawn, number) if number else plain) for number in numbers}
     if spec.get("seven"):
         found["seven"] = fingerprint(7, seven)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
@@ -39,7 +39,7 @@ from unisono._src.loop.run_arguments import RunArguments, refuse_changed_structu
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
-from unisono._src.xla.determinism import get_compiler_options
+from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
 
 P = ParamSpec("P")
@@ -90,7 +90,7 @@ class TracedFunction(NamedTuple):
     """A function compiled for one kind of arguments."""
 
     variables: list[keras.Variable]
-    program: Callable[[Values, list[AnyArray]], tuple[Outputs, dict[int, Array]]]
+    program: DeviceProgram
     """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
     captured: CaptureSnapshot
     """What the program takes as fixed."""
@@ -170,8 +170,7 @@ class Function:
 
         refuse_compiled_captures(find_captures(function))
         platform = jax.default_backend()
-        program = jax.jit(rewrite_function(pure, platform), compiler_options=get_compiler_options(platform))
-        return TracedFunction(variables, program, captured)
+        return TracedFunction(variables, DeviceProgram(rewrite_function(pure, platform)), captured)
 
     def _warn_of_python_numbers(self, kind: Hashable) -> None:
         """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""
@@ -218,11 +217,27 @@ class Function:
         )
 
     def _call_program(self, traced: TracedFunction, arrays: list[AnyArray]) -> Outputs:
+        values = [get_raw_value(v) for v in traced.variables]
+        device = find_device([*values, *arrays])
+        values, arrays = ([move_array(array, device) for array in group] for group in (values, arrays))
+        kind = tuple(isinstance(array, jax.Array) and (array.weak_type, array.committed) for array in (*values, *arrays))
+        assigned: dict[int, Array]
         with execution_mode.mark_tracing():  # the first call traces once more
-            returned, assigned = traced.program([get_raw_value(v) for v in traced.variables], arrays)
+            returned, assigned = traced.program(device, kind, values, arrays)
         for index, value in assigned.items():
             set_raw_value(traced.variables[index], value)
         return returned
+
+
+def find_device(arrays: Sequence[AnyArray]) -> jax.Device:
+    """Return the device of the first array that lies on one; JAX's default device where none does."""
+    lying = next((array for array in arrays if isinstance(array, jax.Array)), jax.device_put(0))
+    return next(iter(lying.devices()))
+
+
+def move_array(array: AnyArray, device: jax.Device) -> AnyArray:
+    """Return an array that can be given to a program on the device."""
+    return jax.device_put(array, device) if isinstance(array, jax.Array) and device not in array.devices() else array
 
 
 def bind_self(fn: UserFunction, leaves: list[UserObject]) -> UserFunction:

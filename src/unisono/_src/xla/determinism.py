@@ -9,6 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 
+import jax
+
+from unisono._src.jax_private.backends import make_cpu_device
+
 FLAGS = {
     "xla_gpu_deterministic_ops": "true",  # no atomics; XLA refuses an op that has no other kernel, and names it
     "xla_gpu_autotune_level": "0",  # kernels that are chosen by measuring differ from one compilation to the next
@@ -26,6 +30,16 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
 def get_compiler_options(platform: str) -> dict[str, str | bool]:
     """Return the compiler options of each of our programs on a platform."""
     return {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
+
+
+CPU_PARTS = 16
+"""XLA cuts the loops of a CPU program into parts, as many as there are threads at most, and makes other machine code for another number of
+parts: it may contract other products and sums to one operation. So programs are compiled for this number of threads, wherever they run."""
+
+
+def choose_compile_device(device: jax.Device) -> jax.Device:
+    """Return the device that the programs of a device are compiled for; its machine code is then loaded on the device."""
+    return make_cpu_device(CPU_PARTS) if device.platform == "cpu" else device
 
 
 GPU_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin", "jax_rocm60_plugin")

@@ -19,7 +19,7 @@ import jax
 
 from unisono._src.jax_private.machine_code import LRUCache
 from unisono._src.versions import list_versions
-from unisono._src.xla import determinism, device_kind, runtime
+from unisono._src.xla import determinism, device_kind
 
 DIGEST = 32
 """Bytes of the digest before the code: a process may have died while it wrote."""
@@ -30,11 +30,10 @@ def is_cache_wanted() -> bool:
 
 
 def compute_key(text: str, device: jax.Device) -> str:
-    """Return the key of a program. It covers all that may change the machine code: versions, flags, threads, and the machine."""
+    """Return the key of a program. It covers all that may change the machine code: versions, flags, and the machine."""
     compiler = (*list_versions().values(), device.platform, device.device_kind, device.client.platform_version)
     machine = (
         os.environ.get("XLA_FLAGS", ""),
-        str(runtime.count_threads()),
         *device_kind.describe_processor().values(),
         device_kind.list_all_instructions(),
     )

@@ -22,6 +22,7 @@ import jax
 from jax.errors import JaxRuntimeError
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import SingleDeviceSharding
 
 from unisono._src.jax_private import tracing
 from unisono._src.jax_private.machine_code import load_on_device
@@ -64,7 +65,7 @@ class DeviceProgram:
 
     def _load(self, device: jax.Device, key: Hashable, args: Arguments) -> jax.stages.Compiled:
         if key not in self._portable:
-            self._portable[key] = find_or_compile(self._lower(device, args), device)
+            self._portable[key] = find_or_compile(lambda where: self._lower(where, args), device)
         try:
             return self._portable[key].load_on(device)
         except NOT_PORTABLE as error:
@@ -87,7 +88,18 @@ class DeviceProgram:
         text.
         """
         with jax.default_device(device):
-            return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*args)
+            return jax.jit(self._function, donate_argnums=self._donate, keep_unused=True).lower(*describe_arguments(args, device))
+
+
+def describe_arguments(args: Arguments, device: jax.Device) -> Arguments:
+    """Return the arguments in shapes, on a device. JAX lets results stay on their device if one of the arguments has to."""
+    stays = any(isinstance(leaf, jax.Array) and leaf.committed for leaf in jax.tree.leaves(args))
+    sharding = SingleDeviceSharding(device) if stays else None
+
+    def describe(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.weak_type)
+
+    return jax.tree.map(describe, jax.eval_shape(lambda *args: args, *args))
 
 
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device) -> jax.stages.Compiled:
@@ -99,25 +111,28 @@ MOST_SHARED = 64
 _shared: collections.OrderedDict[Hashable, PortableProgram] = collections.OrderedDict()
 
 
-def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
-    """Return the machine code of a program. If the same program was compiled not long ago, its code is used again: a user who trains an equal
-    model again, or on another placement, does not wait for the compiler twice."""
+def find_or_compile(lower: Callable[[jax.Device], jax.stages.Lowered], device: jax.Device) -> PortableProgram:
+    """Return the machine code of the program that `lower` lowers for a device. If the same program was compiled not long ago, its code is used
+    again: a user who trains an equal model again, or on another placement, does not wait for the compiler twice."""
+    lowered = lower(determinism.choose_compile_device(device))
     text = lowered.as_text()
     if "callback" in text:  # the text holds the address of a function of this model
-        return PortableProgram(compile_lowered(lowered, device), device)
+        return PortableProgram(compile_lowered(lower(device), device), device)
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
-        _shared[key] = load_or_compile(lowered, text, device)
+        _shared[key] = load_or_compile(lower, lowered, text, device)
     _shared.move_to_end(key)
     while len(_shared) > MOST_SHARED:
         _shared.popitem(last=False)
     return _shared[key]
 
 
-def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
+def load_or_compile(
+    lower: Callable[[jax.Device], jax.stages.Lowered], lowered: jax.stages.Lowered, text: str, device: jax.Device
+) -> PortableProgram:
     """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
     if not disk_cache.is_cache_wanted():
-        return PortableProgram(compile_lowered(lowered, device), device)
+        return compile_portable(lower, lowered, device)
     key = disk_cache.compute_key(text, device)
     code = disk_cache.read_code(key)
     if code is not None:
@@ -128,11 +143,25 @@ def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) 
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             disk_cache.drop_code(key)
     start = time.monotonic()
-    program = PortableProgram(compile_lowered(lowered, device), device)
+    program = compile_portable(lower, lowered, device)
     seconds = time.monotonic() - start
     with contextlib.suppress(*NOT_PORTABLE):
         disk_cache.write_code(key, program.code, seconds)
     return program
+
+
+def compile_portable(
+    lower: Callable[[jax.Device], jax.stages.Lowered], lowered: jax.stages.Lowered, device: jax.Device
+) -> PortableProgram:
+    """Compile a lowered program, and load it on a device; compile it for the device where its machine code cannot be moved."""
+    compiled = compile_lowered(lowered, device)
+    if determinism.choose_compile_device(device) is device:
+        return PortableProgram(compiled, device)
+    try:
+        serialized = serialize_executable.serialize(compiled)
+        return PortableProgram(load_on_device(*serialized, device), device, serialized)
+    except NOT_PORTABLE:
+        return PortableProgram(compile_lowered(lower(device), device), device)
 
 
 def forget_shared_programs() -> None:
