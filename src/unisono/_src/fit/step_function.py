@@ -64,7 +64,7 @@ class StepFunction:
             refusals.check_changed_model(self._model, is_training)
             self._step = self._make_step()
         group = iterator if isinstance(iterator, BatchGroup) else None
-        batches, error = read_batches(iterator, group.count if group else self._model.steps_per_execution)
+        batches, error = take_batches(iterator, group.count if group else self._model.steps_per_execution)
         self._sizes = sizes
         if is_training:
             refusals.check_optimizer_attributes(self._model.optimizer)
@@ -101,7 +101,7 @@ class StepFunction:
         return EagerStep(functions, *where) if self.eager else Step(self._mode, functions, *where)
 
 
-def read_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[GlobalBatch], Exception | None]:
+def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[GlobalBatch], Exception | None]:
     """Return (up to `count` batches, the error after the last of them): the batches before an error are trained on."""
     batches = [as_global_batch(next(iterator))]
     try:

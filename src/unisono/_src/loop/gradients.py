@@ -93,7 +93,7 @@ def value_and_grad(
     # What was noted while JAX differentiated is known outside of it by other arrays.
     noted[known_notes:] = [note._replace(arrays=new) for note, new in zip(noted[known_notes:], arrays, strict=True)]
     if code is not None and count_divisors(code) > known_divisors:
-        code.note("share", loss, of="all that was added up")
+        code.note("share", loss, origin="all that was added up")
     return ((loss, aux) if has_aux else loss), gradients
 
 
@@ -128,7 +128,7 @@ def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
     if code is None:
         return
     if isinstance(loss, tuple):
-        code.note("vector", loss[0], of="weighted")
+        code.note("vector", loss[0], origin="weighted")
     elif not ops.ndim(loss) and hasattr(loss, "dtype"):
         code.note("loss", loss)
     else:

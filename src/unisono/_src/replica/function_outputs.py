@@ -1,4 +1,4 @@
-"""What a user function returns: its arrays, and the tree in which they stand."""
+"""The result of a user function: its arrays, and the tree in which they stand."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class FunctionProbe:
         ):
             self._functions.call(rows, constants)
         updates = [noted for noted in code.noted if noted.kind == "update"]
-        self._metric_calls[list_shapes(rows)] = [noted.of for noted in updates]
+        self._metric_calls[list_shapes(rows)] = [noted.origin for noted in updates]
         gradients = [
             gradient.astype(jnp.float32)
             for update in code.updates

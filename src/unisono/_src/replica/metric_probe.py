@@ -41,7 +41,7 @@ ROWS = 16
 
 
 class MetricDecisions:
-    """What is known of the metrics of a step, from all rows on which they were measured."""
+    """The decisions about the metrics of a step, from all rows on which they were measured."""
 
     def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
         """`metrics` are the metrics that may be no sums."""

@@ -44,7 +44,7 @@ class CodeRecord(Protocol):
     @property
     def scope(self) -> ReadingScope: ...
 
-    def note(self, kind: str, arrays: T, of: object = None) -> T: ...
+    def note(self, kind: str, arrays: T, origin: object = None) -> T: ...
 
 
 def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
@@ -72,7 +72,7 @@ def call_layer_or_loss(
     with enter_keras_code(code):
         returned = stock(called, *args, **kwargs)
     if not code.inside:
-        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], of=called)
+        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], origin=called)
     return returned
 
 
@@ -87,7 +87,7 @@ def check_call_arguments(
         if is_undistributed(leaf) and not any(leaf is array for array in known) and code.may_be_rows(leaf):
             refuse_undistributed(leaf, f"as an argument of {called.name!r}", code.replicas)
     for group in [[leaf] for leaf in traced] if is_loss else [traced]:
-        code.note("given", group, of=called)
+        code.note("given", group, origin=called)
 
 
 @contextlib.contextmanager

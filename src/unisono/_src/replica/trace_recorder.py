@@ -34,12 +34,12 @@ class NotedArrays(NamedTuple):
     """An event in the code, with arrays of the trace."""
 
     kind: str
-    """"share": a loss that is a replica's part of the global loss, or, with an `of`, a sum of such losses; "loss": a loss that the code has
+    """"share": a loss that is a replica's part of the global loss, or, with an `origin`, a sum of such losses; "loss": a loss that the code has
     scaled by itself; "vector": losses of examples, which the engine divides; "fed": what a mean was fed with; "update": the arguments of a
     user's metric; "given": what a layer or a loss was called with; "gave": what it returned; "gradients": what an optimizer was applied
     with."""
     arrays: PyTree
-    of: UserObject = None
+    origin: UserObject = None
 
 
 class PendingUpdate(NamedTuple):
@@ -149,10 +149,10 @@ class ReplicaCode:
 
         return scale_and_note
 
-    def note(self, kind: str, arrays: T, of: object = None) -> T:
+    def note(self, kind: str, arrays: T, origin: object = None) -> T:
         """Note arrays, and return them. `value_and_grad` hands out what was noted inside of it."""
         if (self.is_inspected or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
-            self.noted.append(NotedArrays(kind, arrays, of))
+            self.noted.append(NotedArrays(kind, arrays, origin))
         return arrays
 
     def make_fixed_divisor(self, divisor: float, values_per_row: int) -> Array:
@@ -209,7 +209,7 @@ class ReplicaCode:
         }
         if not applied and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
-        self.note("gradients", [gradient for gradient in applied.values() if isinstance(gradient, Tracer)], of=optimizer)
+        self.note("gradients", [gradient for gradient in applied.values() if isinstance(gradient, Tracer)], origin=optimizer)
         self.updates.append(PendingUpdate(optimizer, applied))
         self.scope.updated_ids |= {id(variable) for variable in variables} | list_updated_ids(optimizer)
 

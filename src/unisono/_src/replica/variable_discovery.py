@@ -103,8 +103,8 @@ class Trace(NamedTuple):
 
     @property
     def noted(self) -> dict[str, list[tuple[UserObject, Atom]]]:
-        """Return the noted arrays by kind, each as (its `Noted.of`, its variable in the program)."""
-        origins = [(noted.kind, noted.of) for noted in self.code.noted for _ in jax.tree.leaves(noted.arrays)]
+        """Return the noted arrays by kind, each as (its `NotedArrays.origin`, its variable in the program)."""
+        origins = [(noted.kind, noted.origin) for noted in self.code.noted for _ in jax.tree.leaves(noted.arrays)]
         by_kind: dict[str, list[tuple[UserObject, Atom]]] = {}
         outputs = self.program.jaxpr.outvars
         for (kind, origin), variable in zip(origins, outputs[len(outputs) - len(origins) :], strict=True):
@@ -117,12 +117,12 @@ class Trace(NamedTuple):
         return len(self.program.jaxpr.invars) - 2
 
     def find_results(self, *kinds: str) -> Iterator[tuple[UserObject, range]]:
-        """Return everything of these kinds that was noted, each as (its `Noted.of`, its positions among the program's results)."""
+        """Return everything of these kinds that was noted, each as (its `NotedArrays.origin`, its positions among the program's results)."""
         start = len(self.returned)
         for noted in self.code.noted:
             stop = start + len(jax.tree.leaves(noted.arrays))
             if noted.kind in kinds and stop > start:
-                yield noted.of, range(start, stop)
+                yield noted.origin, range(start, stop)
             start = stop
 
     @property

@@ -30,7 +30,6 @@ class DeviceState:
         self.current: set[int] = set()
         """The devices whose state is the newest one."""
         self._returned: list[Array] = []
-        self._references: dict[int, int] = {}
         self._constants: dict[int, list[AnyArray]] = {}
 
     def __getitem__(self, index: int) -> StepBuffers:
@@ -97,12 +96,7 @@ class DeviceState:
         """Return the newest state to a loop, and remember its arrays."""
         state = self._work[0].state
         self._returned = list(itertools.chain.from_iterable(state))
-        self._references = {id(array): 2 for array in self._returned}  # `_returned`, and the work of the lead
         return state
-
-    def count_references(self, array: object) -> int:
-        """Return how many references to an array of the state are held here."""
-        return self._references.get(id(array), 0)
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
