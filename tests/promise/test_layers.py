@@ -62,7 +62,6 @@ def test_layers_that_look_at_one_row(group):
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # by Keras' own MixUp
-@pytest.mark.filterwarnings("ignore:A program cannot be loaded")  # MixUp and CutMix sort, and XLA cannot write that down
 @pytest.mark.parametrize("group", groups(OTHERS))
 def test_layers_that_look_at_the_batch_or_draw(group):
     """Three ragged steps have the same bits on every placement."""

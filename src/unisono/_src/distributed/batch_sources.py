@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sized
@@ -28,7 +29,7 @@ from unisono._src.replica.replicated import is_array
 from unisono._src.typing import UserBatch, UserObject
 
 
-class BatchSource(DataAdapter):
+class BatchSource(DataAdapter, abc.ABC):
     """A source of global batches with their positions, one pass at a time. Keras' loops read it as one of their adapters."""
 
     order: RowOrder
@@ -38,9 +39,9 @@ class BatchSource(DataAdapter):
     """Whether a later batch can be read without the batches before it."""
     batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)
 
+    @abc.abstractmethod
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
-        raise NotImplementedError
 
     def skip(self, passes: range) -> None:
         """Take the source past these passes, where there is an index. A list does not change between passes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 
 import keras
@@ -10,7 +11,7 @@ from unisono._src.keras_private.callbacks import CallbackList, acts_at_batches, 
 from unisono._src.typing import Arguments, Keywords, UserObject
 
 
-class FitCallback(keras.callbacks.Callback):
+class FitCallback(keras.callbacks.Callback, abc.ABC):
     """The base class of our callbacks. At single batches they do nothing that `steps_until_due` does not tell."""
 
     keeps_what_others_decide = False
@@ -18,9 +19,9 @@ class FitCallback(keras.callbacks.Callback):
     writes_for_all = False
     """Whether one of several processes runs it for all."""
 
+    @abc.abstractmethod
     def steps_until_due(self, step: int) -> int:
         """Return the number of steps from `step` on that one call may take, so that it ends where the callback acts."""
-        raise NotImplementedError
 
     def fit_is_over(self) -> None:
         """Clean up. It is called however fit ended."""

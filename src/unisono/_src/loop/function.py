@@ -231,8 +231,10 @@ class Function:
 
 def find_device(arrays: Sequence[AnyArray]) -> jax.Device:
     """Return the device of the first array that lies on one; JAX's default device where none does."""
-    lying = next((array for array in arrays if isinstance(array, jax.Array)), jax.device_put(0))
-    return next(iter(lying.devices()))
+    for array in arrays:
+        if isinstance(array, jax.Array):
+            return next(iter(array.devices()))
+    return next(iter(jax.device_put(0).devices()))
 
 
 def move_array(array: AnyArray, device: jax.Device) -> AnyArray:

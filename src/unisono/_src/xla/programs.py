@@ -33,6 +33,11 @@ from unisono._src.xla import determinism, disk_cache
 NOT_PORTABLE = (AttributeError, NotImplementedError, TypeError, ValueError, pickle.PicklingError, JaxRuntimeError)
 """Errors of JAX for machine code that cannot be serialized."""
 
+
+class FixedProgramError(Exception):
+    """A program runs only where it is compiled: its machine code cannot be moved, or holds addresses of this process."""
+
+
 Serialized: TypeAlias = tuple[bytes, jax.tree_util.PyTreeDef, jax.tree_util.PyTreeDef]
 """Machine code, and the structures of the arguments and of the result."""
 
@@ -65,18 +70,18 @@ class DeviceProgram:
 
     def _load(self, device: jax.Device, key: Hashable, args: Arguments) -> jax.stages.Compiled:
         if key not in self._portable:
-            self._portable[key] = find_or_compile(lambda where: self._lower(where, args), device)
+            try:
+                self._portable[key] = find_or_compile(self._lower(determinism.choose_compile_device(device), args), device)
+            except FixedProgramError:
+                self._portable[key] = PortableProgram(compile_lowered(self._lower(device, args), device), device)
         try:
             return self._portable[key].load_on(device)
-        except NOT_PORTABLE as error:
-            if isinstance(error, JaxRuntimeError) and "not serializable" not in str(error):
-                raise
+        except FixedProgramError as error:
             warnings.warn(
                 f"A program cannot be loaded on {device} as it was compiled, and is compiled again for it: its results there "
                 f"may differ in their last bits. A callback to Python (jax.debug.print, io_callback, pure_callback) in the "
-                f"model does this, and so does the sorting in some layers (MixUp, CutMix); to have the same bits for sure, run "
-                f"all replicas on one device: OneDeviceStrategy(replicas=R). "
-                f"({type(error).__name__}: {error})",
+                f"model does this; to have the same bits for sure, run all replicas on one device: OneDeviceStrategy(replicas=R). "
+                f"({error})",
                 stacklevel=2,
             )
             return compile_lowered(self._lower(device, args), device)
@@ -111,28 +116,25 @@ MOST_SHARED = 64
 _shared: collections.OrderedDict[Hashable, PortableProgram] = collections.OrderedDict()
 
 
-def find_or_compile(lower: Callable[[jax.Device], jax.stages.Lowered], device: jax.Device) -> PortableProgram:
-    """Return the machine code of the program that `lower` lowers for a device. If the same program was compiled not long ago, its code is used
-    again: a user who trains an equal model again, or on another placement, does not wait for the compiler twice."""
-    lowered = lower(determinism.choose_compile_device(device))
+def find_or_compile(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
+    """Return the machine code of a program, loaded on a device. If the same program was compiled not long ago, its code is used again: a user
+    who trains an equal model again, or on another placement, does not wait for the compiler twice."""
     text = lowered.as_text()
     if "callback" in text:  # the text holds the address of a function of this model
-        return PortableProgram(compile_lowered(lower(device), device), device)
+        raise FixedProgramError("a callback")
     key = hashlib.sha256(text.encode()).digest(), lowered.in_tree, lowered.out_tree, device.platform
     if key not in _shared:
-        _shared[key] = load_or_compile(lower, lowered, text, device)
+        _shared[key] = load_or_compile(lowered, text, device)
     _shared.move_to_end(key)
     while len(_shared) > MOST_SHARED:
         _shared.popitem(last=False)
     return _shared[key]
 
 
-def load_or_compile(
-    lower: Callable[[jax.Device], jax.stages.Lowered], lowered: jax.stages.Lowered, text: str, device: jax.Device
-) -> PortableProgram:
+def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) -> PortableProgram:
     """Return the machine code of a program: from disk if it is there, else from the compiler, which is then written to disk."""
     if not disk_cache.is_cache_wanted():
-        return compile_portable(lower, lowered, device)
+        return compile_portable(lowered, device)
     key = disk_cache.compute_key(text, device)
     code = disk_cache.read_code(key)
     if code is not None:
@@ -143,25 +145,30 @@ def load_or_compile(
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             disk_cache.drop_code(key)
     start = time.monotonic()
-    program = compile_portable(lower, lowered, device)
+    program = compile_portable(lowered, device)
     seconds = time.monotonic() - start
-    with contextlib.suppress(*NOT_PORTABLE):
+    with contextlib.suppress(FixedProgramError):
         disk_cache.write_code(key, program.code, seconds)
     return program
 
 
-def compile_portable(
-    lower: Callable[[jax.Device], jax.stages.Lowered], lowered: jax.stages.Lowered, device: jax.Device
-) -> PortableProgram:
-    """Compile a lowered program, and load it on a device; compile it for the device where its machine code cannot be moved."""
+def compile_portable(lowered: jax.stages.Lowered, device: jax.Device) -> PortableProgram:
+    """Compile a program that was lowered for the compile device of a device, and load it on the device."""
     compiled = compile_lowered(lowered, device)
     if determinism.choose_compile_device(device) is device:
         return PortableProgram(compiled, device)
+    serialized = serialize(compiled)
+    return PortableProgram(load_on_device(*serialized, device), device, serialized)
+
+
+def serialize(compiled: jax.stages.Compiled) -> Serialized:
+    """Return the machine code of an executable; raise `FixedProgramError` where it cannot be moved."""
     try:
-        serialized = serialize_executable.serialize(compiled)
-        return PortableProgram(load_on_device(*serialized, device), device, serialized)
-    except NOT_PORTABLE:
-        return PortableProgram(compile_lowered(lower(device), device), device)
+        return serialize_executable.serialize(compiled)
+    except NOT_PORTABLE as error:
+        if isinstance(error, JaxRuntimeError) and "not serializable" not in str(error):
+            raise
+        raise FixedProgramError(f"{type(error).__name__}: {error}") from error
 
 
 def forget_shared_programs() -> None:
@@ -200,7 +207,7 @@ class PortableProgram:
 
     @functools.cached_property
     def _serialized(self) -> Serialized:
-        return self._given or serialize_executable.serialize(self._first)
+        return self._given or serialize(self._first)
 
     @property
     def code(self) -> bytes:
