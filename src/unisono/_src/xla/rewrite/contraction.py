@@ -22,6 +22,9 @@ Axes = tuple[int, ...]
 LEAST_SIZE = 8
 """YNNPACK takes a product if one of its dimensions has this many elements; XLA compiles smaller products to loops."""
 
+LEAST_GAIN = 2
+"""Elements of a transposed product for each element that is moved to avoid the transpose, at least."""
+
 
 class Operand(NamedTuple):
     """An operand of a product: its shape, its contracted dimensions, and its batch dimensions."""
@@ -110,14 +113,20 @@ def replace_product(eqn: JaxprEqn, _: Producers) -> Replacement | None:
 
 
 def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace a transposed product, as JAX's gradients are, by the product with the operands swapped."""
+    """Replace a transposed product, as JAX's gradients are, by the product with the operands swapped, if that moves far fewer elements.
+
+    XLA often fuses the transpose with what reads it, for example an optimizer's update. So it costs less than its size says.
+    """
     maker = made_by.find_if_read_once(eqn.invars[0])
     if maker is None or maker.primitive.name != "dot_general":
         return None
     product = Product.from_equation(maker)
     if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_to_swapped():
         return None
-    compute = arrange_for_ynnpack(product.swap())
+    swapped = product.swap()
+    if LEAST_GAIN * swapped.moved_size > product.result_size:
+        return None
+    compute = arrange_for_ynnpack(swapped)
     return Replacement(lambda left, right: compute(right, left), maker.invars)
 
 
