@@ -10,6 +10,9 @@ PYTEST := python -m pytest -n 2 --dist worksteal
 KERAS := keras==3.15.1
 OLDEST_KERAS := keras==3.15.0
 
+# The sources of the native kernels, which an installation compiles.
+KERNELS := $(wildcard native/*)
+
 # As environment variables, and not as options, they also hold for the environment in which pip builds this package;
 # older versions of pip read the first there, newer ones the second.
 export PIP_CONSTRAINT := constraints.txt
@@ -76,7 +79,7 @@ clean:
 	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench
 
 # A stamp is an extra of pyproject.toml that .venv has.
-$(VENV)/%.stamp: pyproject.toml constraints.txt $(VENV)/made
+$(VENV)/%.stamp: pyproject.toml constraints.txt $(KERNELS) $(VENV)/made
 	@echo "Installing unisono[$*] into $(VENV); this takes a minute or two the first time."
 	$(BIN)/python -m pip install --quiet $(KERAS) --editable '.[$*]'
 	@touch $@
@@ -90,7 +93,7 @@ $(VENV)-compat/made: WITH := $(OLDEST_KERAS)
 $(VENV)-all/made $(VENV)-bench/made: WITH := $(KERAS)
 
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
-$(VENV)-%/made: pyproject.toml constraints.txt
+$(VENV)-%/made: pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@

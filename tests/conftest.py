@@ -30,7 +30,9 @@ import pytest
 
 import breakages
 from left_behind import Found, Namespaces, after_a_while
+from unisono._src.native.library import Kernels
 from unisono._src.xla import determinism, programs
+from unisono._src.xla.rewrite import native_convolution
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
@@ -108,3 +110,9 @@ def compiled_for_users():
         programs.forget_shared_programs()
         yield
         programs.forget_shared_programs()
+
+
+@pytest.fixture
+def without_native_kernels(monkeypatch):
+    """Rewrite programs as where there are no native kernels."""
+    monkeypatch.setattr(native_convolution, "load_kernels", lambda: Kernels(None, None, "for a test"))

@@ -22,7 +22,8 @@ FLOORS = {
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
-        "keras_private", "jax_private", "placement", "reduction_tree", "packing", "versions", "execution_mode", "near_names", "function_names",
+        "keras_private", "jax_private", "native",
+        "placement", "reduction_tree", "packing", "versions", "execution_mode", "near_names", "function_names",
         "typing",
     ],
 }  # fmt: skip

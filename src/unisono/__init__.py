@@ -11,7 +11,7 @@ Public is what follows. All else lies in `unisono._src`, is internal and may cha
                  in_cross_replica_context
     Checkpoints  Checkpoint, latest_checkpoint, callbacks.BackupAndRestore
     Files        export, load_exported
-    Looking      fingerprint, callbacks.TensorBoard
+    Looking      fingerprint, callbacks.TensorBoard, native (the kernels in use)
 
 Example:
     >>> import unisono as un
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from unisono._src.loop.reduce_values import ReduceOp as ReduceOp
     from unisono._src.loop.replica_context import get_replica_context as get_replica_context
     from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
+    from unisono._src.native.in_use import native as native
     from unisono._src.replica.replicated import replicate as replicate
     from unisono._src.strategy.base import Strategy as Strategy
     from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
@@ -72,6 +73,7 @@ _MODULES = {
     "in_cross_replica_context": "loop.replica_context",
     "latest_checkpoint": "checkpoint.latest",
     "load_exported": "export",
+    "native": "native.in_use",
     "replicate": "replica.replicated",
     "scale_regularization_loss": "loop.average_loss",
     "value_and_grad": "loop.gradients",

@@ -9,6 +9,7 @@ import pytest
 
 from processes import HERE, python
 from sizes import slow, thorough
+from unisono._src.native.library import load_kernels
 
 pytestmark = pytest.mark.processes
 
@@ -141,3 +142,24 @@ def test_streams_of_other_lengths_are_found(tmp_path):
         r"Their data have other lengths",
         done.stderr,
     )
+
+
+OTHER_KERNELS = """
+import os
+
+if os.environ["UNISONO_PROCESS"] == "1":
+    os.environ["UNISONO_NATIVE"] = "0"
+import unisono as un
+
+un.MultiWorkerMirroredStrategy(replicas=4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+def test_processes_with_and_without_native_kernels_are_refused(tmp_path):
+    (tmp_path / "train.py").write_text(OTHER_KERNELS)
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", str(tmp_path / "train.py"))
+    assert done.returncode == 1
+    said = r"Processes compute with different kernels: XLA's in process 1, native .+ in process 0\. .* Start all processes with UNISONO_NATIVE=0"
+    assert re.search(said, done.stderr), done.stderr[-3000:]

@@ -53,7 +53,7 @@ def test_the_public_names_are_these():
     assert sorted(PUBLIC) == [
         "Checkpoint", "MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "ReduceOp",
         "Strategy", "TPUStrategy", "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy",
-        "in_cross_replica_context", "latest_checkpoint", "load_exported", "replicate", "scale_regularization_loss", "value_and_grad",
+        "in_cross_replica_context", "latest_checkpoint", "load_exported", "native", "replicate", "scale_regularization_loss", "value_and_grad",
     ]  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_every_argument_has_a_name_and_a_type(call):
 
 def test_all_that_is_public_is_among_these():
     named = {call.__name__ for call in [*CLASSES, *FUNCTIONS]}
-    assert {*PUBLIC, *un.callbacks.__all__} - named == {"ParameterServerStrategy", "ReduceOp"}
+    assert {*PUBLIC, *un.callbacks.__all__} - named == {"ParameterServerStrategy", "ReduceOp", "native"}
     shown = {
         name for cls in (un.Strategy, un.Checkpoint) for name in vars(cls) if callable(getattr(cls, name)) and name[0] != "_"
     }

@@ -25,6 +25,8 @@ from unisono._src.xla.rewrite.kernel import make_channels_last
 from unisono._src.xla.rewrite.reduction import LEAST, MANY
 from unisono._src.xla.rewrite.rules import CPU, find_replacement
 
+pytestmark = pytest.mark.usefixtures("without_native_kernels")
+
 SLOW = {"select_and_scatter_add", "reduce_window_max", "reduce_window_min", "reduce_window_sum"}
 
 

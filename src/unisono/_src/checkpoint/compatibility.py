@@ -11,8 +11,9 @@ import keras
 import numpy as np
 
 from unisono._src.checkpoint.run_description import read_device_kind
+from unisono._src.native.library import SWITCH, load_kernels
 from unisono._src.typing import Json
-from unisono._src.xla.device_kind import list_kind_differences
+from unisono._src.xla.device_kind import DeviceKind, has_native_kernels, list_kind_differences
 
 MOST_LINES = 20
 
@@ -45,6 +46,23 @@ def check_same_replicas(where: str, there: int | None, here: int | None, allowed
         f"The checkpoint {where} is of a run with R = {there} replicas, and this strategy has R = {here}: that is another run, with other "
         f"bits. Write replicas={there}, which runs on any number of devices up to {there}, or allow_other_replicas=True if you mean it."
     )
+
+
+def check_same_kernels(where: str, theirs: DeviceKind, ours: DeviceKind) -> None:
+    """Refuse to go on with native kernels after a run without them, or the other way round, where a switch can change it."""
+    there, here = has_native_kernels(theirs), has_native_kernels(ours)
+    if None in (there, here) or there == here:
+        return
+    if here:
+        raise ValueError(
+            f"The checkpoint {where} is of a run without native kernels, and this process computes with them ({ours['kernels']}): that is "
+            f"another run, with other bits. Start Python with {SWITCH}=0 to go on without them. Nothing was restored."
+        )
+    if load_kernels().is_switched_off:
+        raise ValueError(
+            f"The checkpoint {where} is of a run with native kernels ({theirs['kernels']}), and {SWITCH}=0 switches them off here: that is "
+            f"another run, with other bits. Start Python without {SWITCH}. Nothing was restored."
+        )
 
 
 def check_same_optimizers(where: str, theirs: Mapping[str, Json], ours: Mapping[str, keras.optimizers.Optimizer]) -> None:

@@ -14,7 +14,7 @@ from unisono._src.checkpoint import compatibility
 from unisono._src.checkpoint.encoding import decode_state, encode_state
 from unisono._src.checkpoint.object_state import KerasState, KerasThing
 from unisono._src.checkpoint.reading import LoadedCheckpoint, Record
-from unisono._src.checkpoint.run_description import describe_run
+from unisono._src.checkpoint.run_description import describe_run, read_device_kind
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.fingerprint import UNPROMISED
 from unisono._src.ownership import find_strategy
@@ -84,6 +84,8 @@ class RunCheckpoint:
         theirs = {*record["fingerprints"], *record["states"]}
         compatibility.check_objects(where, theirs, {*self.keras.things, *names}, partial)
         compatibility.check_same_replicas(where, record["replicas"], run["replicas"], allow_other_replicas)
+        if run["replicas"] is not None:
+            compatibility.check_same_kernels(where, read_device_kind(record), run["device"])
         compatibility.check_same_optimizers(where, record["optimizers"], self.keras.optimizers)
         unbuilt = self.keras.build(where, record)
         self.keras.put(where, loaded.arrays, partial)

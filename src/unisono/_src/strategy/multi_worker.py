@@ -17,6 +17,7 @@ from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.fingerprint import fingerprint
 from unisono._src.keras_private.data_adapters import get_random_seed
 from unisono._src.keras_private.trainer_state import get_raw_value
+from unisono._src.native.library import SWITCH
 from unisono._src.near_names import refuses_by
 from unisono._src.ownership import WeakIdentitySet
 from unisono._src.placement import Placement, ProcessPlacement, split_evenly
@@ -26,7 +27,7 @@ from unisono._src.strategy.device_arguments import DeviceChoice, StrategyArgumen
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
 from unisono._src.xla import runtime
-from unisono._src.xla.device_kind import DeviceKind, describe_device, list_kind_differences
+from unisono._src.xla.device_kind import DeviceKind, describe_device, has_native_kernels, list_kind_differences
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -87,6 +88,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         counts = tuple(map(len, ids_of_processes))
         agreement.check(list_common_settings(arguments))
         all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
+        check_same_kernels(all_kinds)
         if self.writes:
             warn_of_device_kinds(all_kinds)
         by_id = {device.id: device for device in jax.devices()}
@@ -149,6 +151,16 @@ def set_random_state(state: Json) -> None:
         (version, words, gauss), numpy_state = state
         random.setstate((version, tuple(words), gauss))
         np.random.set_state(tuple(numpy_state))
+
+
+def check_same_kernels(kinds: Sequence[DeviceKind]) -> None:
+    """Refuse processes of which some compute with native kernels and some without."""
+    for process, kind in enumerate(kinds):
+        if has_native_kernels(kind) != has_native_kernels(kinds[0]):
+            raise ValueError(
+                f"Processes compute with different kernels: {kind['kernels']} in process {process}, {kinds[0]['kernels']} in process 0. Their "
+                f"bits would differ. Start all processes with {SWITCH}=0, or install Unisono in the same way for each."
+            )
 
 
 def warn_of_device_kinds(kinds: Sequence[DeviceKind]) -> None:

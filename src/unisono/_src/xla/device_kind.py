@@ -1,6 +1,7 @@
 """The kind of a device: two devices of one kind give the same bits.
 
-Of a CPU, instructions and caches decide bits: code is compiled for the instructions, and products are cut by the sizes of the caches.
+Of a CPU, instructions and caches decide bits: code is compiled for the instructions, and products are cut by the sizes of the caches. And
+the native kernels do, or their absence.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import platform
 from collections.abc import Mapping
 
 import jax
+
+from unisono._src.native.library import NATIVE, load_kernels
 
 DeviceKind = Mapping[str, str]
 
@@ -26,7 +29,17 @@ COMPUTING_PREFIXES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
 
 def describe_device(device: jax.Device) -> dict[str, str]:
     """Return the kind of a device, in words."""
-    return {"device": device.device_kind} | (describe_processor() if device.platform == "cpu" else {})
+    kernels = {"kernels": load_kernels().description}
+    return {"device": device.device_kind} | (describe_processor() | kernels if device.platform == "cpu" else {})
+
+
+def has_native_kernels(kind: DeviceKind) -> bool | None:
+    """Return whether a kind of device computes with native kernels; None if it does not tell, as older records do not.
+
+    >>> has_native_kernels({"kernels": "native avx2, build 1a2b"}), has_native_kernels({"kernels": "XLA's"})
+    (True, False)
+    """
+    return kind["kernels"].startswith(NATIVE) if "kernels" in kind else None
 
 
 def list_kind_differences(theirs: DeviceKind, ours: DeviceKind, there: str = "there", here: str = "here") -> list[str]:

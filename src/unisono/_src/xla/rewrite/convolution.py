@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
@@ -25,9 +26,13 @@ from unisono._src.xla.rewrite.kernel import (
     is_slow_without_padding,
     make_channels_last,
 )
+from unisono._src.xla.rewrite.native_convolution import convolve_natively, has_native_kernel
 from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window, is_larger
+
+ConvolveDense = Callable[[Array, Array, Window], Array]
+"""Computes the convolution of arrays in the fast layout, whose input is not spread."""
 
 MOST_GROUPS = 64
 """Groups with a convolution for each; more groups are left to the kernel, which is slow for them but faster than XLA's other one."""
@@ -40,6 +45,8 @@ def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     if not 1 <= len(params["window_strides"]) <= 3:
         return None
     sizes = ConvolutionSizes.from_shapes(x, w, params)
+    if has_native_kernel(eqn, sizes):
+        return Replacement(lambda x, w: convolve_at_once(x, w, params, convolve_natively), eqn.invars)
     is_at_once = not sizes.is_for_one_thread and sizes.rows_at_once == sizes.rows
     if is_at_once and is_fast_convolution(params, x, w):
         return None
@@ -87,8 +94,8 @@ def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSiz
     return at_once(x, w)
 
 
-def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
-    """Return the convolution, computed in the fast layout."""
+def convolve_at_once(x: Array, w: Array, params: Params, convolve: ConvolveDense | None = None) -> Array:
+    """Return the convolution, computed in the fast layout: of a single group by `convolve`, if that is given."""
     (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
     x = lax.transpose(x, (row, *space, feature))
     w = lax.transpose(w, (*w_space, w_in, w_out))
@@ -99,15 +106,13 @@ def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
     elif params["feature_group_count"] > 1:
         y = convolve_groups(x, w, window, precision, params["feature_group_count"], x.ndim - 1)
     else:
-        y = convolve_one_group(x, w, window, precision)
+        y = convolve_one_group(x, w, window, convolve or functools.partial(convolve_dense, precision=precision))
     places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
     return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
 
 
-def convolve_one_group(x: Array, w: Array, window: Window, precision: Arithmetic) -> Array:
-    if has_phases(window):
-        return convolve_in_phases(lambda x, w, window: convolve_dense(x, w, window, precision), x, w, window)
-    return convolve_dense(x, w, window, precision)
+def convolve_one_group(x: Array, w: Array, window: Window, convolve: ConvolveDense) -> Array:
+    return convolve_in_phases(convolve, x, w, window) if has_phases(window) else convolve(x, w, window)
 
 
 def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int, axis: int) -> Array:
@@ -120,8 +125,9 @@ def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, g
         pairs = depthwise.FeaturePairs(groups, ins, outs, precision.result or x.dtype)
         return (depthwise.compute_kernel_gradient if by_rows else depthwise.convolve_depthwise)(x, w, window, pairs)
     if groups <= MOST_GROUPS:
+        convolve = functools.partial(convolve_dense, precision=precision)
         parts = zip(lax.split(x, [ins] * groups, axis), lax.split(w, [outs] * groups, w.ndim - 1), strict=True)
-        return lax.concatenate([convolve_one_group(part, kernel, window, precision) for part, kernel in parts], x.ndim - 1)
+        return lax.concatenate([convolve_one_group(part, kernel, window, convolve) for part, kernel in parts], x.ndim - 1)
     return convolve_in_fast_layout(move_groups_to_features(x, groups) if by_rows else x, w, window, precision, groups)
 
 

@@ -1,0 +1,34 @@
+// How the arguments of a handler come from XLA.
+#pragma once
+
+#include "convolution.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace unisono {
+
+namespace ffi = xla::ffi;
+
+using Array = ffi::Buffer<ffi::F32>;
+using Result = ffi::ResultBuffer<ffi::F32>;
+using Integers = ffi::Span<const int64_t>;
+
+inline Pair to_pair(Integers values) { return {values[0], values[1]}; }
+
+// input: (rows, y, x, features); kernel: (y, x, in, out); output: (rows, y, x, features).
+inline ffi::ErrorOr<Geometry> read_geometry(ffi::Span<const int64_t> input, ffi::Span<const int64_t> kernel, ffi::Span<const int64_t> output,
+                                            Integers strides, Integers padding, Integers dilation) {
+  if (input.size() != 4 || kernel.size() != 4 || output.size() != 4 || strides.size() != 2 || padding.size() != 2 || dilation.size() != 2 ||
+      input[0] != output[0] || input[3] != kernel[2] || output[3] != kernel[3])
+    return ffi::Unexpected(ffi::Error::InvalidArgument("A convolution takes (rows, y, x, features) and a kernel (y, x, in, out)."));
+  return Geometry{input[0],
+                  {input[1], input[2]},
+                  input[3],
+                  {kernel[0], kernel[1]},
+                  {output[1], output[2]},
+                  output[3],
+                  to_pair(strides),
+                  to_pair(padding),
+                  to_pair(dilation)};
+}
+
+}  // namespace unisono

@@ -1,0 +1,64 @@
+// Convolutions over two dimensions and their gradients by the kernel: by Winograd's algorithm where it is faster, else as a product.
+#include "arguments.h"
+#include "product.h"
+#include "winograd.h"
+
+namespace unisono {
+
+static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* kernel, float* output) {
+  multiply(
+      pool, {g.pixels(), g.depth(), g.outs},
+      [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
+        read_pixels(g, input, first, count, k0, k1, to, distance);
+      },
+      [&](int64_t panel, float* to) { pack_panel(kernel, g.depth(), g.outs, panel, to); }, output);
+}
+
+static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result) {
+  multiply_transposed(
+      pool, {g.pixels(), g.depth(), g.outs},
+      [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
+        read_pixels(g, input, first, count, k0, k1, to, distance);
+      }, gradient, result);
+}
+
+static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Result output, Integers strides, Integers padding,
+                           Integers dilation) {
+  const auto geometry =
+      read_geometry(input.dimensions(), kernel.dimensions(), output->dimensions(), strides, padding, dilation);
+  if (geometry.has_error()) return geometry.error();
+  const Geometry& g = *geometry;
+  if (is_for_winograd(g))
+    convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
+  else
+    convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
+  return ffi::Error::Success();
+}
+
+static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradient, Result result, Integers strides, Integers padding,
+                                 Integers dilation) {
+  const auto geometry =
+      read_geometry(input.dimensions(), result->dimensions(), gradient.dimensions(), strides, padding, dilation);
+  if (geometry.has_error()) return geometry.error();
+  const Geometry& g = *geometry;
+  if (!is_for_winograd(g) || !find_kernel_gradient_by_winograd(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data()))
+    sum_kernel_gradient(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data());
+  return ffi::Error::Success();
+}
+
+}  // namespace unisono
+
+#define UNISONO_CONVOLUTION                                   \
+  xla::ffi::Ffi::Bind()                                       \
+      .Ctx<xla::ffi::ThreadPool>()                            \
+      .Arg<unisono::Array>()                                  \
+      .Arg<unisono::Array>()                                  \
+      .Ret<unisono::Array>()                                  \
+      .Attr<unisono::Integers>("strides")                     \
+      .Attr<unisono::Integers>("padding")                     \
+      .Attr<unisono::Integers>("dilation")
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, UNISONO_CONVOLUTION);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, UNISONO_CONVOLUTION);
+#pragma GCC visibility pop

@@ -1,0 +1,78 @@
+// Work in pieces on XLA's thread pool, and memory that a thread keeps.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace unisono {
+
+namespace ffi = xla::ffi;
+
+// Calls piece(0) to piece(count - 1). Which thread computes a piece is open; what a piece computes must not depend on it.
+//
+// The caller computes pieces too, and waits only for pieces that a thread has begun. So it returns even if no thread of the pool is free.
+inline void run_pieces(ffi::ThreadPool& pool, int64_t count, const std::function<void(int64_t)>& piece) {
+  const int64_t helpers = std::min<int64_t>(count, pool.num_threads()) - 1;
+  if (helpers <= 0) {
+    for (int64_t i = 0; i < count; i++) piece(i);
+    return;
+  }
+  struct Progress {
+    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> done{0};
+    std::mutex mutex;
+    std::condition_variable all_done;
+  };
+  // Shared with helpers that start after the last piece is done.
+  auto progress = std::make_shared<Progress>();
+  const auto* shared_piece = &piece;
+  auto work = [progress, shared_piece, count] {
+    for (int64_t i; (i = progress->next.fetch_add(1)) < count;) {
+      (*shared_piece)(i);
+      if (progress->done.fetch_add(1) + 1 == count) {
+        std::lock_guard<std::mutex> lock(progress->mutex);
+        progress->all_done.notify_all();
+      }
+    }
+  };
+  for (int64_t helper = 0; helper < helpers; helper++) pool.Schedule(std::function<void()>(work));
+  work();
+  std::unique_lock<std::mutex> lock(progress->mutex);
+  progress->all_done.wait(lock, [&] { return progress->done.load() == count; });
+}
+
+// Memory of one thread for one use. It is kept from call to call: new memory costs a page fault for each 4 KiB.
+class Scratch {
+ public:
+  float* get(int64_t floats) {
+    if (floats > size_ || IS_CHECKED) {
+      std::free(data_);
+      void* data = nullptr;
+      size_ = posix_memalign(&data, 4096, std::max<int64_t>(1, floats) * sizeof(float)) == 0 ? floats : 0;
+      data_ = static_cast<float*>(data);
+      if (data == nullptr) throw std::bad_alloc();
+    }
+    return data_;
+  }
+  ~Scratch() { std::free(data_); }
+
+ private:
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr bool IS_CHECKED = true;  // memory of the exact size each time, so that an access beyond it is seen
+#else
+  static constexpr bool IS_CHECKED = false;
+#endif
+  float* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,213 @@
+// Products of float32 matrices. An element of a result is one chain of sums, in an order that the sizes fix.
+//
+// The left matrix is not given as an array but as a function that writes a part of a row: it may be a convolution's input.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "pieces.h"
+#include "vectors.h"
+
+namespace unisono {
+
+constexpr int64_t BLOCK_ROWS = 48;   // rows of the left matrix at a time: a multiple of TILE_ROWS
+constexpr int64_t BLOCK_DEPTH = 1024;  // of the sums at a time, so that a panel stays in the near caches
+constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
+
+// Adds a * b to the sums of a tile, or begins them. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored.
+template <int ROWS, bool ADD>
+inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t row, int64_t step, const float* b, float* c,
+                                                         int64_t c_row, int64_t width) {
+  Vector sums[ROWS][TILE_VECTORS];
+  float edge[ROWS * TILE_COLUMNS];
+  const bool is_edge = width < TILE_COLUMNS;
+  if (ADD && is_edge) {
+    std::memset(edge, 0, sizeof(edge));
+    for (int i = 0; i < ROWS; i++) std::memcpy(edge + i * TILE_COLUMNS, c + i * c_row, width * sizeof(float));
+  }
+  const float* from = is_edge ? edge : c;
+  const int64_t from_row = is_edge ? TILE_COLUMNS : c_row;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] = ADD ? load(from + i * from_row + j * LANES) : Vector{};
+  for (int64_t k = 0; k < depth; k++) {
+    Vector columns[TILE_VECTORS];
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) columns[j] = load(b + k * TILE_COLUMNS + j * LANES);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const Vector element = splat(a[i * row + k * step]);
+#pragma GCC unroll 4
+      for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] += element * columns[j];
+    }
+  }
+  float* to = is_edge ? edge : c;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < TILE_VECTORS; j++) store(to + i * from_row + j * LANES, sums[i][j]);
+  if (is_edge)
+    for (int i = 0; i < ROWS; i++) std::memcpy(c + i * c_row, edge + i * TILE_COLUMNS, width * sizeof(float));
+}
+
+// Multiplies `rows` rows of a with one panel of b. BY_ROWS: a is [rows][depth], else [depth][rows]; `a_row` is the distance of its rows.
+template <bool ADD, bool BY_ROWS>
+inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_row, const float* b, float* c, int64_t c_row,
+                           int64_t width) {
+  const int64_t row = BY_ROWS ? a_row : 1;
+  const int64_t step = BY_ROWS ? 1 : a_row;
+  int64_t i = 0;
+  for (; i + TILE_ROWS <= rows; i += TILE_ROWS) multiply_tile<TILE_ROWS, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+  if (TILE_ROWS > 8 && rows - i >= 8) {
+    multiply_tile<8, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    i += 8;
+  }
+  if (rows - i >= 4) {
+    multiply_tile<4, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    i += 4;
+  }
+  if (rows - i >= 2) {
+    multiply_tile<2, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    i += 2;
+  }
+  if (rows > i) multiply_tile<1, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+}
+
+inline int64_t count_panels(int64_t columns) { return (columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+
+// Writes rows of b, [depth][columns], as one panel: [depth][TILE_COLUMNS], zeros beyond the last column.
+inline void pack_panel(const float* b, int64_t depth, int64_t columns, int64_t panel, float* to) {
+  const int64_t first = panel * TILE_COLUMNS;
+  const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - first);
+  if (width == TILE_COLUMNS) {
+    for (int64_t k = 0; k < depth; k++)
+#pragma GCC unroll 4
+      for (int j = 0; j < TILE_VECTORS; j++) store(to + k * TILE_COLUMNS + j * LANES, load(b + k * columns + first + j * LANES));
+    return;
+  }
+  for (int64_t k = 0; k < depth; k++) {
+    std::memcpy(to + k * TILE_COLUMNS, b + k * columns + first, width * sizeof(float));
+    std::memset(to + k * TILE_COLUMNS + width, 0, (TILE_COLUMNS - width) * sizeof(float));
+  }
+}
+
+// The same of a transposed b, [columns][depth].
+inline void pack_transposed_panel(const float* b, int64_t depth, int64_t columns, int64_t panel, float* to) {
+  const int64_t first = panel * TILE_COLUMNS;
+  const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - first);
+  constexpr int64_t AT_ONCE = 16;  // elements of a row: a line of a cache
+  for (int64_t start = 0; start < depth; start += AT_ONCE) {
+    const int64_t end = std::min(depth, start + AT_ONCE);
+    for (int64_t j = 0; j < width; j++)
+      for (int64_t k = start; k < end; k++) to[k * TILE_COLUMNS + j] = b[(first + j) * depth + k];
+    for (int64_t k = start; k < end; k++)
+      for (int64_t j = width; j < TILE_COLUMNS; j++) to[k * TILE_COLUMNS + j] = 0.0f;
+  }
+}
+
+struct Sizes {
+  int64_t rows;     // of the left matrix
+  int64_t depth;    // of the left matrix: its columns
+  int64_t columns;  // of the right matrix
+};
+
+inline Scratch& packed_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+inline Scratch& block_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+// c [rows][columns] = left [rows][depth] * right [depth][columns]. read_rows(first, count, k0, k1, to, distance) writes elements
+// k0 to k1 of some rows;
+// pack(panel, to) writes a panel of the right matrix.
+template <class ReadRows, class Pack>
+void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const Pack& pack, float* c) {
+  const auto [rows, depth, columns] = sizes;
+  const int64_t panels = count_panels(columns);
+  float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
+  run_pieces(pool, panels * depth > 4096 ? panels : 1, [&](int64_t piece) {
+    const bool is_one_panel = panels * depth > 4096;
+    for (int64_t panel = is_one_panel ? piece : 0; panel < (is_one_panel ? piece + 1 : panels); panel++)
+      pack(panel, packed + panel * depth * TILE_COLUMNS);
+  });
+  run_pieces(pool, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t block) {
+    const int64_t first = block * BLOCK_ROWS;
+    const int64_t count = std::min(BLOCK_ROWS, rows - first);
+    const int64_t a_row = std::min(depth, BLOCK_DEPTH) + ROW_GAP;
+    float* a = block_scratch().get(BLOCK_ROWS * a_row);
+    for (int64_t k0 = 0; k0 < depth; k0 += BLOCK_DEPTH) {
+      const int64_t k1 = std::min(depth, k0 + BLOCK_DEPTH);
+      read_rows(first, count, k0, k1, a, a_row);
+      for (int64_t panel = 0; panel < panels; panel++) {
+        const float* b = packed + (panel * depth + k0) * TILE_COLUMNS;
+        float* to = c + first * columns + panel * TILE_COLUMNS;
+        const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
+        if (k0 == 0)
+          multiply_panel<false, true>(count, k1 - k0, a, a_row, b, to, columns, width);
+        else
+          multiply_panel<true, true>(count, k1 - k0, a, a_row, b, to, columns, width);
+      }
+    }
+  });
+}
+
+constexpr int64_t DEPTH_OF_A_PIECE = 96;    // columns of the left matrix that one piece of a gradient sums
+constexpr int64_t GRADIENT_ROWS = 96;       // rows at a time: each time, the sums are read and written
+constexpr int64_t ROWS_OF_A_PART = 1024;    // rows from which on the sums of a small gradient are cut in parts
+constexpr int64_t MOST_PIECES = 16;
+
+// c [depth][columns] = transposed left [rows][depth] * right [rows][columns]: the gradient by the right matrix of `multiply`.
+//
+// Pieces share the result, or, if it is small, the rows; sums of parts of the rows are added in order.
+template <class ReadRows>
+void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const float* right, float* c) {
+  const auto [rows, depth, columns] = sizes;
+  const int64_t panels = count_panels(columns);
+  const int64_t pieces = std::clamp<int64_t>(depth / DEPTH_OF_A_PIECE, 1, MOST_PIECES);
+  const int64_t parts = std::clamp<int64_t>(rows / ROWS_OF_A_PART, 1, std::max<int64_t>(1, 8 / pieces));
+  const int64_t size = depth * columns;
+  float* sums = parts == 1 ? c : packed_scratch().get(parts * size);
+  run_pieces(pool, pieces * parts, [&](int64_t number) {
+    const int64_t piece = number % pieces;
+    const int64_t part = number / pieces;
+    const int64_t k0 = depth * piece / pieces;
+    const int64_t k1 = depth * (piece + 1) / pieces;
+    const int64_t begin = rows * part / parts;
+    const int64_t end = rows * (part + 1) / parts;
+    const int64_t a_row = k1 - k0 + ROW_GAP;
+    float* a = block_scratch().get(GRADIENT_ROWS * (a_row + TILE_COLUMNS));
+    float* b = a + GRADIENT_ROWS * a_row;
+    float* result = sums + part * size + k0 * columns;
+    if (begin == end) std::memset(result, 0, (k1 - k0) * columns * sizeof(float));
+    for (int64_t first = begin; first < end; first += GRADIENT_ROWS) {
+      const int64_t count = std::min(GRADIENT_ROWS, end - first);
+      read_rows(first, count, k0, k1, a, a_row);
+      for (int64_t panel = 0; panel < panels; panel++) {
+        pack_panel(right + first * columns, count, columns, panel, b);
+        float* to = result + panel * TILE_COLUMNS;
+        const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
+        if (first == begin)
+          multiply_panel<false, false>(k1 - k0, count, a, a_row, b, to, columns, width);
+        else
+          multiply_panel<true, false>(k1 - k0, count, a, a_row, b, to, columns, width);
+      }
+    }
+  });
+  if (parts == 1) return;
+  run_pieces(pool, pieces, [&](int64_t piece) {
+    for (int64_t i = size * piece / pieces; i < size * (piece + 1) / pieces; i++) {
+      float sum = sums[i];
+      for (int64_t part = 1; part < parts; part++) sum += sums[part * size + i];
+      c[i] = sum;
+    }
+  });
+}
+
+}  // namespace unisono

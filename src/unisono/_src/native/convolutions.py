@@ -1,0 +1,38 @@
+"""Calls of the kernels for convolutions, in traced programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import Array
+
+from unisono._src.typing import Keywords, Shape
+
+Pair = Sequence[int]
+"""A number for each of the two dimensions of space."""
+
+
+def convolve(x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
+    """Return the convolution of x (rows, y, x, features) with w (y, x, in, out).
+
+    `results` is the size of the output in space. `padding` is what lies before the input; what is missing after it is filled too.
+    """
+    shape = (x.shape[0], *results, w.shape[3])
+    return jax.ffi.ffi_call("unisono_convolve", jax.ShapeDtypeStruct(shape, x.dtype))(
+        x, w, **pack_numbers(strides, padding, dilation)
+    )
+
+
+def compute_kernel_gradient(x: Array, gradient: Array, taps: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
+    """Return the gradient of `convolve` by w, whose size in space is `taps`, from the gradient by its output."""
+    shape = (*taps, x.shape[3], gradient.shape[3])
+    call = jax.ffi.ffi_call("unisono_convolution_kernel_gradient", jax.ShapeDtypeStruct(shape, x.dtype))
+    return call(x, gradient, **pack_numbers(strides, padding, dilation))
+
+
+def pack_numbers(strides: Pair, padding: Pair, dilation: Pair) -> Keywords:
+    """Return the numbers as attributes of a call."""
+    numbers = {"strides": strides, "padding": padding, "dilation": dilation}
+    return {name: np.array(pair, np.int64) for name, pair in numbers.items()}

@@ -1,0 +1,126 @@
+"""The library of kernels that this process uses: which one, or why none.
+
+The libraries lie beside this file if they could be compiled when Unisono was installed: one for each level of the processor's instructions.
+The bits of a result depend on the library, so a run's facts hold its level and its build.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import jax
+
+FOLDER = pathlib.Path(__file__).parent / "libraries"
+REASON = FOLDER / "reason.txt"
+"""Why there is no library, where none could be compiled."""
+
+SWITCH = "UNISONO_NATIVE"
+"""The environment variable that switches the kernels off with 0, or chooses a level."""
+
+NATIVE = "native"
+"""The first word of the description of native kernels."""
+
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+
+NEEDED = {
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
+    "avx2": ("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"),
+    "neon": ("asimd",),
+}
+"""The levels, best first, with the processor's instructions that each needs, in Linux's words."""
+
+TARGETS = ("unisono_convolve", "unisono_convolution_kernel_gradient", "unisono_multiply")
+"""The kernels, by the names that compiled programs call them by."""
+
+
+class Kernels(NamedTuple):
+    """The kernels in use, or why there are none."""
+
+    level: str | None
+    build: str | None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"native kernels for {self.level}, build {self.build}" if self.level else f"no native kernels: {self.reason}"
+
+    @property
+    def is_switched_off(self) -> bool:
+        return self.reason == f"{SWITCH}=0"
+
+    @property
+    def description(self) -> str:
+        """Return what a run's bits depend on."""
+        return f"{NATIVE} {self.level}, build {self.build}" if self.level else "XLA's"
+
+
+@functools.cache
+def load_kernels() -> Kernels:
+    """Return the kernels of this process: at first use their library is loaded and made known to XLA."""
+    try:
+        level = choose_level()
+        return register_library(level, ctypes.CDLL(str(find_library(level))))
+    except KernelsUnavailableError as error:
+        return Kernels(None, None, str(error))
+
+
+class KernelsUnavailableError(Exception):
+    """Why the kernels cannot be used."""
+
+
+def choose_level() -> str:
+    """Return the best level of this processor for which there is a library, or the level that the user has chosen."""
+    chosen = os.environ.get(SWITCH, "1")
+    if chosen == "0":
+        raise KernelsUnavailableError(f"{SWITCH}=0")
+    if chosen not in ("1", *NEEDED):
+        raise ValueError(f"{SWITCH}={chosen} is none of 0, 1, {', '.join(NEEDED)}.")
+    built = [level for level in NEEDED if find_library(level).exists()]
+    if not built:
+        raise KernelsUnavailableError(
+            REASON.read_text().strip() if REASON.exists() else "they were not compiled for this platform"
+        )
+    instructions = list_instructions()
+    possible = [level for level in built if instructions.issuperset(NEEDED[level])]
+    if chosen != "1" and chosen not in possible:
+        raise ValueError(f"{SWITCH}={chosen} cannot be used here; possible are 0, {', '.join(possible)}.")
+    if not possible:
+        raise KernelsUnavailableError(f"this processor has the instructions of none of {', '.join(built)}")
+    return possible[0] if chosen == "1" else chosen
+
+
+def find_library(level: str) -> pathlib.Path:
+    return FOLDER / f"kernels-{level}.so"
+
+
+def list_instructions() -> set[str]:
+    """Return the instructions that all cores have; nothing where the system does not tell."""
+    try:
+        lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return set()
+    return set.intersection(*(set(line.split()) for line in lines)) if lines else set()
+
+
+def register_library(level: str, library: ctypes.CDLL) -> Kernels:
+    """Make the kernels of a library known to XLA, if both speak the same version of its interface."""
+    ours = library.unisono_ffi_major(), library.unisono_ffi_minor()
+    theirs = read_interface_version()
+    if ours[0] != theirs[0] or ours[1] > theirs[1]:
+        versions = (".".join(map(str, version)) for version in (ours, theirs))
+        raise KernelsUnavailableError("they were compiled for version {} of XLA's interface, and jaxlib has {}".format(*versions))
+    library.unisono_build.restype = ctypes.c_char_p
+    for target in TARGETS:
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
+    return Kernels(level, library.unisono_build().decode())
+
+
+def read_interface_version() -> tuple[int, int]:
+    """Return the version of XLA's interface for kernels in the installed jaxlib."""
+    header = pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h"
+    major, minor = re.findall(r"^#define XLA_FFI_API_M(?:AJ|IN)OR (\d+)", header.read_text(), re.MULTILINE)
+    return int(major), int(minor)

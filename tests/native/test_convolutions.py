@@ -1,0 +1,179 @@
+"""The native convolutions compute what a direct convolution computes, and the same bits wherever and beside whatever they run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from sizes import cases
+from unisono._src.native.convolutions import compute_kernel_gradient, convolve
+from unisono._src.native.library import load_kernels
+from unisono._src.xla.rewrite import rewrite_function
+
+pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+
+NUMBERS = lax.ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+FEATURES = st.sampled_from([1, 2, 3, 7, 16, 17, 32, 40, 48, 64, 96])
+
+
+WINOGRAD = {"taps": st.just(3), "strides": st.just(1), "dilation": st.just(1)}
+
+
+@st.composite
+def convolutions(draw):
+    """(the shapes of x and w, the window): features, taps and sizes on both sides of every border that the kernels know."""
+    kinds = {"taps": st.integers(1, 5), "strides": st.integers(1, 3), "dilation": st.integers(1, 2)}
+    if draw(st.booleans()):
+        kinds = WINOGRAD
+
+    def pair(numbers):
+        return draw(numbers), draw(numbers)
+
+    size = pair(st.integers(1, 14))
+    kernel = pair(kinds["taps"])
+    window = {
+        "window_strides": pair(kinds["strides"]),
+        "padding": tuple(zip(pair(st.integers(-1, 3)), pair(st.integers(-1, 3)), strict=True)),
+        "rhs_dilation": pair(kinds["dilation"]),
+    }
+    reach = zip(size, window["padding"], kernel, window["rhs_dilation"], strict=True)
+    assume(all(n + low + high >= (k - 1) * gap + 1 and n + min(low, 0) + min(high, 0) > 0 for n, (low, high), k, gap in reach))
+    ins, outs = pair(FEATURES)
+    return (draw(st.integers(1, 5)), *size, ins), (*kernel, ins, outs), window
+
+
+def normal(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def convolve_directly(x, w, window):
+    return lax.conv_general_dilated(x, w, **window, dimension_numbers=NUMBERS)
+
+
+def differentiate_directly(x, gradient, w, window):
+    return jax.vjp(lambda w: convolve_directly(x, w, window), w)[1](gradient)[0]
+
+
+def in_float64(function, *arrays):
+    with jax.enable_x64(True):
+        return np.asarray(function(*(jnp.asarray(array, "float64") for array in arrays)))
+
+
+def natively(x, w, window):
+    results = jax.eval_shape(functools.partial(convolve_directly, window=window), x, w).shape[1:3]
+    return convolve(x, w, results, window["window_strides"], [low for low, _ in window["padding"]], window["rhs_dilation"])
+
+
+def gradient_natively(x, gradient, taps, window):
+    before = [low for low, _ in window["padding"]]
+    return compute_kernel_gradient(x, gradient, taps, window["window_strides"], before, window["rhs_dilation"])
+
+
+def assert_close(exact, native, tolerance=2e-6):
+    np.testing.assert_allclose(native, exact, rtol=0, atol=tolerance * max(np.abs(exact).max(initial=0), 1e-30))
+
+
+@settings(max_examples=cases(60, 600))
+@given(case=convolutions())
+def test_convolutions_and_their_gradients(case):
+    x_shape, w_shape, window = case
+    x, w = normal(x_shape), normal(w_shape, 1)
+    exact = in_float64(functools.partial(convolve_directly, window=window), x, w)
+    assert_close(exact, natively(x, w, window))
+    gradient = normal(exact.shape, 2)
+    exact = in_float64(functools.partial(differentiate_directly, window=window), x, gradient, w)
+    assert_close(exact, gradient_natively(x, gradient, w_shape[:2], window))
+
+
+@settings(max_examples=cases(25, 250))
+@given(case=convolutions(), value=st.sampled_from([np.inf, -np.inf, np.nan, 3e38]), seed=st.integers(0, 1 << 16))
+def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, value, seed):
+    x_shape, w_shape, window = case
+    x, w = normal(x_shape), normal(w_shape, 1)
+    place = tuple(np.random.default_rng(seed).integers(0, x_shape))
+    x[place] = value
+    plain = np.asarray(convolve_directly(x, w, window))
+    native = np.asarray(natively(x, w, window))
+    np.testing.assert_array_equal(np.isfinite(native), np.isfinite(plain))
+    gradient = normal(plain.shape, 2)
+    plain = np.asarray(differentiate_directly(x, gradient, w, window))
+    native = np.asarray(gradient_natively(x, gradient, w_shape[:2], window))
+    np.testing.assert_array_equal(np.isfinite(native), np.isfinite(plain))
+
+
+@pytest.mark.parametrize("scales", [0.0, 3.0])
+@pytest.mark.parametrize("features", [32, 128])
+def test_errors_are_those_of_a_direct_convolution(features, scales):
+    """At most 1.5 times as large in mean, if features differ by orders of magnitude too."""
+    window = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "rhs_dilation": (1, 1)}
+    scale = 10 ** np.linspace(-scales, scales, features).astype("float32")
+    x, w = normal((8, 16, 16, features)) * scale, normal((3, 3, features, features), 1) / scale[:, None]
+    exact = in_float64(functools.partial(convolve_directly, window=window), x, w)
+    gradient = normal(exact.shape, 2)
+    errors = [np.abs(y - exact).mean() for y in (natively(x, w, window), convolve_directly(x, w, window))]
+    assert errors[0] <= 1.5 * errors[1]
+    exact = in_float64(functools.partial(differentiate_directly, window=window), x, gradient, w)
+    ys = gradient_natively(x, gradient, (3, 3), window), differentiate_directly(x, gradient, w, window)
+    errors = [(np.abs(y - exact) / scale[:, None]).mean() for y in ys]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+@functools.partial(jax.jit, static_argnames="times")
+def step_of_two_convolutions(x, w, v, times=1):
+    """Return the values and gradients of a loop that convolves by Winograd's algorithm and by a product."""
+
+    def loss(w, v, x):
+        for kernel in (w, v):
+            x = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=NUMBERS)
+        return (x**2).mean()
+
+    def step(carry, _):
+        w, v = carry
+        value, gradients = jax.value_and_grad(loss, (0, 1))(w, v, x)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, (w, v), gradients), value
+
+    return lax.scan(step, (w, v), length=times)
+
+
+def test_bits_do_not_depend_on_what_else_runs():
+    """Alone, on eight devices at once, and one row of the batch alone."""
+    args = normal((6, 12, 12, 32)), normal((3, 3, 32, 48), 1) / 20, normal((5, 5, 48, 32), 2) / 20
+    step = jax.jit(rewrite_function(functools.partial(step_of_two_convolutions, times=3), "cpu"))
+    alone = jax.tree.map(np.asarray, step(*args))
+    placed = [jax.device_put(args, device) for device in jax.devices("cpu")]
+    with concurrent.futures.ThreadPoolExecutor(len(placed)) as pool:
+        for _ in range(3):
+            for together in pool.map(lambda args: jax.tree.map(np.asarray, step(*args)), placed):
+                jax.tree.map(np.testing.assert_array_equal, together, alone)
+
+
+@pytest.mark.parametrize("kernel", [(3, 3, 32, 32), (5, 5, 7, 9)])
+def test_a_row_has_the_same_bits_in_every_batch(kernel):
+    window = {"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), "rhs_dilation": (1, 1)}
+    x, w = normal((9, 17, 17, kernel[2])), normal(kernel, 1)
+    whole = np.asarray(natively(x, w, window))
+    np.testing.assert_array_equal(np.asarray(natively(x[3:5], w, window)), whole[3:5])
+
+
+def test_programs_call_the_kernels():
+    """Forward and both gradients, for a plain and a strided convolution."""
+    for stride, calls in ((1, 3), (2, 6)):  # the gradient by a strided input is four convolutions
+
+        def loss(x, w, stride=stride):
+            return (lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=NUMBERS) ** 2).sum()
+
+        text = (
+            jax.jit(rewrite_function(jax.grad(loss, (0, 1)), "cpu"))
+            .lower(normal((8, 16, 16, 32)), normal((3, 3, 32, 32)))
+            .as_text()
+        )
+        assert text.count("@unisono_") == calls
+        assert "stablehlo.convolution" not in text
