@@ -17,7 +17,7 @@ from unisono._src.typing import Array, Outputs, PyTree, UserObject
 class OutputLeaf(NamedTuple):
     """The place of an array in a tree that the code returns."""
 
-    index: int
+    place: int
 
 
 def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:

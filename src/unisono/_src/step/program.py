@@ -37,7 +37,7 @@ class CallOrders(NamedTuple):
     steps: Whole = 1
     first: Whole = 0
     """The first replica that is run."""
-    count: Whole = 0
+    replicas: Whole = 0
     """The number of replicas that are run."""
     before: Whole = 0
     """The number of replicas that were added to the same sum already."""
@@ -119,7 +119,7 @@ class StepProgram:
             work, extras, disagree, outputs = carry
             if self._functions.has_one_replica:
                 return self._run_alone(work, row_fraction, rows, divisors, constants, take_slot(batches, number))
-            offset = number * orders.count - orders.first
+            offset = number * orders.replicas - orders.first
             shard_of = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
             work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
             work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
@@ -154,8 +154,8 @@ class StepProgram:
             vector = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
             return running_sums.push_value(sums, orders.before + number, {"float32": vector})
 
-        sums = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
-        added = orders.before + orders.count
+        sums = lax.fori_loop(0, orders.replicas * orders.counting, count, work.divisors)
+        added = orders.before + orders.replicas
         sums = running_sums.fold_sums(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
         at_once = (orders.counting & orders.running) == 1
         (total,) = running_sums.get_place(sums).values()
@@ -181,8 +181,8 @@ class StepProgram:
                 put, outputs, output
             )
 
-        contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
-        added = orders.before + orders.count
+        contributions, outputs = lax.fori_loop(0, orders.replicas * orders.running, run, (work.contributions, outputs))
+        added = orders.before + orders.replicas
         complete = (orders.running & orders.summing) == 1
         return work._replace(contributions=running_sums.fold_sums(contributions, jnp.where(complete, added, 0))), outputs
 

@@ -196,7 +196,9 @@ class Step:
 
     def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> tuple[Logs, list[Array], list[RunOutput]]:
         """Run whole steps in one call, on the lead."""
-        orders = CallOrders(steps=len(group), count=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
+        orders = CallOrders(
+            steps=len(group), replicas=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1
+        )
         done = self._call(0, group, run, self._fixed_divisors(group[0], 0), orders)
         return done.logs, done.disagree, [RunOutput(0, run, done.outputs)]
 
@@ -235,7 +237,7 @@ class Step:
             for run in part.runs:
                 orders = CallOrders(
                     first=run.first,
-                    count=run.count,
+                    replicas=run.count,
                     before=run.before,
                     present=batch_plan.present,
                     summing=int(run is part.runs[-1]),
