@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar, overload
+from typing import Protocol, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,17 @@ class Jit(Protocol):
     def __call__(self, function: Callable[..., T], /, *, compiler_options: dict[str, str | bool] = ...) -> Callable[..., T]: ...
 
 
+class Settings(Protocol):
+    """The settings of JAX that Unisono reads."""
+
+    jax_compilation_cache_dir: str | None
+    jax_default_matmul_precision: str | None
+    jax_disable_jit: bool
+    jax_enable_compilation_cache: bool
+    jax_enable_x64: bool
+    jax_num_cpu_devices: int
+
+
 all_gather: Callable[..., Array] = lax.all_gather
 all_to_all: Callable[..., Array] = lax.all_to_all
 block_until_ready: Identity = jax.block_until_ready
@@ -73,3 +84,5 @@ pad: Callable[[Array, Sequence[tuple[int, int]]], Array] = jnp.pad
 ppermute: Callable[..., Array] = lax.ppermute
 vjp: Callable[..., tuple[PyTree, Callable[[PyTree], PyTree]]] = jax.vjp
 wrap_key_data: Callable[..., Array] = jax.random.wrap_key_data
+
+settings = cast("Settings", jax.config)
