@@ -80,7 +80,7 @@ _MODULES = {
 }
 """Where each public name comes from, below `unisono._src`."""
 
-__all__ = ["callbacks", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["callbacks", *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]  # the keys are texts
 
 
 def _settle_backend() -> None:

@@ -43,10 +43,10 @@ class OwnedObjects(WeakIdentitySet):
         self._models = WeakIdentitySet()
         """The models among them. Every run of a loop asks for them."""
 
-    def add(self, created: UserObject) -> None:
-        super().add(created)
-        if isinstance(created, keras.Model):
-            self._models.add(created)
+    def add(self, member: UserObject) -> None:
+        super().add(member)
+        if isinstance(member, keras.Model):
+            self._models.add(member)
 
     @property
     def layers(self) -> list[keras.Layer]:

@@ -1,12 +1,13 @@
-"""Names for the types of what is passed around: arrays, trees of arrays, shapes, states of a step, batches."""
+"""Names for the types of what is passed around: arrays, trees of arrays, shapes, states of a step, batches. And what tells them apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 Array: TypeAlias = jax.Array
 """An array on a device, or a tracer of one."""
@@ -67,3 +68,25 @@ class LibraryArray(Protocol):
     def dtype(self) -> Any: ...
 
     def __array__(self) -> np.ndarray: ...
+
+
+def is_plain_array(thing: object) -> TypeGuard[AnyArray]:
+    """Return whether this is an array of JAX or of NumPy."""
+    return isinstance(thing, jax.Array | np.ndarray)
+
+
+def is_traced(thing: object) -> TypeGuard[Array]:
+    """Return whether this is an array of a trace."""
+    return isinstance(thing, Tracer)
+
+
+def is_dict(thing: object) -> TypeGuard[dict[str, PyTree]]:
+    return isinstance(thing, dict)
+
+
+def is_tuple(thing: object) -> TypeGuard[tuple[PyTree, ...]]:
+    return isinstance(thing, tuple)
+
+
+def is_list_or_tuple(thing: object) -> TypeGuard[Sequence[PyTree]]:
+    return isinstance(thing, list | tuple)

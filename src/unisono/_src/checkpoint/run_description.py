@@ -11,6 +11,7 @@ import jax
 import keras
 
 from unisono._src.keras_private.models import find_eager_option, list_layers
+from unisono._src.typed_jax import settings
 from unisono._src.versions import list_versions
 from unisono._src.xla import device_kind, runtime
 
@@ -37,8 +38,8 @@ def describe_run(strategy: OwningStrategy | None, replicas: int | None) -> dict[
         "device": device_kind.describe_device(jax.local_devices()[0] if strategy is None else strategy.devices[0]),
         "single_thread": runtime.count_threads() < runtime.FEWEST_THREADS,
         "precision": {
-            "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore[reportAttributeAccessIssue]
-            "matmul": jax.config.jax_default_matmul_precision,  # pyright: ignore[reportAttributeAccessIssue]
+            "x64": bool(settings.jax_enable_x64),
+            "matmul": settings.jax_default_matmul_precision,
         },
     }
 

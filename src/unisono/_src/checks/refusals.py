@@ -13,6 +13,7 @@ from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes import agreement
 from unisono._src.replica import random_keys
 from unisono._src.replica.trace_recorder import get_current_code
+from unisono._src.typing import UserObject
 
 
 def check_compile_options(model: keras.Model, strategy: OwningStrategy) -> None:
@@ -210,7 +211,7 @@ def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     An optimizer with a loss scale is for replica code: Keras can make its update only in a trace, and would leave it half done elsewhere.
     """
 
-    def apply(*args: object, **kwargs: object) -> object:
+    def apply(*args: UserObject, **kwargs: UserObject) -> UserObject:
         check_optimizer_attributes(optimizer)
         outside = get_current_code() is None and find_stateless_scope() is None
         if outside and isinstance(optimizer, LossScaleOptimizer):

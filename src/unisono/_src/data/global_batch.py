@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import sparse
 
 from unisono._src.placement import split_evenly
+from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
 
 Position: TypeAlias = tuple[int, int]
@@ -39,7 +40,7 @@ class BatchArray:
     """The rows of each replica, where the shards were given; else the rows are split evenly."""
     chosen: np.ndarray | None = None
     """The indices of the rows in the source, in order; None stands for all rows."""
-    _sent: dict[tuple[jax.Device, range, Shape], Array] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _sent: dict[tuple[jax.Device, range, Shape], Array] = dataclasses.field(default_factory=lambda: {}, init=False, repr=False)
 
     @functools.cached_property
     def array(self) -> np.ndarray:
@@ -61,7 +62,7 @@ class BatchArray:
         """
         key = device, rows, shape
         if key not in self._sent:
-            self._sent[key] = jax.device_put(fill_buffer([self], rows, shape, device), device)
+            self._sent[key] = device_put(fill_buffer([self], rows, shape, device), device)
         return self._sent[key]
 
     def put(self, rows: range, target: np.ndarray) -> None:
@@ -162,7 +163,7 @@ def send_rows(batches: Sequence[GlobalBatch], rows: range, shape: Shape, device:
     if len(batches) == 1:
         return jax.tree.unflatten(first.structure, [leaf.on(device, rows, shape) for leaf in first.leaves])
     buffers = [fill_buffer(leaves, rows, shape, device) for leaves in zip(*(batch.leaves for batch in batches), strict=True)]
-    return jax.tree.unflatten(first.structure, jax.device_put(buffers, device))
+    return jax.tree.unflatten(first.structure, device_put(buffers, device))
 
 
 def fill_buffer(batches: Sequence[BatchArray], rows: range, shape: Shape, device: jax.Device) -> np.ndarray:

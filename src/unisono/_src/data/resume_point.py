@@ -62,6 +62,17 @@ class SourceProgress:
         self._running_digest: Digest | None = None
         self._digest: str | None = None
 
+    @classmethod
+    def restore(cls, place: ResumePoint, digest: Digest | None) -> SourceProgress:
+        """Return the progress at a place; `digest` is the running digest of the batches before it, where they were read."""
+        progress = cls(place.first_pass)
+        progress.position = place.position
+        progress.last = place.last
+        progress.size = place.size
+        progress._running_digest = digest
+        progress._digest = place.digest
+        return progress
+
     def digest_all(self) -> None:
         """Let the digest cover each batch from here on. Call it before the first batch."""
         if self.position is None and self._running_digest is None:
@@ -96,17 +107,6 @@ class SourceProgress:
         elif self._last_batch is not None:
             self._digest = f"last {digest_batch(self._last_batch)}"
         return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size)
-
-
-def restore_progress(place: ResumePoint, digest: Digest | None) -> SourceProgress:
-    """Return the progress at a place; `digest` is the running digest of the batches before it, where they were read."""
-    progress = SourceProgress(place.first_pass)
-    progress.position = place.position
-    progress.last = place.last
-    progress.size = place.size
-    progress._running_digest = digest
-    progress._digest = place.digest
-    return progress
 
 
 def digest_batch(batch: PyTree) -> str:

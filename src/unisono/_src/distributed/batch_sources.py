@@ -37,7 +37,8 @@ class BatchSource(DataAdapter, abc.ABC):
     """Whether a batch that was read and not trained on is lost."""
     has_index: bool
     """Whether a later batch can be read without the batches before it."""
-    batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)
+    # No source knows what Keras asks for here. To pyright a property that is made by a call overrides none.
+    batch_size = has_partial_batch = partial_batch_size = property(lambda self: None)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @abc.abstractmethod
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
@@ -91,7 +92,7 @@ class AdapterSource(BatchSource):
         self.has_index = indexed_reading.has_index(adapter)
 
     @functools.cached_property
-    def order(self) -> RowOrder:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def order(self) -> RowOrder:  # pyright: ignore[reportIncompatibleVariableOverride]  # it is not set
         """Return the order of the rows. Its seed is drawn when it is first needed, as in fit."""
         return RowOrder(draw_seed())
 

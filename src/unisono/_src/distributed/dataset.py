@@ -13,7 +13,7 @@ import jax
 from unisono._src import execution_mode
 from unisono._src.data.global_batch import Position, is_batch_array
 from unisono._src.data.resume import NumberedBatch
-from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
+from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.placement import Placement
@@ -82,7 +82,7 @@ class DistributedDataset:
         if place is None:
             return self.source.batches()
         batches, digest = self.source.from_place(place)
-        self.progress = restore_progress(place, digest)
+        self.progress = SourceProgress.restore(place, digest)
         return batches
 
     def end_pass(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from unisono._src import reduction_tree
+from unisono._src import reduction_tree, typed_jax
 from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
 from unisono._src.packing import PackedTree, pack_tree, unpack_tree
 from unisono._src.placement import Placement
@@ -48,7 +48,7 @@ class CollectiveExchange:
     ) -> list[PyTree]:
         schedule = tuple(tuple((span.start, span.stop, value is not None) for span, value in sums.items()) for sums in nodes)
         example = next(value for sums in nodes for value in sums.values() if value is not None)
-        shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), example)
+        shapes = typed_jax.map_tree(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), example)
         return self._collective_sum.total([list(sums.values()) for sums in nodes], schedule, leaves, shapes)[0]
 
 
@@ -94,12 +94,16 @@ class CollectiveSum:
         ]
         arrays = {name: self._global([vectors[name] for vectors in packed]) for name in packed[0]}
         sent = (
-            self._global([jax.device_put(np.array([words], np.int32), device) for device in self._own_devices]) if words else None
+            self._global([typed_jax.device_put(np.array([words], np.int32), device) for device in self._own_devices])
+            if words
+            else None
         )
         if key not in self._programs:
             options = get_compiler_options(self._own_devices[0].platform)
-            self._programs[key] = jax.jit(partial(self._sum_arrays, leaves, schedule), compiler_options=options)
-        wait_on_cpu = jax.block_until_ready if self._own_devices[0].platform == "cpu" else lambda arrays: arrays
+            self._programs[key] = typed_jax.jit(partial(self._sum_arrays, leaves, schedule), compiler_options=options)
+        wait_on_cpu: typed_jax.Identity = (
+            typed_jax.block_until_ready if self._own_devices[0].platform == "cpu" else lambda arrays: arrays
+        )
         # On CPU nothing else may be in flight: there collectives starve each other, and share their threads with the replicas.
         with get_activity().report_busy("computing"):
             arrays = wait_on_cpu(arrays)
@@ -107,16 +111,18 @@ class CollectiveSum:
             sums, received = wait_on_cpu(self._programs[key](arrays, sent))
         by_device = [{name: find_device_data(array, device) for name, array in sums.items()} for device in self._own_devices]
         totals = [
-            self._unpack(device, key, vectors, jax.tree.map(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes))
+            self._unpack(device, key, vectors, typed_jax.map_tree(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes))
             for device, vectors in zip(self._own_devices, by_device, strict=True)
         ]
-        return totals, np.asarray(find_device_data(received, self._own_devices[0])) if words else np.zeros((0, 0), np.int32)
+        return totals, np.zeros((0, 0), np.int32) if received is None else np.asarray(
+            find_device_data(received, self._own_devices[0])
+        )
 
     def _pack_on(
         self, device: jax.Device, key: Hashable, slots: int, nodes: Sequence[PyTree | None], shapes: PyTree
     ) -> PackedTree:
         """Pack the nodes of a device, with zeros for those without rows and in free slots."""
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = typed_jax.map_tree(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         values = [zeros if value is None else value for value in nodes]
         return self._pack(device, (key, len(values)), values + [zeros] * (slots - len(values)))
 
@@ -128,7 +134,7 @@ class CollectiveSum:
     def _split_blocks(self, nodes: Array) -> Array:
         count, width = nodes.shape
         blocks = max(1, round(width / BLOCK)) if self._own_devices[0].platform == "cpu" else 1
-        return jnp.pad(nodes, ((0, 0), (0, -width % (blocks * len(self._devices))))).reshape(count, blocks, -1)
+        return typed_jax.pad(nodes, ((0, 0), (0, -width % (blocks * len(self._devices))))).reshape(count, blocks, -1)
 
     def _global(self, arrays: list[Array]) -> Array:
         """Return an array over all devices, of which ours hold `arrays`."""
@@ -142,8 +148,8 @@ class CollectiveSum:
         replicated = PartitionSpec()
 
         def run_on_device(arrays: PackedTree, words: Array | None) -> tuple[PackedTree, Array | None]:
-            received = jax.tree.map(lambda own: lax.all_gather(own[0], AXIS), words)
-            return jax.tree.map(partial(self._sum_nodes, leaves, schedule), arrays), received
+            received = typed_jax.map_tree(lambda own: typed_jax.all_gather(own[0], AXIS), words)
+            return typed_jax.map_tree(partial(self._sum_nodes, leaves, schedule), arrays), received
 
         run = jax.shard_map(run_on_device, mesh=self._mesh, in_specs=sharded, out_specs=replicated, check_vma=False)
         return run(arrays, words)
@@ -154,12 +160,12 @@ class CollectiveSum:
         in_pairs = len(schedule) == 2 and nodes == 1
 
         def sum_of_block(number: int | Array) -> Array:
-            block = lax.dynamic_index_in_dim(own_nodes[0], number, axis=1, keepdims=False)
+            block = typed_jax.take_index(own_nodes[0], number, axis=1, keepdims=False)
             pieces = swap_nodes(block) if in_pairs else deal_out_nodes(block, len(schedule))
             total = self._sum_slices(leaves, schedule, pieces)
-            return total if in_pairs else lax.all_gather(total, AXIS, tiled=True)
+            return total if in_pairs else typed_jax.all_gather(total, AXIS, tiled=True)
 
-        return sum_of_block(0) if blocks == 1 else lax.map(sum_of_block, jnp.arange(blocks)).reshape(-1)
+        return sum_of_block(0) if blocks == 1 else typed_jax.map_rows(sum_of_block, jnp.arange(blocks)).reshape(-1)
 
     def _sum_slices(self, leaves: int, schedule: Schedule, pieces: Array) -> Array:
         sums = {
@@ -175,19 +181,19 @@ class CollectiveSum:
 def deal_out_nodes(nodes: Array, devices: int) -> Array:
     """Return this device's slice of the nodes of all devices: (device, node, element)."""
     slices = nodes.reshape(len(nodes), devices, -1)
-    return lax.all_to_all(slices, AXIS, split_axis=1, concat_axis=0)
+    return typed_jax.all_to_all(slices, AXIS, split_axis=1, concat_axis=0)
 
 
 def swap_nodes(nodes: Array) -> Array:
     """Return the whole nodes of both of two devices: (device, node, element)."""
-    others = lax.ppermute(nodes, AXIS, [(0, 1), (1, 0)])
+    others = typed_jax.ppermute(nodes, AXIS, [(0, 1), (1, 0)])
     is_first = lax.axis_index(AXIS) == 0
     return jnp.stack([jnp.where(is_first, nodes, others), jnp.where(is_first, others, nodes)])
 
 
 def unpack_total(vectors: PackedTree, like: PyTree) -> PyTree:
     """Return the tree of arrays that was packed; `like` has its shapes behind an empty axis."""
-    return unpack_tree(vectors, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like))
+    return unpack_tree(vectors, typed_jax.map_tree(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like))
 
 
 def find_device_data(array: Array, device: jax.Device) -> Array:

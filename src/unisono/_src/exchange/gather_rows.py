@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from unisono._src.exchange.collectives import find_device_data
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
+from unisono._src.typed_jax import block_until_ready, jit, pad
 from unisono._src.typing import Array
 
 
@@ -29,7 +30,7 @@ class RowGatherer:
         assert placement.processes is not None
         self._lead = placement.lead
         self._mesh = Mesh(np.array(placement.processes.leads), ("processes",))
-        self._gather = jax.jit(lambda arrays: arrays, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
+        self._gather = jit(lambda arrays: arrays, out_shardings=NamedSharding(self._mesh, PartitionSpec()))
 
     def __call__(self, arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[Array]:
         """Return, for each array, the rows of all processes. `counts` are the rows of each process, for each array.
@@ -38,14 +39,14 @@ class RowGatherer:
         """
         lengths = [max(process_counts) for process_counts in counts]
         padded = [
-            jnp.pad(array, [(0, length - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
+            pad(array, [(0, length - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
             for array, length in zip(arrays, lengths, strict=True)
         ]
         # As in the sums: on CPU nothing else may be in flight.
         with get_activity().report_busy("computing"):
-            padded = jax.block_until_ready(padded)
+            padded = block_until_ready(padded)
         with get_activity().report_waiting("for the rows of all"):
-            everywhere = jax.block_until_ready(self._gather([self._global(array) for array in padded]))
+            everywhere = block_until_ready(self._gather([self._global(array) for array in padded]))
         gathered = [find_device_data(array, self._lead) for array in everywhere]
         return [
             jnp.concatenate([array[process * length : process * length + count] for process, count in enumerate(process_counts)])

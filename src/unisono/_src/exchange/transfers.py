@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import jax
-
 from unisono._src import reduction_tree
 from unisono._src.exchange.protocol import AddFunction, DeviceSums, SumDescription
 from unisono._src.placement import Placement
+from unisono._src.typed_jax import device_put
 from unisono._src.typing import PyTree
 
 
@@ -31,7 +30,7 @@ class TransferExchange:
         sums = dict(nodes[0])
         away = [item for device_sums in nodes[1:] for item in device_sums.items()]
         if away:
-            copies = jax.device_put([value for _, value in away], self.placement.lead)
+            copies = device_put([value for _, value in away], self.placement.lead)
             sums |= zip((span for span, _ in away), copies, strict=True)
         return sums
 

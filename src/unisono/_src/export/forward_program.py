@@ -85,7 +85,7 @@ def make_forward_program(
             f"The forward pass of the model {model.name!r} does one thing for {ROWS[0]} rows and another for {ROWS[1]}, or for 1: a Python if "
             f"on the number of rows, of which a file would hold one side. Write it with keras.ops.where or keras.ops.cond."
         )
-    return program  # the last attempt either broke out of the loop or raised
+    return program  # pyright: ignore[reportPossiblyUnboundVariable]  # the last attempt either broke out of the loop or raised
 
 
 class ExportError(ValueError):

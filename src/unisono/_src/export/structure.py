@@ -40,7 +40,7 @@ def flatten_tree(nested: PyTree) -> tuple[Structure, list[PyTree]]:
         if isinstance(part, tuple) and hasattr(part, "_fields"):
             raise StructureError(
                 f"An export keeps lists, tuples and dicts, and received a named tuple of type {type(part).__name__}. Return a dict with "
-                f"the keys {list(part._fields)} instead."  # pyright: ignore[reportAttributeAccessIssue]
+                f"the keys {list(part._fields)} instead."  # pyright: ignore[reportAttributeAccessIssue]  # hasattr has found it
             )
         if isinstance(part, list | tuple):
             return {"list" if isinstance(part, list) else "tuple": [describe(value) for value in part]}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.data.resume_point import ResumePoint, SourceProgress, restore_progress
+from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.data.row_order import RowOrder
 from unisono._src.fit.callback_protocol import FitCallback, has_keeper
 from unisono._src.keras_private.data_adapters import EpochSteps
@@ -69,7 +69,7 @@ class DataPosition:
             return
         place = ResumePoint.from_json(state["place"])
         batches, chain = adapter.from_place(place)
-        self.progress = restore_progress(place, chain)
+        self.progress = SourceProgress.restore(place, chain)
         self.epochs.begin_at_step(step, batches, place.position[1])
         self.logs = logs
         self._before_step = before_step

@@ -6,10 +6,10 @@ import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 from jax._src import distributed, xla_bridge
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+from jaxlib import _jax
 
 if TYPE_CHECKING:
-    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+    from jaxlib import xla_client
 
 NOBODY = "coordinator_address should be defined."
 """The error of `jax.distributed.initialize()` where it detects no cluster."""

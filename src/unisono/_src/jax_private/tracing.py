@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-import jax
 from jax._src import config, core
+
+from unisono._src.typed_jax import settings
 
 
 def get_trace_state() -> object:
@@ -15,7 +16,7 @@ def get_trace_state() -> object:
 
 def is_jit_disabled() -> bool:
     """Return whether the user has switched compilation off, by `jax.disable_jit` or by JAX_DISABLE_JIT."""
-    return bool(jax.config.jax_disable_jit)  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(settings.jax_disable_jit)
 
 
 def omit_source_lines() -> contextlib.AbstractContextManager[None]:

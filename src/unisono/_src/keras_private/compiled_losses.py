@@ -11,13 +11,13 @@ from keras.src import backend
 from keras.src.losses.loss import apply_mask as apply_mask
 from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
-from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
+from keras.src.trainers.compile_utils import CompileMetrics
 
 from unisono._src.keras_private.crops import make_crops_compilable
 from unisono._src.typing import KerasObject, Outputs, PyTree, UserObject
 
 
-def list_loss_terms(model: keras.Model) -> list[CompileLoss.Loss]:
+def list_loss_terms(model: keras.Model) -> list[KerasObject]:
     """Return the losses of compile(), one for each output that has a loss, as (path, loss, weight, name).
 
     The list is empty if an overridden `compute_loss` never calls them: Keras builds them at their first call.

@@ -31,7 +31,7 @@ from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 DataAdapter = data_adapter.DataAdapter
 PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
-unpack_batch = data_adapter_utils.unpack_x_y_sample_weight
+unpack_batch: Callable[[UserBatch], tuple[PyTree, PyTree, PyTree]] = data_adapter_utils.unpack_x_y_sample_weight
 
 RowNumbers: TypeAlias = slice | np.ndarray
 """Rows of an array: a range of them, or their numbers."""

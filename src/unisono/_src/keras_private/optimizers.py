@@ -14,7 +14,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as Loss
 
 def list_dead_attributes(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Return the attributes that were set on an optimizer, or on its inner optimizer, and that its class does not know."""
-    known = list_known_names(type(optimizer))  # pyright: ignore[reportArgumentType]  # a class is hashable
+    known = list_known_names(type(optimizer))
     inner = getattr(optimizer, "inner_optimizer", None)
     unknown = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
     return unknown if inner is None else unknown + list_dead_attributes(inner)

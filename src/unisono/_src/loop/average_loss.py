@@ -45,7 +45,7 @@ def compute_average_loss(
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
     divisor = code.make_fixed_divisor(float(global_batch_size), values.size // values.shape[0])
-    return code.note("share", ops.divide_no_nan(total, divisor))  # pyright: ignore[reportReturnType]
+    return code.note("share", ops.divide_no_nan(total, divisor))
 
 
 @says_near_names

@@ -75,9 +75,9 @@ class CompiledFunction:
             """Return a `PerReplica` in place of an array that the function returned."""
             if not isinstance(leaf, OutputLeaf):
                 return leaf
-            total = totals.get(str(leaf.index))
-            is_share = leaf.index in share_positions
-            return PerReplica(placement, (batch.rows, batch.position, batch.sizes), outputs, leaf.index, shapes, total, is_share)
+            total = totals.get(str(leaf.place))
+            is_share = leaf.place in share_positions
+            return PerReplica(placement, (batch.rows, batch.position, batch.sizes), outputs, leaf.place, shapes, total, is_share)
 
         return jax.tree.map(wrap_leaf, code.returned, is_leaf=lambda leaf: isinstance(leaf, OutputLeaf))
 

@@ -27,7 +27,7 @@ class GradientScope(RecordingScope):
         super().__init__(state_mapping=state_mapping, collect_losses=True)
         self._outer = outer
 
-    def get_current_value(self, variable: keras.Variable) -> AnyArray | None:
+    def get_current_value(self, variable: keras.Variable) -> Array | None:
         value = super().get_current_value(variable)
         return self._outer.get_current_value(variable) if value is None and self._outer is not None else value
 
@@ -108,7 +108,7 @@ def scale_loss(loss: Array, scaler: keras.optimizers.LossScaleOptimizer | None, 
         return loss
     code.scales = True
     try:
-        return scaler.scale_loss(loss)  # pyright: ignore[reportReturnType]
+        return scaler.scale_loss(loss)
     finally:
         code.scales = False
 
@@ -141,12 +141,12 @@ def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array
     if not ops.ndim(values):
         if weights is not None:
             raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
-        return ops.cast(values, "float32")  # pyright: ignore[reportReturnType]
+        return ops.cast(values, "float32")
     mask = find_mask(values, masks)
     numerator: KerasObject = reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
     divisor = compute_mean_divisor(values, weights, mask)
     mean = ops.divide_no_nan(numerator, divisor) if code is None else code.divided(numerator, divisor)
-    return ops.cast(mean, "float32")  # pyright: ignore[reportReturnType]
+    return ops.cast(mean, "float32")
 
 
 def find_mask(values: Array, masks: list[Array]) -> Array | None:
@@ -183,8 +183,8 @@ def list_gradient_variables(variables: Iterable[keras.Variable]) -> list[keras.V
     """Return the variables as a list; refuse what is no variable, or has no gradient."""
     if isinstance(variables, keras.Layer):
         raise TypeError(f"value_and_grad received the {type(variables).__name__} itself. Write its trainable_variables.")
-    variables = [variables] if isinstance(variables, keras.Variable) else list(variables)
-    for variable in variables:
+    listed: list[keras.Variable] = [variables] if isinstance(variables, keras.Variable) else list(variables)
+    for variable in listed:
         if not isinstance(variable, keras.Variable):
             raise TypeError(
                 f"value_and_grad received {type(variable).__name__} among the variables. Give it Keras variables, for example "
@@ -194,4 +194,4 @@ def list_gradient_variables(variables: Iterable[keras.Variable]) -> list[keras.V
             raise TypeError(
                 f"value_and_grad received the variable {variable.path!r} of dtype {variable.dtype}, which has no gradient."
             )
-    return variables
+    return listed

@@ -25,7 +25,7 @@ class ArrayLeaf(NamedTuple):
 
     kind: str
     """The list that holds the array: "rows", "carried" or "constants"."""
-    index: int
+    place: int
 
 
 class StaticLeaf(NamedTuple):
@@ -46,7 +46,7 @@ class ArgumentTemplate:
     def fill(self, **arrays: Sequence[UserObject]) -> tuple[tuple[UserObject, ...], Keywords]:
         """Return (args, kwargs) with these arrays in their places."""
         leaves = [
-            arrays[leaf.kind][leaf.index] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
+            arrays[leaf.kind][leaf.place] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
         ]
         return jax.tree.unflatten(self.structure, leaves)
 

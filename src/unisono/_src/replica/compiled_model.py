@@ -6,7 +6,6 @@ State comes in and a contribution goes out; nothing is assigned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +32,7 @@ from unisono._src.replica.probe import ModelProbe
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.replica.replica_dependence import are_same_for_all
 from unisono._src.replica.row_coupling import OutputRows, describe_shapes
+from unisono._src.typed_jax import grad, vjp
 from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
 
 
@@ -89,7 +89,7 @@ class ModelComputation:
             return self._scale_loss(loss, slots[0]) if training else loss, (loss, *aux)
 
         if training:
-            gradients, (loss, terms, y_pred, non_trainable_after, metrics_after) = jax.grad(compute_loss, has_aux=True)(weights)
+            gradients, (loss, terms, y_pred, non_trainable_after, metrics_after) = grad(compute_loss, has_aux=True)(weights)
             gradients = [
                 gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient
                 for gradient in gradients
@@ -113,7 +113,7 @@ class ModelComputation:
                 self._run_forward(weights, non_trainable, metric_values, batch, jnp.int32(0), row_fraction, divisors)
             return numbers
 
-        numbers, backward = jax.vjp(compute_numbers, weights)
+        numbers, backward = vjp(compute_numbers, weights)
         cotangents = {chosen: {name: jnp.float32(name == chosen) for name in numbers} for chosen in numbers}
         return {name: concatenate_raveled(backward(cotangent)[0]) for name, cotangent in cotangents.items()}
 
@@ -306,7 +306,7 @@ class ModelComputation:
             self._note_assigned(scope, (weights, non_trainable), batch)
             non_trainable_after: Values = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
             metrics_after: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
-        return cast("Array", ops.cast(loss, "float32")), (terms.values, y_pred, non_trainable_after, metrics_after)
+        return ops.cast(loss, "float32"), (terms.values, y_pred, non_trainable_after, metrics_after)
 
     def _note_assigned(self, scope: RecordingScope, state: tuple[list[Array], list[Array]], batch: PyTree) -> None:
         """Note the variables that the forward pass assigned. Refuse those whose value replicas cannot agree on."""
@@ -387,7 +387,7 @@ class ModelComputation:
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
             metric_names = set(self.model.get_metrics_result())
         extra_logs = {
-            name: cast("Array", ops.cast(value, "float32"))
+            name: ops.cast(value, "float32")
             for name, value in metrics.flatten_logs(logs or {}).items()
             if name not in metric_names
         }

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import JaxprEqn, jaxpr_as_fun
+from jax.extend.core import JaxprEqn
 
 from unisono._src.replica.marks import find_compared_values, find_factors
 from unisono._src.replica.protocol import State
+from unisono._src.typed_jax import jaxpr_as_fun, jit, make_jaxpr_and_shape
 from unisono._src.typing import Array, PyTree, Shape
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter
 
@@ -49,13 +50,13 @@ class SteadyFunction(Generic[T]):
         leaves = jax.tree.leaves(args)
         kind = jax.tree.structure(args), tuple((np.shape(leaf), str(leaf.dtype)) for leaf in leaves)
         if kind not in self._compiled:
-            traced, out = jax.make_jaxpr(self._function, return_shape=True)(*args)
+            traced, out = make_jaxpr_and_shape(self._function)(*args)
             before = len(jax.tree.leaves(state))
             places = range(before, before + len(jax.tree.leaves(rows)))
             self.compared_values = {place - before: values for place, values in find_compared_values(traced, places).items()}
             new_factors = find_factors(traced)
             self.factors = new_factors & self.factors if self._compiled else new_factors
-            self._compiled[kind] = jax.jit(jaxpr_as_fun(Rewriter(replace_draw, LOOPS)(traced))), out
+            self._compiled[kind] = jit(jaxpr_as_fun(Rewriter(replace_draw, LOOPS)(traced))), out
         run, out = self._compiled[kind]
         return jax.tree.unflatten(jax.tree.structure(out), run(*leaves))
 

@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.core import Tracer
 
 from unisono._src.replica.trace_recorder import ReplicaCode
-from unisono._src.typing import Array, Outputs, PyTree, UserObject
+from unisono._src.typing import Array, Outputs, PyTree, UserObject, is_traced
 
 
 class OutputLeaf(NamedTuple):
     """The place of an array in a tree that the code returns."""
 
-    index: int
+    place: int
 
 
 def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], PyTree]:
@@ -44,7 +43,7 @@ def split_outputs(returned: Outputs, code: ReplicaCode) -> tuple[list[Array], Py
 
 def refuse_hidden_arrays(leaf: object) -> None:
     """Refuse arrays in an object that JAX does not take for a tree: they would stay behind in the trace."""
-    if any(isinstance(value, Tracer) for value in getattr(leaf, "__dict__", {}).values()):
+    if any(is_traced(value) for value in getattr(leaf, "__dict__", {}).values()):
         raise ValueError(
             f"The function returns a {type(leaf).__name__} with arrays in it, which strategy.run cannot look into. Return a tuple, a list, a "
             f"dict or a named tuple of arrays."

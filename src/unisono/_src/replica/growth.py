@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ class Growth:
         self._warned: set[str] = set()
 
     @contextlib.contextmanager
-    def listen(self, listener: Callable[[str, list[Array]], object]) -> Iterator[None]:
+    def listen(self, listener: Callable[[str, list[Array]], object]) -> Generator[None]:
         """Call `listener(what, arrays)` for each number that is weighed in this block of a trace."""
         self._listener = listener
         try:
@@ -121,7 +121,7 @@ class Growth:
             self._listener = None
 
     @contextlib.contextmanager
-    def collect_losses(self) -> Iterator[dict[str, Array]]:
+    def collect_losses(self) -> Generator[dict[str, Array]]:
         """Collect the losses that are weighed in this block of a trace."""
         losses: dict[str, Array] = {}
 

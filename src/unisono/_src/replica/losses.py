@@ -8,7 +8,6 @@ returns one number, is weighted by how it grows with the rows (`growth`).
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
@@ -55,8 +54,8 @@ def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array
 def sum_weights(values: Array, sample_weight: Array | None, mask: Array | None, dtype: np.dtype | str) -> Array:
     """Return the sum of the weights of values that are not masked; without weights, each has the weight 1."""
     weight = None if sample_weight is None else ops.convert_to_tensor(sample_weight, dtype)
-    weight = apply_mask(weight, mask, values.dtype, "sum")
-    return jnp.sum(cast(Array, squeeze_or_expand_to_same_rank(values, weight)[1]))
+    weight = cast("Array", apply_mask(weight, mask, values.dtype, "sum"))  # there are weights, or a mask
+    return jnp.sum(squeeze_or_expand_to_same_rank(values, weight)[1])
 
 
 def count_values(values: Array, mask: Array | None) -> float | Array:
@@ -65,7 +64,7 @@ def count_values(values: Array, mask: Array | None) -> float | Array:
 
 
 def as_float32(value: Array) -> Array:
-    return cast(Array, ops.cast(value, "float32"))
+    return ops.cast(value, "float32")
 
 
 class LossTerms:
@@ -108,7 +107,7 @@ class LossTerms:
         value, divisor = self._compute_numerator_and_divisor(loss, y_true, y_pred, sample_weight)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:
-            value = cast(Array, ops.divide_no_nan(value, self._totals[len(self.divisors) - 1]))
+            value = ops.divide_no_nan(value, self._totals[len(self.divisors) - 1])
         seen.append(as_float32(value))
         return value / self.row_fraction if self._as_mean else value
 
@@ -142,11 +141,11 @@ class LossTerms:
                     f"weights cannot reach the rows. Return one value for each row, or fit without weights."
                 )
             mean_or_sum = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
-            return self._weigh(loss, cast(Array, mean_or_sum)), None
+            return self._weigh(loss, mean_or_sum), None
         masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
-        mask = functools.reduce(operator.and_, masks) if masks else None
+        mask = functools.reduce(lambda one, other: one & other, masks) if masks else None
         numerator = reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
-        return cast(Array, numerator), compute_divisor(loss, values, sample_weight, mask)
+        return numerator, compute_divisor(loss, values, sample_weight, mask)
 
     def _weigh(self, loss: LossFunction, value: Array) -> Array:
         """Return the contribution to a loss from its value, which is one number for all rows of the replica."""

@@ -14,6 +14,8 @@ import numpy as np
 from jax.extend import core
 from numpy.typing import ArrayLike
 
+from unisono._src.typed_jax import finfo
+
 EQUALITIES = ("eq", "ne")
 COMPARISONS = (*EQUALITIES, "lt", "le", "gt", "ge")
 SAME_NUMBERS = (
@@ -157,7 +159,7 @@ def place_mark(rng: np.random.Generator, array: np.ndarray, mark: float) -> np.n
 
 def can_hold(mark: float, dtype: np.dtype) -> bool:
     if jnp.issubdtype(dtype, jnp.floating):
-        return not np.isfinite(mark) or abs(mark) <= float(jnp.finfo(dtype).max)
+        return not np.isfinite(mark) or abs(mark) <= float(finfo(dtype).max)
     if dtype.kind == "b":
         return mark in (0, 1)
     return dtype.kind in "iu" and float(mark).is_integer() and np.iinfo(dtype).min <= mark <= np.iinfo(dtype).max

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 import jax
@@ -13,8 +13,6 @@ import numpy as np
 
 from unisono._src.keras_private.instances import wrap_method
 from unisono._src.typing import AnyArray, Arguments, Keywords, PyTree, UserFunction
-
-ARRAYS = (jax.Array, np.ndarray, np.generic, keras.Variable)
 
 FedArrays: TypeAlias = Sequence[AnyArray | None]
 """The leaves of a call's arguments that are arrays; None for other leaves."""
@@ -52,11 +50,16 @@ def is_of_rows(array: AnyArray | None, rows: int) -> TypeGuard[AnyArray]:
     return array is not None and bool(np.ndim(array)) and len(array) == rows
 
 
+def is_fed_array(leaf: object) -> TypeGuard[AnyArray]:
+    """Return whether an argument of a metric is an array, or is used like one."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | keras.Variable)
+
+
 @contextlib.contextmanager
 def note_updates(
     metrics: Iterable[keras.metrics.Metric],
     note: Callable[[str, list[AnyArray | None], tuple[keras.metrics.Metric, ArgumentFiller]], object],
-) -> Iterator[None]:
+) -> Generator[None]:
     """Call `note("update", arrays, (metric, fill_arguments))` for each update of these metrics in the block."""
 
     def wrap_update(metric: keras.metrics.Metric, update_state: UserFunction) -> UserFunction:
@@ -67,7 +70,7 @@ def note_updates(
                 filled = [leaf if array is None else array for array, leaf in zip(arrays, leaves, strict=True)]
                 return jax.tree.unflatten(structure, filled)
 
-            note("update", [leaf if isinstance(leaf, ARRAYS) else None for leaf in leaves], (metric, fill_arguments))
+            note("update", [leaf if is_fed_array(leaf) else None for leaf in leaves], (metric, fill_arguments))
             return update_state(*args, **kwargs)
 
         return update

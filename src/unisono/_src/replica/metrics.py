@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
-import jax
 import keras
-import numpy as np
 
 from unisono._src.keras_private.compiled_losses import is_metric_of_keras
 from unisono._src.keras_private.instances import wrap_averaged_function, wrap_method
 from unisono._src.replica.row_coupling import OutputRows
-from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values
+from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values, is_dict, is_plain_array
 
 
 class BatchLevelMeans:
@@ -29,7 +27,7 @@ class BatchLevelMeans:
         self._batch_level: list[keras.metrics.Metric] = []
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> Generator[None]:
         """Note the means that are fed with one number in this block."""
         with contextlib.ExitStack() as stack:
             for metric in self._metrics:
@@ -53,7 +51,7 @@ class BatchLevelMeans:
 
     def _wrap_update(self, metric: keras.metrics.Mean, update_state: UserFunction) -> UserFunction:
         def update_and_note(values: PyTree, sample_weight: Array | None = None) -> object:
-            is_array = isinstance(values, jax.Array | np.ndarray | keras.Variable)
+            is_array = is_plain_array(values) or isinstance(values, keras.Variable)
             if sample_weight is None and not (is_array and values.shape):
                 self._batch_level.append(metric)
             return update_state(values, sample_weight=sample_weight)
@@ -92,7 +90,7 @@ def flatten_logs(logs: Logs) -> Logs:
     """
     flat: Logs = {}
     for name, value in logs.items():
-        flat |= flatten_logs(value) if isinstance(value, dict) else {name: value}
+        flat |= flatten_logs(value) if is_dict(value) else {name: value}
     return flat
 
 

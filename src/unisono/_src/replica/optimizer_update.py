@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
-import jax
 import jax.numpy as jnp
 import keras
 
 from unisono._src.keras_private.compiled_losses import get_loss_tracker, list_term_trackers
 from unisono._src.replica.contribution import Contribution
+from unisono._src.typed_jax import map_tree
 from unisono._src.typing import Array, Logs, Values
 
 
@@ -21,7 +20,7 @@ def apply_gradients(
     cast_gradients = [
         None if gradient is None else gradient.astype(weight.dtype) for gradient, weight in zip(gradients, weights, strict=True)
     ]
-    return cast("tuple[list[Array], list[Array]]", optimizer.stateless_apply(slots, cast_gradients, weights))
+    return optimizer.stateless_apply(slots, cast_gradients, weights)
 
 
 def add_to_metrics(before: list[Array], change: list[Array], alone: bool) -> list[Array]:
@@ -43,4 +42,4 @@ def compute_logs(model: keras.Model, weights: list[Array], metrics: list[Array])
     """Return the logs of a model's metrics, from the values of their variables."""
     mapping = [*zip(model.metrics_variables, metrics, strict=True), *zip(model.trainable_variables, weights, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
-        return jax.tree.map(jnp.asarray, dict(model.get_metrics_result()))
+        return map_tree(jnp.asarray, dict(model.get_metrics_result()))

@@ -52,10 +52,12 @@ PairUpdates: TypeAlias = tuple[list[MetricUpdate], UpdatesOnOtherRows]
 class ProbedFunctions(ReplicaComputation, Protocol):
     """The functions of the replicas of a compiled model. The model's step makes them."""
 
-    model: keras.Model
     eager: bool
     """Whether the functions are called with arrays, not compiled."""
     growth: Growth
+
+    @property
+    def model(self) -> keras.Model: ...
 
     def gradients_of_numbers(
         self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None, /

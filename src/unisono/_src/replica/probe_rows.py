@@ -20,6 +20,7 @@ from unisono._src.replica import random_keys
 from unisono._src.replica.drawn_values import draw_values_like
 from unisono._src.replica.marks import mark_rows
 from unisono._src.replica.protocol import State
+from unisono._src.typed_jax import map_tree
 from unisono._src.typing import AnyArray, Array, PyTree, UserBatch
 
 MOST_PAIRS = 16
@@ -41,7 +42,7 @@ class RowPair(NamedTuple):
 
     @property
     def both(self) -> PyTree:
-        return jax.tree.map(lambda *arrays: np.concatenate(arrays), self.one, self.other)
+        return map_tree(lambda one, other: np.concatenate([one, other]), self.one, self.other)
 
     @property
     def batches(self) -> list[tuple[PyTree, int]]:
@@ -59,7 +60,7 @@ def pair_shards(state: State, batch: PyTree, shards: Sequence[range], first: int
 
 
 def slice_rows(batch: PyTree, rows: range) -> PyTree:
-    return jax.tree.map(operator.itemgetter(slice(rows.start, rows.stop)), batch)
+    return map_tree(operator.itemgetter(slice(rows.start, rows.stop)), batch)
 
 
 def repeat_rows(batch: PyTree, times: int) -> PyTree:
@@ -68,7 +69,7 @@ def repeat_rows(batch: PyTree, times: int) -> PyTree:
     def repeat(array: AnyArray) -> np.ndarray:
         return np.concatenate([array] * times)
 
-    return jax.tree.map(repeat, batch)
+    return map_tree(repeat, batch)
 
 
 def make_up_rows(batch: UserBatch, compared: Mapping[int, set[float]]) -> list[UserBatch]:
@@ -93,7 +94,7 @@ def draw_sample_weights(batch: UserBatch) -> list[tuple[PyTree, PyTree, PyTree]]
         shape = np.shape(array)
         return (rng.uniform(0.1, 2, shape) * (rng.random(shape) < 0.7)).astype(np.asarray(array).dtype)
 
-    return [] if weights is None else [(x, y, jax.tree.map(draw_weights, weights))]
+    return [] if weights is None else [(x, y, map_tree(draw_weights, weights))]
 
 
 def perturb_weights(state: State) -> State:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from unisono._src.typed_jax import wrap_key_data
 from unisono._src.typing import Array
 
 
@@ -20,6 +21,6 @@ def is_seed_state(variable: keras.Variable) -> bool:
 
 def derive_replica_key(state: Array, replica: Array) -> Array:
     """Return the state from which this replica draws."""
-    key = jax.random.wrap_key_data(state.astype(jnp.uint32), impl="threefry2x32")
+    key = wrap_key_data(state.astype(jnp.uint32), impl="threefry2x32")
     other = jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)
     return jnp.where(replica == 0, state, other)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import jax
 import keras
 import numpy as np
-from jax.core import Tracer
 
 from unisono._src.keras_private.compiled_losses import is_loss_of_keras
 from unisono._src.keras_private.instances import wrap_method
@@ -18,7 +17,8 @@ from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import ReadingScope, get_raw_value
 from unisono._src.replica.replicated import Replicated
 from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
-from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, LibraryArray, PyTree
+from unisono._src.typed_jax import map_tree
+from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, LibraryArray, PyTree, is_plain_array, is_traced
 
 T = TypeVar("T")
 
@@ -72,16 +72,14 @@ def call_layer_or_loss(
     with enter_keras_code(code):
         returned = stock(called, *args, **kwargs)
     if not code.inside:
-        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if isinstance(leaf, Tracer)], origin=called)
+        code.note("gave", [leaf for leaf in jax.tree.leaves(returned) if is_traced(leaf)], origin=called)
     return returned
 
 
-def check_call_arguments(
-    code: CodeRecord, called: keras.Layer | keras.losses.Loss, leaves: list[object], meant: list[AnyArray]
-) -> None:
+def check_call_arguments(code: CodeRecord, called: KerasObject, leaves: list[object], meant: list[AnyArray]) -> None:
     """Refuse a layer of which no argument comes from the replica, and a loss of which one argument does not."""
     known = [*meant, *(get_raw_value(variable) for variable in code.scope.read.values())]
-    traced = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+    traced = [leaf for leaf in leaves if is_traced(leaf)]
     is_loss = isinstance(called, keras.losses.Loss)
     for leaf in leaves if is_loss or not traced else ():
         if is_undistributed(leaf) and not any(leaf is array for array in known) and code.may_be_rows(leaf):
@@ -91,7 +89,7 @@ def check_call_arguments(
 
 
 @contextlib.contextmanager
-def enter_keras_code(code: CodeRecord) -> Iterator[None]:
+def enter_keras_code(code: CodeRecord) -> Generator[None]:
     """Mark the block as the code of a layer, a loss or a metric, which may use arrays of its own."""
     code.inside += 1
     try:
@@ -114,15 +112,13 @@ def unwrap_replicated(arguments: tuple[Arguments, Keywords]) -> tuple[Arguments,
         meant.extend(jax.tree.leaves(leaf.value))
         return leaf.value
 
-    args, kwargs = jax.tree.map(unwrap, arguments, is_leaf=is_replicated)
+    args, kwargs = map_tree(unwrap, arguments, is_leaf=is_replicated)
     return args, kwargs, meant
 
 
 def is_undistributed(leaf: object) -> TypeGuard[AnyArray]:
     """Return whether a leaf is an array of rows that differ, and was not computed from the replica's rows."""
-    return (
-        isinstance(leaf, np.ndarray | jax.Array) and not isinstance(leaf, Tracer) and bool(leaf.ndim) and has_different_rows(leaf)
-    )
+    return is_plain_array(leaf) and not is_traced(leaf) and bool(leaf.ndim) and has_different_rows(leaf)
 
 
 def has_different_rows(array: LibraryArray) -> bool:
@@ -213,7 +209,7 @@ def feed_mean(
 ) -> PyTree:
     """Update a mean in replica code, and note the arrays that it gets."""
     for leaf in jax.tree.leaves(values):
-        if isinstance(leaf, Tracer):
+        if is_traced(leaf):
             code.note("fed", leaf, metric)
     return stock(metric, values, *args, **kwargs)
 
@@ -229,7 +225,7 @@ def refuse_mean_of_loss_part(metric: keras.metrics.Metric, replicas: int) -> NoR
 
 
 @contextlib.contextmanager
-def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+def refuse_metric_reads(code: CodeRecord, metrics: Sequence[keras.metrics.Metric]) -> Generator[None]:
     """Refuse, in the block, to read or reset metrics: a replica knows its own rows alone."""
 
     def wrap_update(update: Callable[..., None]) -> Callable[..., None]:

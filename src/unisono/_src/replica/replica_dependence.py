@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from unisono._src.jax_private.jaxprs import drop_unneeded
+from unisono._src.typed_jax import make_jaxpr
 from unisono._src.typing import AnyArray, Array, PyTree
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -31,6 +32,6 @@ def are_same_for_all(compute: Callable[[PyTree, PyTree], list[Array]], shared: P
 
 def trace_used(compute: Callable[[PyTree, PyTree], list[Array]], shared: PyTree, own: PyTree) -> tuple[str, list[AnyArray], bool]:
     """Return (the text of the program without equations that its results do not need, its constants, whether it uses `own`)."""
-    program = jax.make_jaxpr(compute)(shared, own)
+    program = make_jaxpr(compute)(shared, own)
     reduced, used = drop_unneeded(program, [True] * len(program.jaxpr.outvars))
     return ADDRESS.sub("", str(reduced.jaxpr)), reduced.consts, any(used[len(jax.tree.leaves(shared)) :])

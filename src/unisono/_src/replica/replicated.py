@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from unisono._src.near_names import says_near_names
-from unisono._src.typing import Array, LibraryArray, PyTree
+from unisono._src.typing import Array, LibraryArray, PyTree, is_dict
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Replicated:
         return Replicated(self.value[key]) if not is_array(self.value) else self.__jax_array__()[key]
 
     def __iter__(self) -> Iterator[object]:
-        if isinstance(self.value, dict):
+        if is_dict(self.value):
             return iter(self.value)
         return iter(self.__jax_array__()) if is_array(self.value) else map(Replicated, self.value)
 
@@ -49,7 +49,11 @@ class Replicated:
 
 def forward_operator(name: str) -> Callable[..., Array]:
     """Return the method of this name, which computes with the array of a `Replicated`."""
-    return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
+
+    def compute(self: Replicated, *others: object) -> Array:
+        return getattr(self.__jax_array__(), name)(*others)
+
+    return compute
 
 
 for _operator in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
@@ -60,7 +64,7 @@ for _operator in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "
 
 
 # A tree for JAX, so that functions which it compiles by themselves (jnp.where, jax.nn.relu) take one.
-jax.tree_util.register_pytree_node(
+jax.tree_util.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # JAX leaves the type of a key in a path open
     Replicated, lambda replicated: ((replicated.value,), None), lambda _, values: Replicated(*values)
 )
 

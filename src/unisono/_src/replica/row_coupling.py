@@ -16,6 +16,7 @@ import numpy as np
 
 from unisono._src.replica.drawn_values import ShapedValue, draw_rows_like
 from unisono._src.replica.marks import find_compared_values, mark_rows
+from unisono._src.typed_jax import eval_shape, make_jaxpr, map_tree
 from unisono._src.typing import Array, PyTree, UserFunction
 
 ROWS = 8
@@ -70,7 +71,7 @@ class OutputRows:
             return jnp.concatenate([array] * times)
 
         shapes = describe_shapes(batch, times)
-        output = function(*jax.tree.map(repeat, batch)) if self._eager else jax.eval_shape(function, *shapes)
+        output = function(*map_tree(repeat, batch)) if self._eager else eval_shape(function, *shapes)
         return output.shape[0] if output.shape else None
 
 
@@ -81,7 +82,7 @@ def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:
         rows = tuple(length * times for length in array.shape[:1])
         return jax.ShapeDtypeStruct((*rows, *array.shape[1:]), array.dtype)
 
-    return jax.tree.map(describe_shape, arrays)
+    return map_tree(describe_shape, arrays)
 
 
 def find_loss_name(loss: object) -> str:
@@ -107,14 +108,14 @@ def draw_batches(function: UserFunction, batch: tuple[PyTree, ...]) -> Iterator[
         return jax.ShapeDtypeStruct((ROWS, *array.shape[1:]) if array.shape else (), array.dtype)
 
     try:
-        program = jax.make_jaxpr(function)(*jax.tree.map(resize, batch))
+        program = make_jaxpr(function)(*map_tree(resize, batch))
         compared = find_compared_values(program, range(len(jax.tree.leaves(batch))))
     except Exception:  # the user's code need not be traceable
         compared = {}
     for targets in ("numbers", "bits"):
         rng = np.random.default_rng(0)
         draw = functools.partial(draw_rows_like, rng, rows=ROWS)
-        rows = [*jax.tree.map(functools.partial(draw, kind=targets), batch[:1]), *jax.tree.map(draw, batch[1:])]
+        rows = [*map_tree(functools.partial(draw, kind=targets), batch[:1]), *map_tree(draw, batch[1:])]
         yield rows
         leaves, structure = jax.tree.flatten(rows)
         for arrays in mark_rows(rng, leaves, compared):
@@ -128,7 +129,7 @@ def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
         def select(array: np.ndarray) -> Array:
             return jnp.asarray(array[rows] if array.ndim else array)
 
-        return np.asarray(function(*jax.tree.map(select, whole)))
+        return np.asarray(function(*map_tree(select, whole)))
 
     half = ROWS // 2
     try:

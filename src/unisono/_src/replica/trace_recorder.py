@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, NoReturn, TypeVar, cast
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, NoReturn, TypeVar
 
 import keras
-from jax.core import Tracer
 from keras import ops
 
 from unisono._src.jax_private import tracing
@@ -22,7 +21,7 @@ from unisono._src.keras_private.optimizers import (
 )
 from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.replica import refused_calls
-from unisono._src.typing import AnyArray, Array, PyTree, UserObject
+from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObject, is_traced
 
 T = TypeVar("T")
 
@@ -107,7 +106,7 @@ class ReplicaCode:
         self.scales = False
         """Whether the engine is scaling a loss just now."""
         self.scaled_by_user = False
-        self.scalers: dict[int, keras.optimizers.Optimizer] = {}
+        self.scalers: dict[int, LossScaleOptimizer] = {}
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
         self.changes_gradients = False
         """Whether an optimizer was applied with other gradients than `value_and_grad` gave."""
@@ -124,7 +123,7 @@ class ReplicaCode:
         self._traces = [tracing.get_trace_state()]
 
     @contextlib.contextmanager
-    def trace_gradients(self) -> Iterator[None]:
+    def trace_gradients(self) -> Generator[None]:
         """Note, for the block, that JAX traces what `value_and_grad` differentiates."""
         self._traces.append(tracing.get_trace_state())
         try:
@@ -137,7 +136,7 @@ class ReplicaCode:
         self.divisors.append(divisor)
         if self._loss_divisors is None:
             return numerator
-        return cast("Array", ops.divide_no_nan(numerator, self._loss_divisors[len(self.divisors) - 1]))
+        return ops.divide_no_nan(numerator, self._loss_divisors[len(self.divisors) - 1])
 
     def scaling(self, scale_loss: ScaleLoss) -> ScaleLoss:
         """Return `optimizer.scale_loss` with a note of its calls: the engine then does not scale the loss once more."""
@@ -159,7 +158,7 @@ class ReplicaCode:
         """Return a divisor that the code gives for this many values of each row. The compiler takes this constant for a variable, so that
         it divides by it as by a divisor that was counted."""
         self.fixed_divisors.append((divisor, values_per_row))
-        return cast("Array", ops.where(self.row_fraction > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32")))
+        return ops.where(self.row_fraction > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
     def note_gradients(self, gradients: Sequence[Array]) -> None:
         """Note what `value_and_grad` hands out."""
@@ -172,8 +171,8 @@ class ReplicaCode:
     def apply(
         self,
         optimizer: keras.optimizers.Optimizer,
-        gradients: Sequence[Array | None],
-        variables: Sequence[keras.Variable] | None,
+        grads: Sequence[Array | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Note the gradients of an `optimizer.apply`: they are summed over replicas, and applied once."""
         if tracing.get_trace_state() not in self._traces[:1]:
@@ -182,15 +181,15 @@ class ReplicaCode:
                 f"ops.scan, jax.jit and the like), where the update would be made whatever the condition. Apply it outside, for example "
                 f"gradients times ops.cast(condition, 'float32')."
             )
-        gradients = list(gradients)
+        gradients = list(grads)
         if not optimizer.built:
-            if variables is None:
+            if trainable_variables is None:
                 raise ValueError(
                     "optimizer.apply received gradients without variables, and the optimizer is not built. Write "
                     "optimizer.apply(gradients, model.trainable_variables)."
                 )
-            raise NotBuiltError(optimizer, list(variables))
-        variables = list_optimizer_weights(optimizer) if variables is None else list(variables)
+            raise NotBuiltError(optimizer, list(trainable_variables))
+        variables = list_optimizer_weights(optimizer) if trainable_variables is None else list(trainable_variables)
         check_known_variables(optimizer, variables)
         if len(gradients) != len(variables):
             raise ValueError(f"optimizer.apply received {len(gradients)} gradients for {len(variables)} variables.")
@@ -209,7 +208,7 @@ class ReplicaCode:
         }
         if not applied and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
-        self.note("gradients", [gradient for gradient in applied.values() if isinstance(gradient, Tracer)], origin=optimizer)
+        self.note("gradients", [gradient for gradient in applied.values() if is_traced(gradient)], origin=optimizer)
         self.updates.append(PendingUpdate(optimizer, applied))
         self.scope.updated_ids |= {id(variable) for variable in variables} | list_updated_ids(optimizer)
 
@@ -240,12 +239,12 @@ def get_current_code() -> ReplicaCode | None:
 
 
 @contextlib.contextmanager
-def run_as_replica(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> Iterator[ReplicaCode]:
+def run_as_replica(code: ReplicaCode, metrics: Sequence[keras.metrics.Metric] = ()) -> Generator[ReplicaCode]:
     """Run the block as the code of a replica that feeds these metrics."""
     before = _current.code
     _current.code = code
-    calls = {
-        "apply": lambda _: lambda optimizer, grads, trainable_variables=None: code.apply(optimizer, grads, trainable_variables),
+    calls: dict[str, Callable[[UserFunction], UserFunction]] = {
+        "apply": lambda _: code.apply,
         "stateless_apply": lambda _: refuse_stateless_apply,
         "scale_loss": code.scaling,
         "crop": crop_by_slices,

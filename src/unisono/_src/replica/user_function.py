@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.optimizers import list_optimizer_weights
+from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_optimizer_weights
 from unisono._src.replica import metrics, optimizer_update, overwritten, state_merging
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.contribution import Contribution
@@ -117,7 +117,7 @@ class UserComputation:
     @contextlib.contextmanager
     def run(
         self, values: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
-    ) -> Iterator[ReplicaCode]:
+    ) -> Generator[ReplicaCode]:
         """Run the block as the code of a replica, with these values of the variables."""
         mapping = [
             pair
@@ -226,11 +226,11 @@ def count_batch_rows(batch: PyTree) -> int:
 
 def find_loss_scalers(
     applied: list[tuple[keras.optimizers.Optimizer, list[int]]],
-) -> dict[int, keras.optimizers.Optimizer]:
+) -> dict[int, LossScaleOptimizer]:
     """Return, for the ids of weights, the optimizer that scales their loss."""
     return {
         id(list_optimizer_weights(optimizer)[position]): optimizer
         for optimizer, positions in applied
-        if list_loss_scales(optimizer)
+        if isinstance(optimizer, LossScaleOptimizer)
         for position in positions
     }

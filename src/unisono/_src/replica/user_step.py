@@ -17,7 +17,7 @@ from unisono._src.keras_private.crops import make_crops_compilable
 from unisono._src.keras_private.instances import wrap_method
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica.protocol import State
-from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject
+from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 
@@ -63,7 +63,7 @@ def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) ->
 def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
     """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
     returned = call_user_step(model, "predict", state, batch)
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple)):
+    if not (is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1])):
         raise ValueError(
             f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {type(returned).__name__}. End it "
             f"with: return outputs, non_trainable_variables"
@@ -73,8 +73,8 @@ def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[O
 
 def check_result(returned: UserObject, mode: str, groups: int) -> tuple[Logs | None, tuple[Sequence[Array], ...]]:
     """Return the result of a step, if it is (logs, groups of the state); else refuse it."""
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], tuple) and len(returned[1]) == groups:
-        return returned
+    if is_tuple(returned) and len(returned) == 2 and is_tuple(returned[1]) and len(returned[1]) == groups:
+        return returned[0], returned[1]
     names = ["trainable_variables", "non_trainable_variables", *["optimizer_variables"] * (groups == 4), "metrics_variables"]
     raise ValueError(
         f"{METHODS[mode]} must return logs and state, as Keras' steps on JAX do, and returned {type(returned).__name__}. End it "

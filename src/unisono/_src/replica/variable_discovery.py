@@ -17,6 +17,7 @@ from unisono._src.replica.function_outputs import split_outputs
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.used_variables import UsedVariables, sort_variables
 from unisono._src.replica.user_function import CallUserFunction
+from unisono._src.typed_jax import make_jaxpr
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
 
 Atom: TypeAlias = Var | Literal
@@ -52,7 +53,7 @@ def discover_variables(
     """
     known: set[int] = set()
     made: list[str] = []
-    alive = []  # so that no variable of an earlier round has the id of a later one's
+    alive: list[ReplicaCode] = []  # so that no variable of an earlier round has the id of a later one's
     for _ in range(ROUNDS):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
         code.may_be_rows = suspicion
@@ -157,7 +158,7 @@ def trace_code(
         return split_outputs(call(batch, constants), code)[0], [noted.arrays for noted in code.noted]
 
     with run_as_replica(code, metrics):  # around the trace: variables made in the trace get their values after it
-        return jax.make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
+        return make_jaxpr(outputs)(batch, constants, np.int32(0), np.float32(1))
 
 
 @hide_masks()

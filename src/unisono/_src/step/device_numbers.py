@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array
 
 MOST_NUMBERS = 4096
@@ -22,5 +23,5 @@ class DeviceNumbers:
         if key not in self._cache:
             if len(self._cache) >= MOST_NUMBERS:  # every batch has another size
                 self._cache.clear()
-            self._cache[key] = jax.device_put(np.array(value, dtype), device)
+            self._cache[key] = device_put(np.array(value, dtype), device)
         return self._cache[key]

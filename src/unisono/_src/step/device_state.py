@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
-import jax
 import numpy as np
 
 from unisono._src.placement import Placement
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step.program import StepBuffers
+from unisono._src.typed_jax import device_put, map_tree
 from unisono._src.typing import AnyArray, Array
 
 EmptySums: TypeAlias = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
@@ -50,8 +50,8 @@ class DeviceState:
             and all(a is b for a, b in zip(leaves, self._returned, strict=True))
         ):
             return
-        state = tuple(jax.device_put([list(group) for group in state], self._placement.lead))
-        device_sums = self._work[0][1:] if 0 in self._work else jax.device_put(sums(), self._placement.lead)
+        state = tuple(device_put([list(group) for group in state], self._placement.lead))
+        device_sums = self._work[0][1:] if 0 in self._work else device_put(sums(), self._placement.lead)
         self._work[0] = StepBuffers(state, *device_sums)
         self.current = {0}
 
@@ -62,11 +62,11 @@ class DeviceState:
             source = [list(group) if read else None for group, read in zip(state, self._list_read(index), strict=True)]
             scales = {(group, position): state[group][position] for group, position in self._functions.scales()}
             device = self._placement.devices[index]
-            sent_groups, scales = jax.device_put((source, scales), device)
+            sent_groups, scales = device_put((source, scales), device)
             if index not in self._work:
                 idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
-                sums = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
-                self._work[index] = StepBuffers(tuple(jax.device_put(idle, device)), *jax.device_put(sums, device))
+                sums = map_tree(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
+                self._work[index] = StepBuffers(tuple(device_put(idle, device)), *device_put(sums, device))
             groups = [new if new is not None else old for new, old in zip(sent_groups, self._work[index].state, strict=True)]
             for (group, position), value in scales.items():
                 groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]
@@ -89,7 +89,7 @@ class DeviceState:
     def constants(self, index: int = 0) -> list[AnyArray]:
         """Return the constants on a device."""
         if index not in self._constants:
-            self._constants[index] = jax.device_put(self._constants[0], self._placement.devices[index])
+            self._constants[index] = device_put(self._constants[0], self._placement.devices[index])
         return self._constants[index]
 
     def give_state(self) -> State:

@@ -26,6 +26,7 @@ from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes
 from unisono._src.step.replica_sums import ReplicaSum
 from unisono._src.step.step import CarriedValue, RunOutput
+from unisono._src.typed_jax import device_put, eval_shape, map_tree
 from unisono._src.typing import AnyArray, Array, Logs, PyTree
 
 
@@ -48,7 +49,7 @@ class StepInput(NamedTuple):
             return rows
         for part in self.batch_plan.parts:
             for run in part.runs:
-                values = jax.device_put([value.on(part.device, run) for value in self.carried], lead)
+                values = device_put([value.on(part.device, run) for value in self.carried], lead)
                 for number in range(run.count):
                     replica = run.first + number
                     rows[replica] = rows[replica], [value[number] for value in values]
@@ -91,8 +92,8 @@ class EagerStep:
         lead = self._placement.lead
         logs = {}
         outputs = []
-        self._state = tuple(jax.device_put([list(group) for group in state], lead))
-        device_constants = list(jax.device_put(list(constants), lead))
+        self._state = tuple(device_put([list(group) for group in state], lead))
+        device_constants = list(device_put(list(constants), lead))
         with jax.default_device(lead):
             for batch in batches:
                 step_input = StepInput(batch, self._plans(batch.rows, batch.sizes), carried, device_constants)
@@ -126,8 +127,8 @@ class EagerStep:
         if by_itself is not None:
             self._state = keep_dtypes(by_itself[0], self._state)
             return self._functions.results(self._state) | by_itself[1], []
-        contributions = {}
-        outputs = {}
+        contributions: dict[int, Contribution] = {}
+        outputs: dict[int, ReplicaOutputs] = {}
         for shard in step_input.batch_plan.shards:
             numbers = self._input_numbers(shard, step_input)
             result = self._functions.contribution(self._state, rows[shard.replica], *numbers, divisors, step_input.constants)
@@ -158,7 +159,10 @@ class EagerStep:
         vectors = {s.replica: as_vector(self._divisors_of(s, step_input, rows[s.replica])) for s in shards}
         like = next(iter(vectors.values()), None)
         if like is None:
-            make_vector = lambda *args: as_vector(self._functions.divisors(*args))  # noqa: E731
+
+            def make_vector(*args: PyTree) -> Array:
+                return as_vector(self._functions.divisors(*args))
+
             like = self._eval_shapes(make_vector, step_input, step_input.batch_plan.sizes[0], step_input.constants)
         return self._sum_of_divisors(vectors, step_input.batch_plan, like, step_input.batch)[0]
 
@@ -185,11 +189,11 @@ class EagerStep:
         for shard in step_input.batch_plan.shards:
             key = len(shard.rows), step_input.batch.signature
             if key not in self._output_shapes:
-                self._output_shapes[key] = jax.eval_shape(list, outputs[shard.replica])
+                self._output_shapes[key] = eval_shape(list, outputs[shard.replica])
 
     def _eval_shapes(self, function: Callable[..., PyTree], step_input: StepInput, size: int, *more: PyTree) -> PyTree:
         """Return the shapes of what a function returns for a replica of `size` rows, where no replica of this process has them."""
-        return jax.eval_shape(function, self._state, step_input.shapes(size), np.int32(0), np.float32(1), *more)
+        return eval_shape(function, self._state, step_input.shapes(size), np.int32(0), np.float32(1), *more)
 
 
 def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], replicas: int) -> list[RunOutput]:
@@ -197,9 +201,7 @@ def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], rep
 
     def stack_run(run: ReplicaRun) -> ReplicaOutputs:
         run_outputs = [outputs[replica] for replica in range(run.first, run.first + run.count)]
-        return jax.tree.map(
-            lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (replicas - run.count)]), *run_outputs
-        )
+        return map_tree(lambda *arrays: jnp.stack([*arrays, *[jnp.zeros_like(arrays[0])] * (replicas - run.count)]), *run_outputs)
 
     return [RunOutput(part.device, run, stack_run(run)) for part in batch_plan.parts for run in part.runs]
 

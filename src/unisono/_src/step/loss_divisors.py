@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-import jax
 import numpy as np
 
 from unisono._src.replica.protocol import Divisor, State
+from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import AnyArray, PyTree
 
 
@@ -27,7 +27,7 @@ class DivisorCache:
                 divisors = self._divisors(state, rows, np.int32(0), np.float32(1), constants)
                 self._cache[kind] = [0.0 if d is None else d if isinstance(d, float) else None for d in divisors]
 
-            jax.eval_shape(store_divisors, *arguments())
+            eval_shape(store_divisors, *arguments())
         return self._cache[kind]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from unisono._src.replica.predictions import PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.step import RunOutput, Step
+from unisono._src.typed_jax import device_put, map_tree
 from unisono._src.typing import Array, Outputs
 from unisono._src.xla.programs import DeviceProgram
 
@@ -32,9 +34,9 @@ class PredictStep:
             EagerStep(functions, placement, exchange) if functions.eager else Step("predict", functions, placement, exchange, 1)
         )
         self._step: Step | EagerStep = step
-        self._structures: dict[Hashable, jax.tree_util.PyTreeDef | None] = {}
+        self._structures: dict[Hashable, jax.tree_util.PyTreeDef] = {}
         """The structures of the outputs, by the kinds of batches."""
-        self._join_rows = functools.cache(lambda counts: DeviceProgram(functools.partial(join_rows, counts)))
+        self._join_rows = functools.cache(make_row_joiner)
         self._rows_of_all = get_row_gatherer(placement) if placement.processes else None
 
     def __call__(self, state: State, batches: Sequence[GlobalBatch]) -> tuple[Outputs, State]:
@@ -43,9 +45,10 @@ class PredictStep:
         for batch in batches:
             runs = self._step.outputs(state, [batch])[1]
             state = self._step.state
-            structure = self._structures.setdefault(batch.signature, self._functions.structure)
+            traced = cast("jax.tree_util.PyTreeDef", self._functions.structure)  # the step has set it
+            structure = self._structures.setdefault(batch.signature, traced)
             outputs.append(jax.tree.unflatten(structure, self._collect_rows(batch, runs)))
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs) if len(outputs) > 1 else outputs[0], state
+        return map_tree(lambda *parts: jnp.concatenate(parts), *outputs) if len(outputs) > 1 else outputs[0], state
 
     @property
     def state(self) -> State:
@@ -63,9 +66,10 @@ class PredictStep:
         for run_output in runs:
             check_output_rows([array.shape[1:] for array in run_output.arrays], run_output.run.size)
         lead = self._placement.lead
-        arrays = jax.device_put([list(run_output.arrays) for run_output in runs], lead)
+        arrays = device_put([list(run_output.arrays) for run_output in runs], lead)
         shapes = tuple(tuple((array.shape, array.dtype) for array in run) for run in arrays)
-        own = self._join_rows(tuple(run_output.run.count for run_output in runs))(lead, shapes, arrays) if runs else []
+        counts = tuple(run_output.run.count for run_output in runs)
+        own: list[Array] = self._join_rows(counts)(lead, shapes, arrays) if runs else []
         return own if self._rows_of_all is None else self._gather_rows(batch, own)
 
     def _gather_rows(self, batch: GlobalBatch, own: list[Array]) -> list[Array]:
@@ -75,10 +79,15 @@ class PredictStep:
         rows_of_last = max(filter(None, reversed(sizes)))
         like = self._step.output_shapes(batch, rows_of_last)
         check_output_rows([shape.shape for shape in like], rows_of_last)
-        own = own or list(jax.device_put([jnp.zeros((0, *shape.shape[1:]), shape.dtype) for shape in like], self._placement.lead))
+        own = own or list(device_put([jnp.zeros((0, *shape.shape[1:]), shape.dtype) for shape in like], self._placement.lead))
         process_rows = [sum(sizes[block.start : block.stop]) for block in self._placement.of_processes]
         counts = [[shape.shape[0] // rows_of_last * rows for rows in process_rows] for shape in like]
         return self._rows_of_all(own, counts)
+
+
+def make_row_joiner(counts: tuple[int, ...]) -> DeviceProgram:
+    """Return the program that joins the rows of runs with these numbers of replicas."""
+    return DeviceProgram(functools.partial(join_rows, counts))
 
 
 def join_rows(counts: Sequence[int], runs: Sequence[Sequence[Array]]) -> list[Array]:

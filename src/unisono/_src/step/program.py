@@ -19,6 +19,14 @@ from unisono._src.packing import pack_tree, unpack_tree
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
+from unisono._src.typed_jax import (
+    eval_shape,
+    fori_loop,
+    map_tree,
+    optimization_barrier,
+    take_index,
+    update_index,
+)
 from unisono._src.typing import Array, Logs, PyTree
 
 Whole: TypeAlias = int | Array
@@ -37,7 +45,7 @@ class CallOrders(NamedTuple):
     steps: Whole = 1
     first: Whole = 0
     """The first replica that is run."""
-    count: Whole = 0
+    replicas: Whole = 0
     """The number of replicas that are run."""
     before: Whole = 0
     """The number of replicas that were added to the same sum already."""
@@ -111,7 +119,7 @@ class StepProgram:
         extras = make_zeros(replica.logs)
         self.has_more_logs = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
-        outputs = jax.tree.map(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
+        outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
 
         def step(
             number: Array, carry: tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]
@@ -119,21 +127,21 @@ class StepProgram:
             work, extras, disagree, outputs = carry
             if self._functions.has_one_replica:
                 return self._run_alone(work, row_fraction, rows, divisors, constants, take_slot(batches, number))
-            offset = number * orders.count - orders.first
-            shard_of = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
+            offset = number * orders.replicas - orders.first
+            shard_of: ShardOf = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
             work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
             work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
             return *self._finish(work, orders, rows, replica, extras, disagree), outputs
 
-        work, extras, disagree, outputs = lax.fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
+        work, extras, disagree, outputs = fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
         return work, CallResult(self._make_logs(work.state, orders, extras), disagree, outputs)
 
     def _make_shapes(
         self, state: State, batches: PyTree, row_fraction: Array, divisors: Array, constants: Sequence[Array]
     ) -> tuple[Contribution, ReplicaOutputs]:
         """Return a replica's contribution and outputs, in shapes."""
-        batch = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        return jax.eval_shape(self._contribution, state, batch, jnp.int32(0), row_fraction, divisors, constants)
+        batch = map_tree(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
+        return eval_shape(self._contribution, state, batch, jnp.int32(0), row_fraction, divisors, constants)
 
     def _count_divisors(
         self,
@@ -154,8 +162,8 @@ class StepProgram:
             vector = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
             return running_sums.push_value(sums, orders.before + number, {"float32": vector})
 
-        sums = lax.fori_loop(0, orders.count * orders.counting, count, work.divisors)
-        added = orders.before + orders.count
+        sums = fori_loop(0, orders.replicas * orders.counting, count, work.divisors)
+        added = orders.before + orders.replicas
         sums = running_sums.fold_sums(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
         at_once = (orders.counting & orders.running) == 1
         (total,) = running_sums.get_place(sums).values()
@@ -175,14 +183,12 @@ class StepProgram:
             contributions, outputs = carry
             replica = orders.first + number
             result = self._contribution(work.state, shard_of(replica), replica, row_fraction, divisors, constants)
-            contribution, output = lax.optimization_barrier(result)  # how it is packed must not change how it is computed
-            put = lambda stacked, one: lax.dynamic_update_index_in_dim(stacked, one, number, 0)  # noqa: E731
-            return running_sums.push_value(contributions, orders.before + number, pack_tree(contribution)), jax.tree.map(
-                put, outputs, output
-            )
+            contribution, output = optimization_barrier(result)  # how it is packed must not change how it is computed
+            sums = running_sums.push_value(contributions, orders.before + number, pack_tree(contribution))
+            return sums, map_tree(lambda stacked, one: update_index(stacked, one, number, 0), outputs, output)
 
-        contributions, outputs = lax.fori_loop(0, orders.count * orders.running, run, (work.contributions, outputs))
-        added = orders.before + orders.count
+        contributions, outputs = fori_loop(0, orders.replicas * orders.running, run, (work.contributions, outputs))
+        added = orders.before + orders.replicas
         complete = (orders.running & orders.summing) == 1
         return work._replace(contributions=running_sums.fold_sums(contributions, jnp.where(complete, added, 0))), outputs
 
@@ -195,7 +201,7 @@ class StepProgram:
             new, differ = self._functions.finish_step(state, total, rows, cast(Array, orders.present))
             return keep_dtypes(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
 
-        state, extras, disagree = lax.fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
+        state, extras, disagree = fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
         return work._replace(state=state), extras, disagree
 
     def _run_alone(
@@ -211,27 +217,27 @@ class StepProgram:
             terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
             divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
         result = self._contribution(work.state, batch, replica, row_fraction, divisors, constants)
-        total, outputs = lax.optimization_barrier(result)
+        total, outputs = optimization_barrier(result)
         new, differ = self._functions.finish_step(work.state, total, rows, jnp.int32(1))
-        outputs = jax.tree.map(lambda a: a[None], outputs)
+        outputs = map_tree(lambda a: a[None], outputs)
         return work._replace(state=keep_dtypes(new, work.state)), total.logs, differ, outputs
 
     def _make_logs(self, state: State, orders: CallOrders, extras: Logs) -> Logs:
         def results(*_: Array | Logs) -> Logs:
             return self._functions.results(state) | extras
 
-        return lax.fori_loop(0, orders.finishing, results, make_zeros(jax.eval_shape(results)))
+        return fori_loop(0, orders.finishing, results, make_zeros(eval_shape(results)))
 
 
 def take_slot(batches: PyTree, index: Array) -> PyTree:
     """Return the rows at an index of the first axis; an axis of one needs no index."""
-    return jax.tree.map(lambda a: a[0] if len(a) == 1 else lax.dynamic_index_in_dim(a, index, keepdims=False), batches)
+    return map_tree(lambda a: a[0] if len(a) == 1 else take_index(a, index, keepdims=False), batches)
 
 
 def make_zeros(like: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), like)
+    return map_tree(lambda a: jnp.zeros(a.shape, a.dtype), like)
 
 
 def keep_dtypes(new: PyTree, old: PyTree) -> PyTree:
     """Return the new arrays in the dtypes of the old ones: what a loop carries keeps its type."""
-    return jax.tree.map(lambda n, o: lax.convert_element_type(n, o.dtype), new, old)
+    return map_tree(lambda n, o: lax.convert_element_type(n, o.dtype), new, old)

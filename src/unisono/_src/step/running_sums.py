@@ -9,11 +9,11 @@ What is added was written outside of the loop that adds it, so that no multiplic
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from unisono._src.packing import PackedTree
+from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier, take_index, update_index
 from unisono._src.typing import Array
 
 Sums = PackedTree
@@ -31,12 +31,12 @@ def count_places(replicas: int) -> int:
 
 def get_place(sums: Sums, place: int | Array = 0) -> PackedTree:
     """Return the sum at a place."""
-    return jax.tree.map(lambda places: lax.dynamic_index_in_dim(places, place, keepdims=False), sums)
+    return map_tree(lambda places: take_index(places, place, keepdims=False), sums)
 
 
 def set_place(sums: Sums, place: int | Array, value: PackedTree) -> Sums:
     """Return the sums with the value at a place."""
-    return jax.tree.map(lambda places, new: lax.dynamic_update_index_in_dim(places, new, place, 0), sums, value)
+    return map_tree(lambda places, new: update_index(places, new, place, 0), sums, value)
 
 
 def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
@@ -45,18 +45,16 @@ def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
     carries = lax.population_count(before & ~(before + 1))
 
     def carry(number: Array, right: PackedTree) -> PackedTree:
-        return jax.tree.map(jnp.add, get_place(sums, height - 1 - number), right)
+        return map_tree(jnp.add, get_place(sums, height - 1 - number), right)
 
-    return set_place(sums, height - carries, lax.fori_loop(0, carries, carry, value))
+    return set_place(sums, height - carries, fori_loop(0, carries, carry, value))
 
 
 def fold_sums(sums: Sums, count: Array) -> Sums:
     """Add all `count` values up, at the first place."""
     height = lax.population_count(count)
-    return lax.fori_loop(1, height, lambda number, sums: add_to_place_below(sums, height - number), sums)
+    return fori_loop(1, height, lambda number, sums: add_to_place_below(sums, height - number), sums)
 
 
 def add_to_place_below(sums: Sums, place: Array) -> Sums:
-    return set_place(
-        sums, place - 1, lax.optimization_barrier(jax.tree.map(jnp.add, get_place(sums, place - 1), get_place(sums, place)))
-    )
+    return set_place(sums, place - 1, optimization_barrier(map_tree(jnp.add, get_place(sums, place - 1), get_place(sums, place))))

@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono._src import packing
 from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
-from unisono._src.exchange.protocol import Exchange, SumDescription
+from unisono._src.exchange.protocol import AddFunction, Exchange, SumDescription
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
@@ -26,6 +26,7 @@ from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.process_words import StepWords
 from unisono._src.step.program import CallOrders, CallResult, ReplicaOutputs, StepProgram
+from unisono._src.typed_jax import device_put, eval_shape, jit
 from unisono._src.typing import AnyArray, Array, Logs, PyTree, Shape
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
@@ -124,7 +125,7 @@ class Step:
         functions = self._functions
         replicas = self._placement.replicas
         # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
-        self._contribution = jax.jit(functools.partial(functions.contribution))
+        self._contribution = jit(functools.partial(functions.contribution))
         self._blocks = {
             counted: StepProgram(self._name, functions, self._contribution, counted, replicas) for counted in (False, True)
         }
@@ -154,7 +155,7 @@ class Step:
         if key not in self._output_shapes:
             terms = np.zeros(len(self._divisors_of(batch, rows)), np.float32)
             arguments = self._input_shapes(batch, rows), np.int32(0), np.float32(1), terms, self._device_state.constants()
-            self._output_shapes[key] = jax.eval_shape(self._contribution, self._device_state[0].state, *arguments)[1]
+            self._output_shapes[key] = eval_shape(self._contribution, self._device_state[0].state, *arguments)[1]
         return self._output_shapes[key]
 
     @property
@@ -176,7 +177,7 @@ class Step:
         places = running_sums.count_places(self._placement.replicas)
         terms = np.zeros(len(self._divisors_of(batch, rows, state)), np.float32)
         arguments = self._input_shapes(batch, rows), np.int32(0), np.float32(1), terms, self._device_state.constants()
-        like = jax.eval_shape(self._contribution, state, *arguments)[0]
+        like = eval_shape(self._contribution, state, *arguments)[0]
         empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
         return empty, {"float32": np.zeros((places, max(1, terms.size)), np.float32)}
 
@@ -196,7 +197,9 @@ class Step:
 
     def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> tuple[Logs, list[Array], list[RunOutput]]:
         """Run whole steps in one call, on the lead."""
-        orders = CallOrders(steps=len(group), count=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
+        orders = CallOrders(
+            steps=len(group), replicas=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1
+        )
         done = self._call(0, group, run, self._fixed_divisors(group[0], 0), orders)
         return done.logs, done.disagree, [RunOutput(0, run, done.outputs)]
 
@@ -213,7 +216,7 @@ class Step:
             divisors = self._copy_to_devices(self._sum_parts(batch_plan, batch, divisors, counting=1)[0])
         totals, outputs = self._sum_parts(batch_plan, batch, divisors, running=1)
         end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
-        results = {}
+        results: dict[int, CallResult] = {}
         for home, total in totals.items():
             work = self._device_state.on(home)
             device = self._placement.devices[home]
@@ -230,12 +233,12 @@ class Step:
     ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
         """Return the total of what is counted or run, for each home, and the replicas' outputs."""
         nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
-        outputs = []
+        outputs: list[RunOutput] = []
         for part in batch_plan.parts:
             for run in part.runs:
                 orders = CallOrders(
                     first=run.first,
-                    count=run.count,
+                    replicas=run.count,
                     before=run.before,
                     present=batch_plan.present,
                     summing=int(run is part.runs[-1]),
@@ -247,7 +250,7 @@ class Step:
         kind = tuple(what)
         shapes = self._sum_shapes("counting" in what)
         description = SumDescription(batch_plan.of_processes, shapes, StepWords(batch))
-        add = lambda device, left, right: self._add_program(device, kind, left, right)  # noqa: E731
+        add: AddFunction = lambda device, left, right: self._add_program(device, kind, left, right)  # noqa: E731
         totals = self._exchange.total(nodes, add, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True)), outputs
 
@@ -267,8 +270,7 @@ class Step:
         vectors = {home: total["float32"] for home, total in totals.items()}
         devices = self._placement.devices
         return {
-            index: vectors[index] if index in vectors else jax.device_put(vectors[0], device)
-            for index, device in enumerate(devices)
+            index: vectors[index] if index in vectors else device_put(vectors[0], device) for index, device in enumerate(devices)
         }
 
     def _call(self, index: int, group: list[GlobalBatch], run: ReplicaRun, divisors: Array, orders: CallOrders) -> CallResult:
@@ -300,9 +302,9 @@ class Step:
             return (rows, [value.on(index, run) for value in self._carried]) if self._carried else rows
         if (index, key) not in self._idle_batches:  # nothing is read
             rows = send_rows([batch], range(0), row_shape, device)
-            empty = []
+            empty: list[Array] = []
             for shape in (value.shapes(run.size) for value in self._carried):
-                empty.append(jax.device_put(np.zeros((self._placement.replicas, *shape.shape), shape.dtype), device))
+                empty.append(device_put(np.zeros((self._placement.replicas, *shape.shape), shape.dtype), device))
             self._idle_batches[index, key] = (rows, empty) if self._carried else rows
         return self._idle_batches[index, key]
 

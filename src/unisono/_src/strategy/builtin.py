@@ -71,7 +71,7 @@ class DefaultStrategy(Strategy):
         self._runs = FunctionCache(self)
 
     @functools.cached_property
-    def placement(self) -> Placement:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def placement(self) -> Placement:
         """Return the placement. It starts JAX."""
         return Placement(1, tuple(jax.local_devices()[:1]))
 

@@ -27,6 +27,7 @@ from jax.sharding import SingleDeviceSharding
 from unisono._src.jax_private import tracing
 from unisono._src.jax_private.machine_code import load_on_device
 from unisono._src.processes.activity import get_activity
+from unisono._src.typed_jax import settings
 from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla import determinism, disk_cache
 
@@ -179,10 +180,10 @@ def forget_shared_programs() -> None:
 @contextlib.contextmanager
 def disable_jax_cache() -> Iterator[None]:
     """Switch JAX's compilation cache off for the block: machine code from it cannot be loaded on other devices."""
-    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
+    if not settings.jax_compilation_cache_dir:
         yield
         return
-    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    enabled = settings.jax_enable_compilation_cache
     compilation_cache.reset_cache()  # JAX asks once whether there is one
     jax.config.update("jax_enable_compilation_cache", False)
     try:

@@ -15,6 +15,7 @@ import scipy.linalg  # noqa: F401  # JAX imports it when it is first needed, and
 from threadpoolctl import ThreadpoolController
 
 from unisono._src.jax_private.backends import has_jax_started
+from unisono._src.typed_jax import settings
 
 FEWEST_THREADS = 2
 
@@ -32,7 +33,7 @@ def make_cpu_devices(count: int) -> None:
 
 def count_requested_cpu_devices() -> int:
     """Return the number of CPU devices in JAX's settings; -1 if it is not set, and JAX makes one."""
-    return jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    return settings.jax_num_cpu_devices
 
 
 def count_cores() -> int:

@@ -1,0 +1,6 @@
+# The masks that Keras 3.15 ties to tensors.
+
+from typing import Any
+
+def get_keras_mask(x: object) -> Any: ...
+def set_keras_mask(x: object, mask: object) -> None: ...
