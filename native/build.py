@@ -9,6 +9,8 @@ fails, the reason is written there instead, and Unisono runs without native code
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -18,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -94,17 +97,29 @@ def describe_build(compiler: str, options: list[str]) -> str:
 
 def build_or_say_why(folder: pathlib.Path = LIBRARIES) -> str | None:
     """Compile the kernels; where that fails, write and return the reason."""
-    (folder / REASON).unlink(missing_ok=True)
+    with lock_sources():
+        (folder / REASON).unlink(missing_ok=True)
+        try:
+            libraries = build(folder)
+        except BuildError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            (folder / REASON).write_text(f"{error}\n")
+            return str(error)
+        for path in set(folder.iterdir()) - set(libraries):
+            path.unlink()
+        return None
+
+
+@contextlib.contextmanager
+def lock_sources() -> Iterator[None]:
+    """Wait until no other process compiles this checkout: two environments may be made at once."""
+    folder = os.open(HERE, os.O_RDONLY)
     try:
-        libraries = build(folder)
-    except BuildError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        (folder / REASON).write_text(f"{error}\n")
-        return str(error)
-    for path in set(folder.iterdir()) - set(libraries):
-        path.unlink()
-    return None
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 try:
