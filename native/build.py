@@ -88,8 +88,10 @@ def compile_level(compiler: str, level: str, options: list[str], folder: pathlib
 
 def describe_build(compiler: str, options: list[str]) -> str:
     """Return a short name of what the bits of the kernels depend on: their source, the compiler and its options."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    digest = hashlib.sha256("\0".join([version, *options]).encode())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True)
+    if version.returncode:
+        raise BuildError(f"{compiler} --version failed: {version.stderr[-2000:]}")
+    digest = hashlib.sha256("\0".join([version.stdout.splitlines()[0], *options]).encode())
     for path in sorted([*HERE.glob("*.cc"), *HERE.glob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
@@ -135,10 +137,10 @@ else:
             if self.target_name != "wheel":
                 return
             reason = build_or_say_why()
+            build_data["artifacts"].append("src/unisono/_src/native/libraries/*")
             if reason is not None:
                 self.app.display_warning(f"Unisono is built without native kernels: {reason}")
                 return
-            build_data["artifacts"].append("src/unisono/_src/native/libraries/*")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 

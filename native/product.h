@@ -14,6 +14,7 @@ namespace unisono {
 
 constexpr int64_t BLOCK_ROWS = 48;   // rows of the left matrix at a time: a multiple of TILE_ROWS
 constexpr int64_t BLOCK_DEPTH = 1024;  // of the sums at a time, so that a panel stays in the near caches
+constexpr int64_t FEW_TO_PACK = 4096;  // rows of panels that one thread packs sooner than it wakes another
 constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
 
 // Adds a * b to the sums of a tile, or begins them. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored.
@@ -132,9 +133,9 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
   const auto [rows, depth, columns] = sizes;
   const int64_t panels = count_panels(columns);
   float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
-  run_pieces(pool, panels * depth > 4096 ? panels : 1, [&](int64_t piece) {
-    const bool is_one_panel = panels * depth > 4096;
-    for (int64_t panel = is_one_panel ? piece : 0; panel < (is_one_panel ? piece + 1 : panels); panel++)
+  const int64_t pack_pieces = panels * depth > FEW_TO_PACK ? panels : 1;
+  run_pieces(pool, pack_pieces, [&](int64_t piece) {
+    for (int64_t panel = panels * piece / pack_pieces; panel < panels * (piece + 1) / pack_pieces; panel++)
       pack(panel, packed + panel * depth * TILE_COLUMNS);
   });
   run_pieces(pool, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t block) {

@@ -279,9 +279,8 @@ bool find_kernel_gradient_by_winograd(ffi::ThreadPool& pool, const Geometry& g, 
     const Block block(g);
     const int64_t begin = tiles.blocks() * part / parts;
     const int64_t end = tiles.blocks() * (part + 1) / parts;
-    float* packed = nullptr;
     static thread_local Scratch panel_scratch;
-    packed = panel_scratch.get(BLOCK_TILES * TILE_COLUMNS);
+    float* packed = panel_scratch.get(BLOCK_TILES * TILE_COLUMNS);
     for (int64_t number = begin; number < end; number++) {
       const int64_t first = number * BLOCK_TILES;
       const int64_t count = std::min(BLOCK_TILES, tiles.total() - first);

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import keras
 import pytest
 
 import unisono as un
-from processes import python
+from processes import HERE, python
 from unisono._src.native import library
 from unisono._src.native.library import Kernels, KernelsUnavailableError, choose_level, load_kernels
 from unisono._src.xla import device_kind
@@ -83,18 +84,31 @@ def test_the_kernels_in_use_can_be_printed():
 
 
 def test_a_library_for_a_newer_interface_is_not_used(monkeypatch):
-    if load_kernels().level is None:
-        pytest.skip("there is no library")
-    monkeypatch.setattr(library, "read_interface_version", lambda: (0, 0))
-    load_kernels.cache_clear()
-    try:
-        assert re.fullmatch(
-            r"no native kernels: they were compiled for version 0\.\d+ of XLA's interface, and jaxlib has 0\.0",
-            str(load_kernels()),
-        )
-    finally:
-        monkeypatch.undo()
-        load_kernels.cache_clear()
+    newer = SimpleNamespace(unisono_ffi_major=lambda: 0, unisono_ffi_minor=lambda: 9)
+    monkeypatch.setattr(library, "read_interface_version", lambda: (0, 3))
+    with pytest.raises(KernelsUnavailableError, match=r"compiled for version 0\.9 of XLA's interface, and jaxlib has 0\.3"):
+        library.register_library("avx2", newer)
+
+
+def test_a_damaged_library_is_not_used(folder):
+    compiled(folder, "avx2")
+    with pytest.raises(KernelsUnavailableError, match="their library cannot be loaded: .*kernels-avx2.so"):
+        library.load_library("avx2")
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"PATH": "", "CXX": ""}, "no C++ compiler was found (c++, g++, clang++, or the one that CXX names)"),
+        ({"CXX": "false"}, "/false --version failed:"),
+    ],
+)
+def test_installing_without_a_compiler_leaves_the_reason(tmp_path, variables, reason):
+    code = "import build, pathlib, sys; print(build.build_or_say_why(pathlib.Path(sys.argv[1])))"
+    done = python("-c", code, str(tmp_path / "libraries"), PYTHONPATH=str(HERE.parent / "native"), **variables)
+    assert done.returncode == 0, done.stderr
+    assert reason in done.stdout
+    assert (tmp_path / "libraries/reason.txt").read_text().strip() == done.stdout.strip()
 
 
 @pytest.fixture
@@ -117,22 +131,26 @@ def save_and_restore(use, folder, there, here):
     checkpoint.restore(path)
 
 
-def test_a_run_without_kernels_is_not_continued_with_them(tmp_path, use):
-    said = (
-        "of a run without native kernels, and this process computes with them (native avx2, build 0123456789ab): that is another run, with "
-        "other bits. Start Python with UNISONO_NATIVE=0 to go on without them. Nothing was restored."
-    )
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (
+            SWITCHED_OFF,
+            NATIVE,
+            "of a run without native kernels, and this process computes with them (native avx2, build 0123456789ab): that is another run, with "
+            "other bits. Start Python with UNISONO_NATIVE=0 to go on without them. Nothing was restored.",
+        ),
+        (
+            NATIVE,
+            SWITCHED_OFF,
+            "of a run with native kernels (native avx2, build 0123456789ab), and UNISONO_NATIVE=0 switches them off here: that is another run, "
+            "with other bits. Start Python without UNISONO_NATIVE. Nothing was restored.",
+        ),
+    ],
+)
+def test_a_run_goes_on_with_the_kernels_that_it_had(tmp_path, use, there, here, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        save_and_restore(use, tmp_path, SWITCHED_OFF, NATIVE)
-
-
-def test_a_run_with_kernels_is_not_continued_without_them(tmp_path, use):
-    said = (
-        "of a run with native kernels (native avx2, build 0123456789ab), and UNISONO_NATIVE=0 switches them off here: that is another run, "
-        "with other bits. Start Python without UNISONO_NATIVE. Nothing was restored."
-    )
-    with pytest.raises(ValueError, match=re.escape(said)):
-        save_and_restore(use, tmp_path, NATIVE, SWITCHED_OFF)
+        save_and_restore(use, tmp_path, there, here)
 
 
 def test_where_there_are_no_kernels_a_run_with_them_goes_on_with_a_warning(tmp_path, use):

@@ -50,7 +50,8 @@ def check_same_replicas(where: str, there: int | None, here: int | None, allowed
 
 def check_same_kernels(where: str, theirs: DeviceKind, ours: DeviceKind) -> None:
     """Refuse to go on with native kernels after a run without them, or the other way round, where a switch can change it."""
-    there, here = has_native_kernels(theirs), has_native_kernels(ours)
+    there = has_native_kernels(theirs)
+    here = has_native_kernels(ours)
     if None in (there, here) or there == here:
         return
     if here:

@@ -14,7 +14,7 @@ Pair = Sequence[int]
 """A number for each of the two dimensions of space."""
 
 
-def convolve(x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
+def call_convolution(x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
     """Return the convolution of x (rows, y, x, features) with w (y, x, in, out).
 
     `results` is the size of the output in space. `padding` is what lies before the input; what is missing after it is filled too.
@@ -25,8 +25,8 @@ def convolve(x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, d
     )
 
 
-def compute_kernel_gradient(x: Array, gradient: Array, taps: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
-    """Return the gradient of `convolve` by w, whose size in space is `taps`, from the gradient by its output."""
+def call_kernel_gradient(x: Array, gradient: Array, taps: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
+    """Return the gradient of `call_convolution` by w, whose size in space is `taps`, from the gradient by its output."""
     shape = (*taps, x.shape[3], gradient.shape[3])
     call = jax.ffi.ffi_call("unisono_convolution_kernel_gradient", jax.ShapeDtypeStruct(shape, x.dtype))
     return call(x, gradient, **pack_numbers(strides, padding, dilation))

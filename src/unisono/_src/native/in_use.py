@@ -1,4 +1,4 @@
-"""What kernels this process uses; importing this file loads them."""
+"""The kernels that this process uses; importing this file loads them."""
 
 from __future__ import annotations
 

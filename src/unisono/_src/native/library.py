@@ -63,7 +63,7 @@ def load_kernels() -> Kernels:
     """Return the kernels of this process: at first use their library is loaded and made known to XLA."""
     try:
         level = choose_level()
-        return register_library(level, ctypes.CDLL(str(find_library(level))))
+        return register_library(level, load_library(level))
     except KernelsUnavailableError as error:
         return Kernels(None, None, str(error))
 
@@ -95,6 +95,13 @@ def choose_level() -> str:
 
 def find_library(level: str) -> pathlib.Path:
     return FOLDER / f"kernels-{level}.so"
+
+
+def load_library(level: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(find_library(level)))
+    except OSError as error:  # it is damaged, or was compiled on a newer system
+        raise KernelsUnavailableError(f"their library cannot be loaded: {error}") from error
 
 
 def list_instructions() -> set[str]:

@@ -88,7 +88,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         counts = tuple(map(len, ids_of_processes))
         agreement.check(list_common_settings(arguments))
         all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
-        check_same_kernels(all_kinds)
+        check_kernels_of_processes(all_kinds)
         if self.writes:
             warn_of_device_kinds(all_kinds)
         by_id = {device.id: device for device in jax.devices()}
@@ -153,7 +153,7 @@ def set_random_state(state: Json) -> None:
         np.random.set_state(tuple(numpy_state))
 
 
-def check_same_kernels(kinds: Sequence[DeviceKind]) -> None:
+def check_kernels_of_processes(kinds: Sequence[DeviceKind]) -> None:
     """Refuse processes of which some compute with native kernels and some without."""
     for process, kind in enumerate(kinds):
         if has_native_kernels(kind) != has_native_kernels(kinds[0]):

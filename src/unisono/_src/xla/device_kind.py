@@ -29,8 +29,9 @@ COMPUTING_PREFIXES = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx")
 
 def describe_device(device: jax.Device) -> dict[str, str]:
     """Return the kind of a device, in words."""
-    kernels = {"kernels": load_kernels().description}
-    return {"device": device.device_kind} | (describe_processor() | kernels if device.platform == "cpu" else {})
+    if device.platform != "cpu":
+        return {"device": device.device_kind}
+    return {"device": device.device_kind} | describe_processor() | {"kernels": load_kernels().description}
 
 
 def has_native_kernels(kind: DeviceKind) -> bool | None:

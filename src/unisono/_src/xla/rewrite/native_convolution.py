@@ -45,9 +45,9 @@ def convolve_natively(x: Array, w: Array, window: Window) -> Array:
     results = window.results(x.shape[1:-1], w.shape[:-2])
     before = [low for low, _ in window.padding]
     if not is_larger(w.shape[:-2], results):
-        return convolutions.convolve(x, w, results, window.strides, before, window.dilation)
+        return convolutions.call_convolution(x, w, results, window.strides, before, window.dilation)
     # The gradient by a kernel: w is the gradient by the output, and the features of both are the rows of the batch.
     rows = lax.transpose(x, (3, 1, 2, 0))
     gradient = lax.transpose(w, (2, 0, 1, 3))
-    y = convolutions.compute_kernel_gradient(rows, gradient, results, window.dilation, before, window.strides)
+    y = convolutions.call_kernel_gradient(rows, gradient, results, window.dilation, before, window.strides)
     return lax.transpose(y, (2, 0, 1, 3))

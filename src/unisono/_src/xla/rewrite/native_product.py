@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 from jax import Array, lax
 
 from unisono._src.native.library import load_kernels
-from unisono._src.native.products import multiply
+from unisono._src.native.products import call_product
 from unisono._src.typing import Shape
 
 Axes = tuple[int, ...]
@@ -24,9 +25,15 @@ def find_native_product(
 
     `shapes` and `contracted` are those of the left operand and of the right one.
     """
-    transposed = [is_transposed(*operand) for operand in zip(shapes, contracted, strict=True)]
-    left, right = transposed[0], None if transposed[1] is None else not transposed[1]
-    if left is None or right is None or (left and right) or dtypes != {"float32"} or load_kernels().level is None:
+    left = find_place(shapes[0], contracted[0])
+    right = find_place(shapes[1], contracted[1])
+    if (
+        left is None
+        or right is None
+        or (left, right) == ("first", "last")
+        or dtypes != {"float32"}
+        or load_kernels().level is None
+    ):
         return None
     rows, columns = (drop_axes(shape, axes) for shape, axes in zip(shapes, contracted, strict=True))
     depth = math.prod(shapes[0][axis] for axis in contracted[0])
@@ -34,23 +41,23 @@ def find_native_product(
         return None
 
     def compute(x: Array, y: Array) -> Array:
-        x = lax.reshape(x, (depth, math.prod(rows)) if left else (math.prod(rows), depth))
-        y = lax.reshape(y, (math.prod(columns), depth) if right else (depth, math.prod(columns)))
-        return lax.reshape(multiply(x, y, left, right), (*rows, *columns))
+        x = lax.reshape(x, (depth, math.prod(rows)) if left == "first" else (math.prod(rows), depth))
+        y = lax.reshape(y, (depth, math.prod(columns)) if right == "first" else (math.prod(columns), depth))
+        return lax.reshape(call_product(x, y, left == "first", right == "last"), (*rows, *columns))
 
     return compute
 
 
-def is_transposed(shape: Shape, contracted: Axes) -> bool | None:
-    """Return whether the contracted dimensions come first, in order; None if they neither come first nor last.
+def find_place(shape: Shape, contracted: Axes) -> Literal["first", "last"] | None:
+    """Return whether the contracted dimensions come first or last, in order; None if they do neither.
 
-    >>> is_transposed((8, 3, 5), (0, 1)), is_transposed((8, 3, 5), (2,)), is_transposed((8, 3, 5), (1,))
-    (True, False, None)
+    >>> find_place((8, 3, 5), (0, 1)), find_place((8, 3, 5), (2,)), find_place((8, 3, 5), (1,))
+    ('first', 'last', None)
     """
     count = len(contracted)
     if contracted == tuple(range(len(shape) - count, len(shape))):
-        return False
-    return True if contracted == tuple(range(count)) else None
+        return "last"
+    return "first" if contracted == tuple(range(count)) else None
 
 
 def drop_axes(shape: Shape, axes: Axes) -> Shape:
