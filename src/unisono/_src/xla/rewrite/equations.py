@@ -38,7 +38,7 @@ class Producers(dict[Atom, JaxprEqn]):
 class Replacement(NamedTuple):
     """A substitute for an equation: `function` computes the same result from `operands`."""
 
-    function: Callable[..., jax.Array]
+    function: Callable[..., jax.Array | tuple[jax.Array, ...]]
     operands: Sequence[Atom]
 
 

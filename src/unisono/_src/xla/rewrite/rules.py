@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import jax
 from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
-from unisono._src.xla.rewrite import contraction, convolution, fourier, pooling, reduction
+from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, pooling, reduction
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
 
 P = ParamSpec("P")
@@ -31,6 +31,8 @@ CPU: Rules = {
     "reduce_window_sum": pooling.replace_pooling,
     "select_and_scatter_add": pooling.replace_max_gradient,
 }
+CPU_LOOPS: Rules = {"scan": loops.hoist_products}
+"""Rules for loops, applied first: what leaves a loop is then put into other forms too."""
 GPU: Rules = {"select_and_scatter_add": pooling.replace_max_gradient_without_overlap}
 BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,11 +51,12 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
     3.0
     """
     rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
+    loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if platform == "cpu" else {})
 
     @functools.wraps(function)
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
         traced, out = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
-        run = jaxpr_as_fun(Rewriter(rule)(traced))
+        run = jaxpr_as_fun(Rewriter(rule)(Rewriter(loop_rule)(traced)))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
     return with_replacements
@@ -67,3 +70,9 @@ def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replace
     if rule is None or any(atom.aval.dtype.name not in dtypes or atom.aval.size == 0 for atom in [*eqn.invars, *eqn.outvars]):
         return None
     return rule(eqn, made_by)
+
+
+def find_loop_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Return the replacement of a loop; None if it has no rule."""
+    rule = rules.get(eqn.primitive.name)
+    return rule(eqn, made_by) if rule else None

@@ -1,0 +1,266 @@
+"""Products and sums that a loop computes step by step, computed for all steps at once.
+
+A recurrent layer multiplies each place of a sequence with its kernel, and adds up the gradients by its weights, within a loop: products of a
+few rows, one after another. But of the products of a step, only those of the state need the step before. The others are taken out of the
+loop: as one product of all places before it, as one after it, or, where a carry adds up products, as one that is contracted over the steps.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, get_shape
+
+MOST_STACKED = 1 << 28
+"""Elements of an operand at all steps together, beyond which its product stays in the loop: they are kept for the whole loop."""
+
+ADDITIONS = ("add", "add_any")
+LINEAR = (*ADDITIONS, "broadcast_in_dim", "concatenate", "pad", "reduce_sum", "reshape", "squeeze", "transpose")
+
+Arrays: TypeAlias = list[Array]
+
+
+class LoopBody:
+    """The program of one step of a `lax.scan`, with the roles of its inputs and outputs."""
+
+    def __init__(self, params: Params) -> None:
+        self.program: Jaxpr = params["jaxpr"].jaxpr
+        self.length: int = params["length"]
+        self.made_by = Producers(self.program)
+        consts, carries = params["num_consts"], params["num_carry"]
+        inputs = self.program.invars
+        self.consts = inputs[:consts]
+        self.carries = inputs[consts : consts + carries]
+        self.places = inputs[consts + carries :]
+        """Inputs of which each step reads its own place."""
+        self.next_carries = self.program.outvars[:carries]
+        self.results = self.program.outvars[carries:]
+        """Outputs of which each step writes its own place."""
+        read = [atom for eqn in self.program.eqns for atom in eqn.invars] + list(self.program.outvars)
+        self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
+
+    def is_read_once(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and self._times_read[atom] == 1
+
+    def can_stack(self, atom: Atom) -> bool:
+        """Return whether an operand is a variable of the loop that can be kept for all steps."""
+        return isinstance(atom, Var) and math.prod(get_shape(atom)) * self.length <= MOST_STACKED
+
+
+@dataclasses.dataclass
+class Hoisted:
+    """The products that leave a loop."""
+
+    before: list[JaxprEqn]
+    """Of inputs alone; a step then reads the result."""
+    after: dict[int, JaxprEqn]
+    """By the result of the loop that they make, and that nothing else reads."""
+    sums: dict[int, Sum]
+    """By the carry that adds them up."""
+
+    def list_late_operands(self) -> list[Var]:
+        """Return the operands of what is computed behind the loop, each of them once."""
+        late = [*self.after.values(), *(root for total in self.sums.values() for root in total.roots)]
+        return list(dict.fromkeys(atom for eqn in late for atom in eqn.invars if isinstance(atom, Var)))
+
+    def remove_from(self, eqns: Iterable[JaxprEqn]) -> list[JaxprEqn]:
+        """Return the equations that stay in the loop."""
+        sums = [eqn for total in self.sums.values() for eqn in [*total.roots, *total.equations]]
+        leaving = [*self.before, *self.after.values(), *sums]
+        numbers = set(map(id, leaving))
+        return [eqn for eqn in eqns if id(eqn) not in numbers]
+
+
+class Operands(NamedTuple):
+    """The values of a loop's variables: those that all steps share, and those with a place for each step."""
+
+    shared: dict[Var, Array]
+    stacked: dict[Var, Array]
+
+    def get(self, atom: Atom) -> Array:
+        assert isinstance(atom, Var)
+        return self.stacked[atom] if atom in self.stacked else self.shared[atom]
+
+
+@dataclasses.dataclass
+class Sum:
+    """A carry that nothing reads but an addition, which adds a linear function of products, or of sums."""
+
+    roots: list[JaxprEqn]
+    """The products and the sums."""
+    equations: list[JaxprEqn]
+    """The linear function and the additions, in order: they hold for the totals of all steps, too."""
+
+    @classmethod
+    def join(cls, parts: Iterable[Sum], eqn: JaxprEqn) -> Sum:
+        """Return the sum that an equation makes of others."""
+        parts = list(parts)
+        equations = [earlier for part in parts for earlier in part.equations]
+        return cls([root for part in parts for root in part.roots], [*equations, eqn])
+
+
+def hoist_products(eqn: JaxprEqn, _: Producers) -> Replacement | None:
+    """Replace a `lax.scan` by one without the products that can be computed for all steps at once."""
+    body = LoopBody(eqn.params)
+    if body.length < 2 or body.program.effects:
+        return None
+    sums = dict(find_sums(body))
+    summed = {id(root) for total in sums.values() for root in total.roots}
+    products = [step for step in body.program.eqns if is_product(step) and id(step) not in summed]
+    before = [step for step in products if is_of_inputs(body, step)]
+    after = {number: step for number, step in find_products_after(body, products) if step not in before}
+    hoisted = Hoisted(before, after, sums)
+    if not (before or after or sums):
+        return None
+    return Replacement(functools.partial(run_loop, body, hoisted, eqn.params), eqn.invars)
+
+
+def is_product(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "dot_general" and eqn.params["out_sharding"] is None
+
+
+def is_of_inputs(body: LoopBody, product: JaxprEqn) -> bool:
+    """Return whether the operands of a product are inputs of the step, at least one of them a place of its own."""
+    inputs = {*body.consts, *body.places}
+    are_inputs = all(isinstance(atom, Var) and atom in inputs for atom in product.invars)
+    return are_inputs and any(atom in body.places for atom in product.invars) and body.can_stack(product.outvars[0])
+
+
+def find_products_after(body: LoopBody, products: Iterable[JaxprEqn]) -> Iterable[tuple[int, JaxprEqn]]:
+    """Yield the products that are a result of the step and nothing else, by the number of the result."""
+    for product in products:
+        (made,) = product.outvars
+        if body.is_read_once(made) and made in body.results and all(map(body.can_stack, product.invars)):
+            yield body.results.index(made), product
+
+
+def find_sums(body: LoopBody) -> Iterable[tuple[int, Sum]]:
+    """Yield the carries that only add up products or sums, by their numbers."""
+    for number, (carry, following) in enumerate(zip(body.carries, body.next_carries, strict=True)):
+        if body.is_read_once(carry) and following is not carry:
+            total = find_additions(body, following, carry)
+            if total is not None:
+                yield number, total
+
+
+def find_additions(body: LoopBody, atom: Atom, carry: Var) -> Sum | None:
+    """Return how additions make an atom of a carry and of products and sums; None if anything else does."""
+    if atom is carry:
+        return Sum([], [])
+    addition = body.made_by.find_if_read_once(atom)
+    if addition is None or addition.primitive.name not in ADDITIONS:
+        return None
+    for left, right in (addition.invars, addition.invars[::-1]):
+        before = find_additions(body, left, carry)
+        added = find_linear_function(body, right) if before else None
+        if before and added:
+            return Sum.join([before, added], addition)
+    return None
+
+
+def find_linear_function(body: LoopBody, atom: Atom) -> Sum | None:
+    """Return how linear equations make an atom of products and sums of variables of the loop; None if others do."""
+    eqn = body.made_by.find_if_read_once(atom)
+    if eqn is None:
+        return None
+    if eqn.primitive.name in LINEAR:
+        parts = [find_linear_function(body, operand) for operand in eqn.invars if not is_zero(operand)]
+        found = [part for part in parts if part]
+        if len(found) == len(parts):
+            return Sum.join(found, eqn)
+    are_stacked = all(body.can_stack(operand) and operand not in body.consts for operand in eqn.invars)
+    return Sum([eqn], []) if are_stacked and (is_product(eqn) or eqn.primitive.name == "reduce_sum") else None
+
+
+def is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Literal) and bool(np.all(atom.val == 0))
+
+
+def run_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array) -> tuple[Array, ...]:
+    """Return what the loop returns."""
+    consts, carries = len(body.consts), len(body.carries)
+    values = Operands(
+        shared=dict(zip(body.consts, operands[:consts], strict=True)),
+        stacked=dict(zip(body.places, operands[consts + carries :], strict=True)),
+    )
+    for product in hoisted.before:
+        values.stacked[product.outvars[0]] = multiply_at_all_steps(product, values)
+    carried = [number for number in range(carries) if number not in hoisted.sums]
+    written = [number for number in range(len(body.results)) if number not in hoisted.after]
+    # What the loop makes for a product behind it is a result of the loop now.
+    kept = [atom for atom in hoisted.list_late_operands() if atom not in values.stacked and atom not in values.shared]
+    step = body.program.replace(
+        invars=[*body.consts, *(body.carries[number] for number in carried), *values.stacked],
+        outvars=[*(body.next_carries[number] for number in carried), *(body.results[number] for number in written), *kept],
+        eqns=hoisted.remove_from(body.program.eqns),
+        debug_info=drop_names(body.program),
+    )
+    run_step = jaxpr_as_fun(ClosedJaxpr(step, params["jaxpr"].consts))
+
+    def run(state: Arrays, places: Arrays) -> tuple[Arrays, Arrays]:
+        outputs = run_step(*operands[:consts], *state, *places)
+        return list(outputs[: len(carried)]), list(outputs[len(carried) :])
+
+    first = [operands[consts + number] for number in carried]
+    places = list(values.stacked.values())
+    last, made = lax.scan(run, first, places, length=body.length, reverse=params["reverse"], unroll=params["unroll"])
+    values.stacked.update(zip(kept, made[len(written) :], strict=True))
+
+    finals = dict(zip(carried, last, strict=True))
+    results = dict(zip(written, made[: len(written)], strict=True))
+    finals |= {number: add_up(body, number, total, operands[consts + number], values) for number, total in hoisted.sums.items()}
+    results |= {number: multiply_at_all_steps(product, values) for number, product in hoisted.after.items()}
+    return (*(finals[number] for number in range(carries)), *(results[number] for number in range(len(body.results))))
+
+
+def multiply_at_all_steps(product: JaxprEqn, values: Operands) -> Array:
+    """Return the product at all steps, along a new first dimension."""
+    axes = tuple(0 if atom in values.stacked else None for atom in product.invars)
+    multiply = functools.partial(lax.dot_general, **get_arguments(product))
+    return jax.vmap(multiply, in_axes=axes)(*map(values.get, product.invars))
+
+
+def add_up(body: LoopBody, number: int, total: Sum, first: Array, values: Operands) -> Array:
+    """Return a carry after all steps: its equations, once, of its first value and of the totals."""
+    totals = [sum_over_steps(root, values) for root in total.roots]
+    program = body.program.replace(
+        invars=[body.carries[number], *(root.outvars[0] for root in total.roots)],
+        outvars=[body.next_carries[number]],
+        eqns=total.equations,
+        debug_info=drop_names(body.program),
+    )
+    (last,) = jaxpr_as_fun(ClosedJaxpr(program, []))(first, *totals)
+    return last
+
+
+def sum_over_steps(root: JaxprEqn, values: Operands) -> Array:
+    """Return a product that is contracted over the steps too, or a sum over them too."""
+    operands = [values.get(atom) for atom in root.invars]
+    if root.primitive.name == "reduce_sum":
+        return lax.reduce_sum(operands[0], axes=(0, *(axis + 1 for axis in root.params["axes"])))
+    contracted, batch = root.params["dimension_numbers"]
+    numbers = (
+        tuple((0, *(axis + 1 for axis in axes)) for axes in contracted),
+        tuple(tuple(axis + 1 for axis in axes) for axes in batch),
+    )
+    left, right = operands
+    return lax.dot_general(left, right, **{**get_arguments(root), "dimension_numbers": numbers})
+
+
+def drop_names(program: Jaxpr) -> DebugInfo:
+    """Return what a program says of itself for messages, without the names of its inputs and outputs: it gets others."""
+    return program.debug_info._replace(arg_names=None, result_paths=None)
+
+
+def get_arguments(product: JaxprEqn) -> Params:
+    return {name: product.params[name] for name in ("dimension_numbers", "precision", "preferred_element_type")}
