@@ -23,7 +23,7 @@ FLOORS = {
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
         "keras_private", "jax_private", "native", "placement", "reduction_tree", "packing", "versions", "execution_mode", "near_names",
-        "function_names", "typed_jax", "typing",
+        "function_names", "inlining", "typed_jax", "typing",
     ],
 }  # fmt: skip
 """From the top down. A room imports from its own floor and from the floors below."""

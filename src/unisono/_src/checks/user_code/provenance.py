@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, inline_calls, list_variables, slice_program
+from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, list_variables, slice_program
+from unisono._src.inlining import inline_calls
 from unisono._src.replica.variable_discovery import Trace
 
 UNCHANGED = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")

@@ -58,6 +58,10 @@ def get_shape(atom: Atom) -> Shape:
     return cast(ShapedArray, atom.aval).shape
 
 
+def get_dtype(atom: Atom) -> str:
+    return cast(ShapedArray, atom.aval).dtype.name
+
+
 Traced: TypeAlias = Jaxpr | ClosedJaxpr
 """A traced program."""
 

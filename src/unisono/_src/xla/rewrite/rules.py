@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import jax
 from jax.extend.core import JaxprEqn, jaxpr_as_fun
 
-from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, pooling, reduction
+from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_loop, pooling, reduction
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
 
 P = ParamSpec("P")
@@ -29,6 +29,7 @@ CPU: Rules = {
     "reduce_window_max": pooling.replace_pooling,
     "reduce_window_min": pooling.replace_pooling,
     "reduce_window_sum": pooling.replace_pooling,
+    "scan": native_loop.replace_loop,
     "select_and_scatter_add": pooling.replace_max_gradient,
 }
 CPU_LOOPS: Rules = {"scan": loops.hoist_products}
@@ -36,7 +37,7 @@ CPU_LOOPS: Rules = {"scan": loops.hoist_products}
 GPU: Rules = {"select_and_scatter_add": pooling.replace_max_gradient_without_overlap}
 BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
-DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128")}
+DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128"), "scan": ("float32", "bool")}
 """Dtypes of the primitives that do not have `DTYPES`."""
 
 

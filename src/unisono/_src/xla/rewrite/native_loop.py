@@ -1,0 +1,125 @@
+"""Loops whose rows do not meet, by the native kernel: recurrent layers, forward and backward.
+
+A step of such a loop is products of rows with matrices that are the same at every step, and functions of single elements. So a piece of rows
+can run through all steps by itself, and its values stay in the processor's caches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+
+from unisono._src.inlining import inline_calls
+from unisono._src.native.library import load_kernels
+from unisono._src.native.row_loops import LoopArrays, Operand, RowProgram, call_row_loop
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_dtype, get_shape
+from unisono._src.xla.rewrite.row_equations import read_equation
+from unisono._src.xla.rewrite.row_places import place_step
+from unisono._src.xla.rewrite.row_steps import NotByRowsError, RowStep
+
+
+class RowLoop(NamedTuple):
+    """A loop in the kernel's words."""
+
+    program: RowProgram
+    places: list[int]
+    """Which of the inputs with a place for each step are read."""
+    prepare: ClosedJaxpr
+    """Returns, from the constants, what is the same at every step: fixed rows, shared rows and matrices, as many of each as `counts` says."""
+    counts: tuple[int, int, int]
+    results: list[jax.ShapeDtypeStruct]
+    """Of all steps."""
+
+
+def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
+    """Replace a `lax.scan` whose rows do not meet by a call of the kernel."""
+    if load_kernels().level is None or eqn.effects or eqn.params["num_carry"] == 0:
+        return None
+    try:
+        loop = read_loop(eqn.params)
+    except NotByRowsError:
+        return None
+    if not loop.program.transposed:  # without products, XLA's loop is as good
+        return None
+    return Replacement(functools.partial(run_loop, loop, eqn.params), eqn.invars)
+
+
+def read_loop(params: Params) -> RowLoop:
+    """Return a loop in the kernel's words; raise `NotByRowsError` if it cannot be said in them."""
+    body = inline_calls(params["jaxpr"])
+    program = body.jaxpr
+    consts, count = params["num_consts"], params["num_carry"]
+    carries, places = program.invars[consts : consts + count], program.invars[consts + count :]
+    rows = (*get_shape(carries[0]), 0)[0]
+    check_inputs(rows, carries, places)
+    constant, preparing = split_constants(program, consts)
+    step = RowStep(rows, carries, set(places), constant)
+    for eqn in program.eqns:
+        if not constant.issuperset(eqn.outvars):
+            read_equation(step, eqn)
+    for kind, outputs in (("result", program.outvars[count:]), ("next", program.outvars[:count])):
+        for index, atom in enumerate(outputs):
+            step.write(atom, Operand(kind, index))
+    placed = place_step(step.instructions, step.widths)
+    fixed, shared, read_places = (list(step.arrays[kind]) for kind in ("fixed", "shared", "place"))
+    matrices = [matrix for matrix, _ in step.matrices]
+    prepare = program.replace(
+        invars=program.invars[:consts],
+        outvars=[*fixed, *shared, *matrices],
+        eqns=preparing,
+        debug_info=program.debug_info._replace(arg_names=None, result_paths=None),
+    )
+    return RowLoop(
+        RowProgram(
+            placed.instructions,
+            step.numbers,
+            [is_transposed for _, is_transposed in step.matrices],
+            placed.kept_widths,
+            placed.local_widths,
+        ),
+        [places.index(place) for place in read_places],
+        ClosedJaxpr(prepare, body.consts),
+        (len(fixed), len(shared), len(matrices)),
+        [jax.ShapeDtypeStruct((params["length"], *get_shape(atom)), get_dtype(atom)) for atom in program.outvars[count:]],
+    )
+
+
+def check_inputs(rows: int, carries: Sequence[Var], places: Sequence[Var]) -> None:
+    if any(get_shape(variable)[:1] != (rows,) for variable in [*carries, *places]):
+        raise NotByRowsError("an input has no rows")
+    if any(get_dtype(carry) != "float32" for carry in carries):
+        raise NotByRowsError("a carry is of another dtype")
+
+
+def split_constants(program: Jaxpr, consts: int) -> tuple[set[Var], list[JaxprEqn]]:
+    """Return the variables that are the same at every step, and the equations that make some of them."""
+    constant = {*program.constvars, *program.invars[:consts]}
+    equations: list[JaxprEqn] = []
+    for eqn in program.eqns:
+        read = [atom for atom in eqn.invars if isinstance(atom, Var)]
+        is_number = not read and eqn.primitive.name == "broadcast_in_dim"  # an instruction reads it as a number
+        if constant.issuperset(read) and not eqn.effects and not is_number:
+            constant.update(eqn.outvars)
+            equations.append(eqn)
+    return constant, equations
+
+
+def run_loop(loop: RowLoop, params: Params, *operands: Array) -> tuple[Array, ...]:
+    """Return what the loop returns."""
+    consts, carries = params["num_consts"], params["num_carry"]
+    prepared = jaxpr_as_fun(loop.prepare)(*operands[:consts])
+    fixed, shared, _ = loop.counts
+    inputs = operands[consts + carries :]
+    arrays = LoopArrays(
+        carries=operands[consts : consts + carries],
+        places=[inputs[index] for index in loop.places],
+        fixed=prepared[:fixed],
+        shared=prepared[fixed : fixed + shared],
+        matrices=prepared[fixed + shared :],
+    )
+    return tuple(call_row_loop(loop.program, params["length"], params["reverse"], arrays, loop.results))
