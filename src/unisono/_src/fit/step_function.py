@@ -14,9 +14,10 @@ from unisono._src.fit.steps_per_call import BatchGroup
 from unisono._src.keras_private.data_adapters import NoStep
 from unisono._src.keras_private.models import find_eager_option
 from unisono._src.keras_private.trainer_state import hold_state, list_model_variables, list_variable_ids
-from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.replica.keras_step import KerasStepComputation
 from unisono._src.replica.predictions import PredictComputation
 from unisono._src.replica.protocol import State
+from unisono._src.replica.user_step import UserStepComputation, is_user_step
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.predict import PredictStep
 from unisono._src.step.step import Step
@@ -97,7 +98,8 @@ class StepFunction:
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
             return PredictStep(PredictComputation(self._model, replicas, self.eager), *where)
-        functions = ModelComputation(self._model, self._mode, replicas, self.eager)
+        kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
+        functions = kind(self._model, self._mode, replicas, self.eager)
         return EagerStep(functions, *where) if self.eager else Step(self._mode, functions, *where)
 
 

@@ -55,6 +55,8 @@ class ProbedFunctions(ReplicaComputation, Protocol):
     eager: bool
     """Whether the functions are called with arrays, not compiled."""
     growth: Growth
+    has_user_step: bool
+    """Whether the model's class overrides the step."""
 
     @property
     def model(self) -> keras.Model: ...
@@ -62,11 +64,6 @@ class ProbedFunctions(ReplicaComputation, Protocol):
     def gradients_of_numbers(
         self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None, /
     ) -> dict[str, Array]: ...
-
-    @property
-    def is_own(self) -> bool:
-        """Return whether the model's class overrides the step."""
-        ...
 
 
 class ModelProbe:
@@ -145,7 +142,7 @@ class ModelProbe:
         real = pair_shards(state, batch, shards, most=most)
         both = real[0].both
         made = make_up_rows(both, self._step.compared_values)
-        if not self._functions.is_own:  # a user step defines the structure of its batches
+        if not self._functions.has_user_step:  # a user step defines the structure of its batches
             made += draw_sample_weights(both)
         return [*real, *(RowPair.of(state, rows) for rows in made)]
 
