@@ -5,7 +5,6 @@ State comes in and a contribution goes out; nothing is assigned. The rest of a s
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 
 import keras
@@ -20,17 +19,14 @@ from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.growth import Growth
 from unisono._src.replica.model_state import ModelState
-from unisono._src.replica.probe import ModelProbe
-from unisono._src.replica.protocol import Divisor, State
+from unisono._src.replica.probe import ModelProbe, ProbedFunctions
+from unisono._src.replica.protocol import State
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.typing import Array, Logs, PyTree
 
 
-class ModelComputation(abc.ABC):
-    """The functions that the replicas of a model run in "train" or "evaluate"."""
-
-    has_user_step: bool
-    """Whether the model's class overrides the step."""
+class ModelComputation(ProbedFunctions):
+    """The functions that the replicas of a model run in "train" or "evaluate"; those that are not here depend on the kind of step."""
 
     def __init__(self, model: keras.Model, mode: str, replicas: int, eager: bool = False) -> None:
         """`eager`: the functions are called with arrays, one operation after another, and a probe does not compile them either."""
@@ -44,25 +40,7 @@ class ModelComputation(abc.ABC):
         self.eager = eager
         self._by_rows = OutputRows(eager, self.has_one_replica)
         self.growth = Growth()
-        """The growth of losses that are one number for all rows. `probe` finds it."""
         self._probe: ModelProbe | None = None
-
-    @abc.abstractmethod
-    def contribution(
-        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
-    ) -> tuple[Contribution, Sequence[Array]]: ...
-
-    @abc.abstractmethod
-    def divisors(
-        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
-    ) -> Sequence[Divisor]: ...
-
-    @abc.abstractmethod
-    def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
-        """Return the gradient of each loss that is one number for all rows, as one vector."""
-
-    @abc.abstractmethod
-    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Logs] | None: ...
 
     @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
@@ -130,11 +108,6 @@ class ModelComputation(abc.ABC):
         loss_functions = [term.loss for term in list_loss_terms(self.model)]
         as_mean = as_mean or overrides_method(self.model, "compute_loss")
         return losses.LossTerms(loss_functions, row_fraction, self.growth, self._by_rows, divisors, as_mean)
-
-    def _metric_changes(
-        self, means: metrics.BatchLevelMeans, reset: list[Array], after: list[Array], row_fraction: Array
-    ) -> list[Array]:
-        return means.compute_changes(self.model.metrics_variables, self._batch_means, reset, after, row_fraction)
 
     def _weigh_extra_logs(self, logs: Logs | None, after: list[Array], row_fraction: Array) -> dict[str, Array]:
         """Return the replica's contribution to the logs that no metric gives."""

@@ -131,7 +131,9 @@ class KerasStepComputation(ModelComputation):
             logs = self.model.compute_metrics(x, y, y_pred, sample_weight)
             after = list_scope_values(scope, variables)
         extra_logs = self._weigh_extra_logs(logs, after, row_fraction)
-        return (after if self.has_one_replica else self._metric_changes(means, reset, after, row_fraction)), extra_logs
+        if self.has_one_replica:
+            return after, extra_logs
+        return means.compute_changes(variables, self._batch_means, reset, after, row_fraction), extra_logs
 
 
 def concatenate_raveled(arrays: list[Array]) -> Array:

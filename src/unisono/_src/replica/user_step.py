@@ -59,7 +59,7 @@ class UserStepComputation(ModelComputation):
                 self._list_updated(result), self._weigh_gradients(result, row_fraction), replica, self._replicas
             ),
             self._state.collect_assigned(non_trainable, result.non_trainable, batch, replica),
-            self._metric_changes(means, reset, result.metrics, row_fraction),
+            means.compute_changes(self.model.metrics_variables, self._batch_means, reset, result.metrics, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(list_loss_terms(self.model))),
             self._weigh_extra_logs(result.logs, result.metrics, row_fraction),
