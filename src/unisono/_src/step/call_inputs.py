@@ -18,7 +18,7 @@ CALL_BYTES = 2 * IN_PLACE_BYTES  # so that rows which are read in place are thos
 
 
 class CallInputs:
-    """What calls of the step program are given. One that runs no replica gets arrays of the same shapes, whose values are not read."""
+    """The inputs of calls of the step program. One that runs no replica gets arrays of the same shapes, whose values are not read."""
 
     def __init__(self, placement: Placement, most_steps: int) -> None:
         """A call may take `most_steps`, and has room for the batches of all of them."""

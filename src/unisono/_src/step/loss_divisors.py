@@ -22,7 +22,7 @@ class BatchDivisors(NamedTuple):
     are_counted: bool
     """Whether masks or weights decide some of them, on the devices."""
     on_devices: dict[int, Array]
-    """By device: as far as shapes decide them, and from `complete` on all."""
+    """The divisors on each device: as far as shapes decide them, and from `complete` on all."""
 
     def complete(self, totals: dict[int, PackedTree], devices: Sequence[jax.Device]) -> BatchDivisors:
         """Return the divisors that were counted, on every device, from their total on the homes."""
