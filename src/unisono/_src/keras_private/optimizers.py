@@ -34,6 +34,11 @@ def list_optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.
     return list(optimizer._trainable_variables)
 
 
+def list_loss_scales(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return the optimizer's variables that scale the loss: none but a loss scale."""
+    return [optimizer.dynamic_scale] if isinstance(optimizer, LossScaleOptimizer) else []
+
+
 def open_name_scope(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[object]:
     """Return the name scope in which Keras builds the optimizer."""
     return backend.name_scope(optimizer.name, caller=optimizer)

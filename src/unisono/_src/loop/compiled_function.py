@@ -18,7 +18,7 @@ from unisono._src.ownership import find_bond
 from unisono._src.placement import Placement
 from unisono._src.replica.function_outputs import OutputLeaf
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.step.step import RunOutput
+from unisono._src.step.run_outputs import RunOutput
 from unisono._src.typing import AnyArray, Outputs, UserFunction
 
 PLAIN_TYPES = (*VALUE_TYPES, type(None))

@@ -28,9 +28,9 @@ from unisono._src.checks.user_code.row_independence import warn_of_coupled_rows
 from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
+from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
-from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserComputation
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
