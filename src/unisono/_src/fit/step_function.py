@@ -13,6 +13,7 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.fit.steps_per_call import BatchGroup
 from unisono._src.keras_private.data_adapters import NoStep
 from unisono._src.keras_private.models import find_eager_option
+from unisono._src.keras_private.optimizers import read_optimizer_settings
 from unisono._src.keras_private.trainer_state import hold_state, list_model_variables, list_variable_ids
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.predictions import PredictComputation
@@ -52,6 +53,8 @@ class StepFunction:
         self.eager = training.is_eager
         self.variables = list_variable_ids(training.model)
         """The ids of the model's variables for which the function was made."""
+        self._settings = read_optimizer_settings(training.model)
+        """The settings that a trace takes as fixed."""
         self._step = self._make_step()
 
     def __call__(self, state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
@@ -68,6 +71,7 @@ class StepFunction:
         self._sizes = sizes
         if is_training:
             refusals.check_optimizer_attributes(self._model.optimizer)
+            self._follow_settings()
         replicas = self._strategy.num_replicas_in_sync
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self.eager):
@@ -81,6 +85,13 @@ class StepFunction:
         if error is not None:
             raise error
         return group.steps_per_call.note_call(len(batches), logs, self._step.has_more_logs) if group else logs, state
+
+    def _follow_settings(self) -> None:
+        """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
+        settings = read_optimizer_settings(self._model)
+        if settings != self._settings:
+            self._settings = settings
+            self._step = self._make_step()
 
     def forget(self) -> None:
         """Release the state on the devices."""
