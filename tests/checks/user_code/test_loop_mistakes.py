@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 import warnings
 
 import jax
@@ -1088,6 +1089,44 @@ def test_what_is_put_into_an_argument_is_named(loop):
         loop.strategy.run(code, args=(first(loop), {}))
     with pytest.raises(ValueError, match=r"puts something into an argument"):
         un.function(lambda kept, x: kept.append(x))([], np.float32(1))
+
+
+def replace_item(x, kept):
+    kept["losses"][0] = ops.sum(x)
+
+
+def replace_number(*them):
+    them[1]["losses"][0] += 1
+
+
+@pytest.mark.parametrize(("code", "place"), [(replace_item, "kept['losses'][0]"), (replace_number, "args[1]['losses'][0]")])
+def test_what_replaces_an_item_of_an_argument_is_named(loop, code, place):
+    kept = {"losses": [0, 1]}
+    said = re.escape(
+        f"The function {code.__name__!r} puts another value into {place}, where nobody will find it when the function is compiled. Return "
+        f"it instead; what only the function needs, it puts into a copy: list(argument), dict(argument)."
+    )
+    (x, _) = first(loop)
+    with pytest.raises(ValueError, match=said):
+        loop.strategy.run(code, args=(x, kept))
+    with pytest.raises(ValueError, match=said):
+        un.function(code)(np.float32(1), kept)
+    if code is replace_item:
+        with pytest.raises(ValueError, match=said):
+            loop.strategy.run(code, args=(x,), kwargs={"kept": kept})
+    assert kept == {"losses": [0, 1]}
+
+
+def test_a_copy_of_an_argument_may_be_changed(loop):
+    def code(batch):
+        batch = dict(enumerate(batch))
+        batch[0] = batch[0] / 2
+        batch.pop(1)
+        return ops.sum(batch[0])
+
+    total = loop.strategy.reduce("SUM", loop.strategy.run(code, args=(first(loop),)))
+    np.testing.assert_allclose(total, X[:12].sum() / 2, rtol=1e-5)
+    np.testing.assert_allclose(un.function(code)([X[:12], Y[:12]]), X[:12].sum() / 2, rtol=1e-5)
 
 
 def test_an_object_with_arrays_in_it_is_not_returned(loop):

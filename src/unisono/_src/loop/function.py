@@ -35,7 +35,7 @@ from unisono._src.keras_private.trainer_state import (
     set_raw_value,
 )
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
-from unisono._src.loop.run_arguments import RunArguments, refuse_changed_structure, sort_leaves
+from unisono._src.loop.run_arguments import ArgumentLeaves, RunArguments, sort_leaves
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
@@ -150,14 +150,14 @@ class Function:
         return self if instance is None else functools.partial(self, instance)
 
     def _compile(self, function: UserFunction, arguments: RunArguments) -> TracedFunction:
-        structure = arguments.template.structure
         captured = CaptureSnapshot(function)
 
         @hide_masks()
         def call(arrays: list[AnyArray]) -> Outputs:
             args, kwargs = arguments.template.fill(constants=arrays)
+            before = ArgumentLeaves(self._fn, (args, kwargs))
             returned = self._fn(*args, **kwargs)
-            refuse_changed_structure(self._name, structure, jax.tree.structure((args, kwargs)))
+            before.refuse_changes()
             return jax.tree.map(unwrap_variable, returned)
 
         variables = self._find_variables(call, arguments.constants)

@@ -29,7 +29,7 @@ from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.loop import tf_names
-from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
+from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
 from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserComputation
@@ -55,13 +55,13 @@ class UserCall:
         self.was_called = True
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         args, kwargs = self._template.fill(rows=rows, carried=carried, constants=constants)
-        before = jax.tree.structure((args, kwargs))
+        before = ArgumentLeaves(self.function, (args, kwargs))
         function = self.function
         if isinstance(function, types.MethodType):  # the wrapped method, while a trace watches the instance
             function = getattr(function.__self__, function.__name__, function)
         with tf_names.NAMES:
             returned = function(*args, **kwargs)
-        refuse_changed_structure(self.name, before, jax.tree.structure((args, kwargs)))
+        before.refuse_changes()
         return returned
 
 
