@@ -291,6 +291,20 @@ def test_an_attribute_of_an_object_is_refused(loop):
         loop.strategy.run(Trainer().step)
 
 
+class Settings:
+    """An object that is given as an argument."""
+
+    rows = None
+    last = None
+
+
+def test_an_attribute_of_an_argument_is_refused(loop):
+    settings = Settings()
+    settings.rows = X
+    with pytest.raises(ValueError, match=r"by the name 'settings.rows'"):
+        loop.strategy.run(lambda settings: ops.sum(loop.model(settings.rows)), args=(settings,))
+
+
 class WithSlots:
     __slots__ = ("rows",)
 
@@ -886,6 +900,27 @@ def test_a_traced_value_that_is_kept_is_named(loop):
 
     with pytest.raises(ValueError, match=r"keeps a traced value in 'kept'"):
         whole(np.float32(1))
+
+
+def keep_in_attribute(x, kept):
+    kept.last = ops.sum(x)
+    return x
+
+
+def keep_in_deque(x, kept):
+    kept.append(ops.sum(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("code", "kept", "place"), [(keep_in_attribute, Settings, "kept.last"), (keep_in_deque, collections.deque, "kept")]
+)
+def test_a_traced_value_that_is_kept_in_an_argument_is_named(loop, code, kept, place):
+    (x, _), said = first(loop), rf"keeps a traced value in '{place}'.*Return the value"
+    with pytest.raises(ValueError, match=said):
+        loop.strategy.run(code, args=(x, kept()))
+    with pytest.raises(ValueError, match=said):
+        un.function(code)(np.float32(1), kept())
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")

@@ -34,7 +34,7 @@ class CompiledFunction:
         self._eager = eager
         self._compiled: CompiledStep | None = None
         self._state = LentState([])
-        self._captured = CaptureSnapshot(function)
+        self._captured = CaptureSnapshot(self._call.find_captures)
         self._update_settings: list[object] | None = None
 
     def __call__(self, arguments: RunArguments) -> Outputs:
@@ -63,7 +63,7 @@ class CompiledFunction:
         if divisor_check is not None:
             divisor_check.check(batch, code.fixed_divisors, list(map(read_host_number, arguments.constants)))
         if self._call.was_called:  # a trace may change what the function uses, as code that counts its traces does
-            self._captured = CaptureSnapshot(self._call.function, self._captured)
+            self._captured = self._captured.take_again()
             self._update_settings = read_update_settings(code.variables)
             self._call.was_called = False
         sizes = set(count_shard_rows(batch, placement.replicas)) - {0} if placement.processes else ()

@@ -13,7 +13,7 @@ import numpy as np
 
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
-from unisono._src.checks.user_code.captures import Capture, find_captures
+from unisono._src.checks.user_code.captures import Capture
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -49,6 +49,10 @@ class UserCall:
         self._template = template
         self.was_called = False
         """Whether Python has run the function since this was set to False."""
+
+    def find_captures(self) -> list[Capture]:
+        """Return what the function captures, and what it finds in the objects among its arguments."""
+        return self._template.find_captures(self.function)
 
     def __call__(self, batch: PyTree, constants: Sequence[Array]) -> Outputs:
         """Call the function; `batch` is the rows, or (rows, carried values)."""
@@ -97,7 +101,7 @@ class FunctionCompiler:
     def compile(self) -> CompiledStep:
         """Return the step; refuse a function that would silently train something else, and warn of one that may."""
         strategy = self._strategy
-        captures = find_captures(self._call.function)
+        captures = self._call.find_captures()
         with name_array_in_errors(captures, self._replicas):
             variables = None
             sources = None
@@ -141,7 +145,7 @@ class FunctionCompiler:
 
         def check(trace: Trace) -> None:
             self._strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
-            captures = find_captures(self._call.function)  # the trace may have put something there
+            captures = self._call.find_captures()  # the trace may have put something there
             if call:
                 refuse_compiled_captures(captures)
                 return

@@ -11,7 +11,8 @@ import keras
 import numpy as np
 from jax.tree_util import KeyPath, PyTreeDef, SequenceKey
 
-from unisono._src.checks.user_code.staleness import IdentityKey, is_same_value
+from unisono._src.checks.user_code.captures import Capture, find_captures
+from unisono._src.checks.user_code.staleness import VALUE_TYPES, IdentityKey, is_same_value
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
 from unisono._src.function_names import get_function_name, get_parameter_name
@@ -52,6 +53,16 @@ class ArgumentTemplate:
             arrays[leaf.kind][leaf.place] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+    def find_captures(self, function: UserFunction) -> list[Capture]:
+        """Return what a function captures, and what it finds in the objects among these arguments."""
+        places, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.leaves))))
+        objects = [
+            (describe_place(function, path), unwrap_same(leaf.value))
+            for (path, position) in places
+            if isinstance(leaf := self.leaves[position], StaticLeaf) and leaf.kind not in VALUE_TYPES
+        ]
+        return find_captures(function, objects)
 
 
 def unwrap_same(value: Hashable) -> object:
@@ -176,12 +187,13 @@ class ArgumentLeaves:
         for (path, then), (_, now) in zip(self._leaves, leaves, strict=True):
             if not is_same_value(now, then):
                 raise ValueError(
-                    f"The function {name!r} puts another value into {self._describe_place(path)}, where nobody will find it when the "
+                    f"The function {name!r} puts another value into {describe_place(self._function, path)}, where nobody will find it when the "
                     f"function is compiled. {INSTEAD}"
                 )
 
-    def _describe_place(self, path: KeyPath) -> str:
-        """Return the place of a leaf in (args, kwargs), as the function would write it."""
-        argument = path[1]
-        name = get_parameter_name(self._function, argument.idx) if isinstance(argument, SequenceKey) else str(argument.key)
-        return f"{name}{jax.tree_util.keystr(path[2:])}"
+
+def describe_place(function: UserFunction, path: KeyPath) -> str:
+    """Return the place of a leaf in the (args, kwargs) of a function, as the function would write it."""
+    argument = path[1]
+    name = get_parameter_name(function, argument.idx) if isinstance(argument, SequenceKey) else str(argument.key)
+    return f"{name}{jax.tree_util.keystr(path[2:])}"
