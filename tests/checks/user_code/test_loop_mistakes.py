@@ -883,6 +883,17 @@ def test_what_cannot_be_compiled_is_named(loop):
         loop.strategy.run(lambda: layers.Dense(2)(ops.ones((1, 2))))
 
 
+def test_an_error_of_code_that_makes_layers_in_each_run_is_raised(loop):
+    """And not an error about the layers, which would hide it."""
+
+    def code(batch):
+        layers.Dense(2)(batch[0])
+        raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        loop.strategy.run(code, args=(first(loop),))
+
+
 def test_a_traced_value_that_is_kept_is_named(loop):
     losses, kept = [], {}
 

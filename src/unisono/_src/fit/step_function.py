@@ -118,6 +118,6 @@ def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[Global
     try:
         for batch in itertools.islice(iterator, count - 1):
             batches.append(as_global_batch(batch))
-    except Exception as error:
+    except Exception as error:  # of the source; it is raised after the step
         return batches, error
     return batches, None
