@@ -12,6 +12,7 @@ from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
 from unisono._src.keras_private.data_adapters import NoStep
 from unisono._src.keras_private.models import find_eager_option
+from unisono._src.keras_private.optimizers import read_optimizer_settings
 from unisono._src.keras_private.trainer_state import (
     STATE_NAMES,
     WITHOUT_OPTIMIZER,
@@ -45,6 +46,8 @@ class StepFunction:
         self._eager = bond.is_eager
         self._variables = list_variable_ids(bond.model)
         """The ids of the model's variables for which the function was made."""
+        self._settings = read_optimizer_settings(bond.model)
+        """The settings that a trace takes as fixed."""
         self._step = self._make_step()
 
     @property
@@ -71,6 +74,7 @@ class StepFunction:
         self._sizes = sizes
         if is_training:
             refusals.check_optimizer_attributes(self._model.optimizer)
+            self._follow_settings()
         replicas = self._strategy.num_replicas_in_sync
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
@@ -84,6 +88,13 @@ class StepFunction:
         if error is not None:
             raise error
         return group.steps_per_call.note_call(len(batches), logs, self._step.has_more_logs) if group else logs, state
+
+    def _follow_settings(self) -> None:
+        """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
+        settings = read_optimizer_settings(self._model)
+        if settings != self._settings:
+            self._settings = settings
+            self._step = self._make_step()
 
     def forget(self) -> None:
         """Release the state on the devices."""
@@ -111,6 +122,6 @@ def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[Global
     try:
         for batch in itertools.islice(iterator, count - 1):
             batches.append(as_global_batch(batch))
-    except Exception as error:
+    except Exception as error:  # of the source; it is raised after the step
         return batches, error
     return batches, None

@@ -246,7 +246,8 @@ class MetricBench(NamedTuple):
         for zeros_as in ("numbers", "bits"):
             draw = functools.partial(draw_fed_values_like, np.random.default_rng(0), zeros_as=zeros_as)
             drawn = [update.change_rows(rows, draw) for update in repeated]
-            with contextlib.suppress(Exception):  # a metric may check its values, and refuse some
+            # A metric of the user's may check its values, and refuse drawn ones in any way. It has taken the real ones above.
+            with contextlib.suppress(Exception):
                 trials.append(try_values(drawn))
         return [trial for trial in trials if trial.is_finite]
 
