@@ -28,11 +28,12 @@ static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Resu
       read_geometry(input.dimensions(), kernel.dimensions(), output->dimensions(), strides, padding, dilation);
   if (geometry.has_error()) return geometry.error();
   const Geometry& g = *geometry;
-  if (is_for_winograd(g))
-    convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
-  else
-    convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
-  return ffi::Error::Success();
+  return run_kernel("unisono_convolve", [&] {
+    if (is_for_winograd(g))
+      convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
+    else
+      convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), output->typed_data());
+  });
 }
 
 static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradient, Result result, Integers strides, Integers padding,
@@ -41,9 +42,10 @@ static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradie
       read_geometry(input.dimensions(), result->dimensions(), gradient.dimensions(), strides, padding, dilation);
   if (geometry.has_error()) return geometry.error();
   const Geometry& g = *geometry;
-  if (!is_for_winograd(g) || !find_kernel_gradient_by_winograd(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data()))
-    sum_kernel_gradient(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data());
-  return ffi::Error::Success();
+  return run_kernel("unisono_convolution_kernel_gradient", [&] {
+    if (!is_for_winograd(g) || !find_kernel_gradient_by_winograd(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data()))
+      sum_kernel_gradient(pool, g, input.typed_data(), gradient.typed_data(), result->typed_data());
+  });
 }
 
 }  // namespace unisono

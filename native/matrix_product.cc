@@ -14,29 +14,29 @@ static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result
   if (right.dimensions()[is_right_transposed] != depth) return ffi::Error::InvalidArgument("The matrices of a product do not fit.");
   const float* a = left.typed_data();
   const float* b = right.typed_data();
-  if (is_left_transposed) {
-    if (is_right_transposed) return ffi::Error::InvalidArgument("Write the product of two transposed matrices as a transposed product.");
-    multiply_transposed(
-        pool, {depth, rows, columns},
+  if (is_left_transposed && is_right_transposed)
+    return ffi::Error::InvalidArgument("Write the product of two transposed matrices as a transposed product.");
+  return run_kernel("unisono_multiply", [&] {
+    if (is_left_transposed)
+      return multiply_transposed(
+          pool, {depth, rows, columns},
+          [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
+            for (int64_t i = 0; i < count; i++) copy(a + (first + i) * rows + k0, k1 - k0, to + i * distance);
+          },
+          b, result->typed_data());
+    multiply(
+        pool, {rows, depth, columns},
         [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
-          for (int64_t i = 0; i < count; i++) copy(a + (first + i) * rows + k0, k1 - k0, to + i * distance);
+          for (int64_t i = 0; i < count; i++) copy(a + (first + i) * depth + k0, k1 - k0, to + i * distance);
         },
-        b, result->typed_data());
-    return ffi::Error::Success();
-  }
-  multiply(
-      pool, {rows, depth, columns},
-      [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
-        for (int64_t i = 0; i < count; i++) copy(a + (first + i) * depth + k0, k1 - k0, to + i * distance);
-      },
-      [&](int64_t panel, float* to) {
-        if (is_right_transposed)
-          pack_transposed_panel(b, depth, columns, panel, to);
-        else
-          pack_panel(b, depth, columns, panel, to);
-      },
-      result->typed_data());
-  return ffi::Error::Success();
+        [&](int64_t panel, float* to) {
+          if (is_right_transposed)
+            pack_transposed_panel(b, depth, columns, panel, to);
+          else
+            pack_panel(b, depth, columns, panel, to);
+        },
+        result->typed_data());
+  });
 }
 
 }  // namespace unisono

@@ -23,8 +23,7 @@ from unisono._src.exchange import collectives, transfers
 from unisono._src.export import model_variables
 from unisono._src.keras_private import trainer_state
 from unisono._src.replica import losses, optimizer_update, random_keys, state_merging
-from unisono._src.step import running_sums
-from unisono._src.step.step import Step
+from unisono._src.step import loss_divisors, running_sums
 from unisono._src.xla.rewrite import pooling
 
 
@@ -58,8 +57,8 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
     """Losses divided as if every replica had the rows of the first."""
-    sizes = Step._sizes
-    patch.setattr(Step, "_sizes", lambda self, batch: sizes(self, batch)[:1] * len(sizes(self, batch)))
+    summed = loss_divisors.sum_divisors
+    patch.setattr(loss_divisors, "sum_divisors", lambda replicas: summed([replicas[0]] * len(replicas)))
 
 
 def statistics(patch: pytest.MonkeyPatch) -> None:

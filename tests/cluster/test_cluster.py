@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 
 import jax
 import pytest
 
 from unisono._src.cluster import connect as connecting
-from unisono._src.cluster.connect import compute_heartbeat_timeout, connect_processes, read_bound, require_same_cluster
+from unisono._src.cluster.connect import (
+    check_port,
+    compute_heartbeat_timeout,
+    connect_processes,
+    read_bound,
+    require_same_cluster,
+)
 from unisono._src.cluster.description import (
     TF_CONFIG_FORM as FORM,
 )
@@ -92,6 +100,10 @@ NO_LIST = tf_config("worker", 0, worker={"0": "a:1"})
             "the program said that the coordinator is 'localhost'. It is the address of process 0 and a free port there: '10.0.0.1:1234'.",
         ),
         (
+            describe_by_arguments, ("fd00::1:1234", 2, 1),
+            "the program said that the coordinator is 'fd00::1:1234'. An IPv6 address stands in brackets before its port: '[fd00::1]:1234'.",
+        ),
+        (
             describe_by_launcher, {"UNISONO_PROCESSES": "3"},
             "the environment lacks UNISONO_COORDINATOR and UNISONO_PROCESS. `unisono launch` sets all of UNISONO_COORDINATOR, "
             "UNISONO_PROCESSES, UNISONO_PROCESS; set them or none.",
@@ -143,6 +155,50 @@ def test_what_cannot_be_right(describe, given, message):
 )
 def test_loopback(coordinator, is_on_loopback):
     assert Cluster(coordinator, 2, 0, "x").is_on_loopback is is_on_loopback
+
+
+def listen_at(host: str) -> socket.socket:
+    """Return a listener at a free port; skip the test where the machine does not have the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"nobody can listen at {host}: {error}")
+
+
+@pytest.mark.parametrize(
+    ("taken", "coordinator"),
+    [("127.0.0.1", "localhost"), ("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("::", "10.0.0.1"), ("0.0.0.0", "10.0.0.1")],
+)
+def test_a_port_that_another_program_has(taken, coordinator):
+    with listen_at(taken) as listener:
+        address = f"{coordinator}:{listener.getsockname()[1]}"
+        with pytest.raises(
+            ClusterError,
+            match=rf"^process 0 of 2 cannot listen at {re.escape(address)} \(the program said so\): \[Errno 98\] Address already in use. "
+            rf"Name another port, the same in all processes.$",
+        ):
+            check_port(Cluster(address, 2, 0, "the program"))
+
+
+@pytest.mark.parametrize(("taken", "coordinator"), [("127.0.0.1", "[::1]"), ("::1", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
+def test_a_port_of_another_address_is_free(taken, coordinator):
+    listen_at(coordinator.strip("[]")).close()
+    with listen_at(taken) as listener:
+        check_port(Cluster(f"{coordinator}:{listener.getsockname()[1]}", 2, 0, "the program"))
+
+
+def test_an_address_that_this_machine_does_not_have(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(connecting.socket, "socket", refuse)
+    with pytest.raises(
+        ClusterError,
+        match=r"^process 0 of 2 cannot listen at \[::1\]:1234 \(the program said so\): \[Errno 97\] Address family not supported by protocol. "
+        r"Name an address that this machine has, the same in all processes.$",
+    ):
+        check_port(Cluster("[::1]:1234", 2, 0, "the program"))
 
 
 def test_who_says_something_must_agree(monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from unisono._src import cli
+from unisono._src.cluster.launch import worker_environment
 from unisono._src.cluster.launch.launch import count_next_processes
 from unisono._src.cluster.launch.outcome import ProcessEnd, count_own_failures, find_first_failure
 from unisono._src.cluster.launch.output import CLEAR, NO_WRAPPING, WRAPPING, Screen, WorkerOutput, find_last_traceback
@@ -154,9 +155,23 @@ def test_devices_are_divided():
         WorkerDevices(None, False, gpus).make_variables(0, 6)
 
 
-def test_gpus_are_those_that_are_visible():
+def test_gpus_are_those_that_are_visible(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_environment, "GPUS", tmp_path / "none")
     assert list_gpus({"CUDA_VISIBLE_DEVICES": "0, 3,GPU-1f"}) == ("0", "3", "GPU-1f")
     assert list_gpus({"CUDA_VISIBLE_DEVICES": ""}) == list_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [("0,-1,1", "0"), ("0,,1", "0"), ("MIG-1/2/3,none,0", "MIG-1/2/3"), ("2,1,4,0", "2,1"), ("1,1", ""), ("NoDevFiles", "")],
+)
+def test_gpus_after_an_invalid_name_are_not_visible(visible, seen, tmp_path, monkeypatch):
+    """As in CUDA. Of four GPUs, the last is number 3."""
+    for name in "abcd":
+        (tmp_path / name).touch()
+    monkeypatch.setattr(worker_environment, "GPUS", tmp_path)
+    assert ",".join(list_gpus({"CUDA_VISIBLE_DEVICES": visible})) == seen
+    assert list_gpus({}) == ("0", "1", "2", "3")
 
 
 def test_what_the_environment_of_a_worker_says():

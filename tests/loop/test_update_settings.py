@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import pytest
 
 from unisono._src.loop.compiled_function import read_update_settings
 from unisono._src.replica.used_variables import UsedVariables
@@ -30,3 +31,33 @@ def test_settings_of_an_inner_optimizer_are_read():
     before = read_update_settings(variables)
     optimizer.inner_optimizer.nesterov = True
     assert before != read_update_settings(variables)
+
+
+class Cautious(keras.optimizers.SGD):
+    """An optimizer of the user's that holds others."""
+
+    def __init__(self, *others):
+        super().__init__()
+        self.others = list(others)
+        self.others[0].outer = self
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda inner: keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner)),
+        lambda inner: keras.optimizers.LossScaleOptimizer(keras.optimizers.MultiOptimizer(lambda _: inner)),
+        Cautious,
+    ],
+)
+def test_settings_of_optimizers_and_schedules_in_an_optimizer_are_read(hold):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    inner = keras.optimizers.Adam(schedule)
+    optimizer = hold(inner)
+    optimizer.build([keras.Variable(0.0)])
+    variables = UsedVariables([], [], [optimizer], [], [], [], False)
+    for holder, name in ((inner, "beta_1"), (inner, "clipnorm"), (schedule, "decay_rate")):
+        before = read_update_settings(variables)
+        assert before == read_update_settings(variables)
+        setattr(holder, name, 0.5)
+        assert before != read_update_settings(variables)

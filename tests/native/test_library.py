@@ -12,7 +12,7 @@ import pytest
 
 import unisono as un
 from processes import HERE, python
-from unisono._src.native import library
+from unisono._src.native import library, processor
 from unisono._src.native.library import Kernels, KernelsUnavailableError, choose_level, load_kernels
 from unisono._src.xla import device_kind
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "REASON", tmp_path / "reason.txt")
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("flags\t\t: fpu avx2 fma f16c bmi1 bmi2 movbe\n\nflags\t\t: fpu avx2 fma f16c bmi1 bmi2 movbe avx512f\n")
-    monkeypatch.setattr(library, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
     return tmp_path
 
 
@@ -41,7 +41,7 @@ def compiled(folder: pathlib.Path, *levels: str) -> None:
 def test_the_best_level_of_all_cores_is_chosen(folder, monkeypatch):
     compiled(folder, "avx2", "avx512")
     assert choose_level() == "avx2"
-    library.CPUINFO.write_text(f"flags : {' '.join(library.NEEDED['avx512'] + library.NEEDED['avx2'])}\n")
+    processor.CPUINFO.write_text(f"flags : {' '.join(library.NEEDED['avx512'] + library.NEEDED['avx2'])}\n")
     assert choose_level() == "avx512"
     monkeypatch.setenv("UNISONO_NATIVE", "avx2")
     assert choose_level() == "avx2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import re
 
@@ -54,3 +55,21 @@ def test_one_place_touches_what_is_private_in_a_library(place, private):
     touching = {path for path in touching if not path.endswith("/__init__.py")}
     assert touching
     assert {path for path in touching if not path.startswith(place)} == set()
+
+
+def find_unexplained_handlers(path: pathlib.Path) -> list[str]:
+    """Return the lines that catch any exception, raise none, and have no comment that says why."""
+    text = path.read_text()
+    lines = text.splitlines()
+    places: list[tuple[int, int]] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ExceptHandler) and (node.type is None or "Exception" in ast.unparse(node.type).split(".")):
+            if not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                places.append((node.lineno, node.body[0].lineno))
+        elif isinstance(node, ast.With) and any("suppress(Exception)" in ast.unparse(item) for item in node.items):
+            places.append((node.lineno - 1, node.lineno))
+    return [f"{path.relative_to(house.ROOT)}:{last}" for first, last in places if "#" not in "".join(lines[first - 1 : last])]
+
+
+def test_who_catches_any_exception_says_why():
+    assert [place for path in house.ROOT.rglob("*.py") for place in find_unexplained_handlers(path)] == []

@@ -11,6 +11,7 @@ from keras import layers
 
 import unisono as un
 from unisono._src.checkpoint import run_description
+from unisono._src.native import processor
 from unisono._src.strategy.multi_worker import warn_of_device_kinds
 from unisono._src.xla import device_kind
 
@@ -20,6 +21,9 @@ cpu family\t: 6
 model\t\t: 151
 model name\t: a name that says little
 flags\t\t: fpu avx2 fma hypervisor
+"""
+BOARD = """Hardware\t: BCM2835
+Revision\t: d03115
 """
 ARM = """processor\t: 0
 BogoMIPS\t: 50.00
@@ -41,7 +45,7 @@ def machine(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 for name, value in (("level", level), ("type", kind), ("size", size)):
                     (folder / name).write_text(f"{value}\n")
-        monkeypatch.setattr(device_kind, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(device_kind, "CORES", tmp_path / "cpu")
         device_kind.describe_processor.cache_clear()
         return device_kind.describe_processor()
@@ -66,8 +70,14 @@ def test_cores_that_are_not_alike_are_told(machine):
     assert (found["processor"], found["instructions"]) == ("0x41 0xd40 beside 0x41 0xd41", "asimd bf16 fp")
 
 
+def test_what_is_told_of_the_board_is_no_core(machine):
+    """Else there would be no instructions that all cores have."""
+    assert machine([ARM, ARM, BOARD])["instructions"] == "asimd bf16 fp"
+    assert processor.list_common_instructions() == {"fp", "asimd", "bf16"}
+
+
 def test_a_system_that_tells_nothing_is_compared_by_what_python_knows(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(device_kind, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(device_kind, "CORES", tmp_path / "none")
     device_kind.describe_processor.cache_clear()
     assert device_kind.describe_processor()["instructions"]

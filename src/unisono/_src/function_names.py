@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,6 +17,21 @@ def get_function_name(function: Callable[..., object]) -> str:
     if isinstance(function, functools.partial):
         return get_function_name(function.func)
     return getattr(function, "__name__", type(function).__name__)
+
+
+def get_parameter_name(function: Callable[..., object], position: int) -> str:
+    """Return the name that a function gives to an argument at this position.
+
+    >>> get_parameter_name(lambda x, y: x, 1), get_parameter_name(lambda *them: 1, 1)
+    ('y', 'args[1]')
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a callable that is not in Python
+        parameters = ()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in named]
+    return names[position] if position < len(names) else f"args[{position}]"
 
 
 def get_function_code(function: UserObject) -> types.CodeType | None:

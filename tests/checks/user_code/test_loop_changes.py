@@ -1,5 +1,7 @@
 """What is changed after a function was compiled counts in the next run, and is compiled once more at the most."""
 
+import collections
+import functools
 import warnings
 
 import keras
@@ -224,6 +226,58 @@ def test_a_function_that_is_compiled_as_a_whole_sees_changes_too():
     for model.factor in (2.0, 3.0):
         results.append(float(model.times(np.float32(5))))
     assert results == [10, 15]
+
+
+class Settings:
+    def __init__(self):
+        self.factor = 1.0
+
+
+def scaled(x, settings):
+    return scale_by(x, settings)
+
+
+def scale_by(x, settings):
+    return ops.sum(x) * settings.factor
+
+
+STRATEGY = on(1, 2)
+WAYS = {
+    "run": lambda x, settings: STRATEGY.run(scaled, args=(x, settings)),
+    "run, by a name and in a list": lambda x, settings: STRATEGY.run(
+        lambda x, *, kept: scaled(x, kept[0]), args=(x,), kwargs={"kept": [settings]}
+    ),
+    "functools.partial": lambda x, settings: STRATEGY.run(functools.partial(scale_by, settings=settings), args=(x,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:strategy.run has compiled")
+@pytest.mark.parametrize("way", WAYS)
+def test_other_attributes_of_an_argument(way):
+    settings = Settings()
+    batch = next(iter(STRATEGY.distribute_dataset([np.ones(6, "float32")])))
+    results = []
+    for settings.factor in (2.0, 5.0, 2.0):
+        results.append(float(STRATEGY.reduce("SUM", WAYS[way](batch, settings), axis=None)))
+    assert results == [12, 30, 12]
+
+
+def test_other_attributes_of_an_argument_of_a_function_that_is_compiled_as_a_whole():
+    settings, whole = Settings(), un.function(scaled)
+    results = []
+    for settings.factor in (2.0, 5.0, 2.0):
+        results.append(float(whole(np.ones(6, "float32"), settings)))
+    assert results == [12, 30, 12]
+
+
+def test_other_items_of_an_argument_that_is_no_tree():
+    """JAX takes a deque for one leaf."""
+    factors = collections.deque([1.0])
+    times = un.function(lambda x, factors: x * factors[0])
+    results = []
+    for factors[0] in (2.0, 5.0):
+        results.append(float(times(np.float32(1), factors)))
+    assert results == [2, 5]
 
 
 def test_nothing_is_compiled_again_where_nothing_has_changed():

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import re
 import warnings
 
 import jax
@@ -288,6 +289,20 @@ def test_an_attribute_of_an_object_is_refused(loop):
 
     with pytest.raises(ValueError, match=r"by the name 'self.rows'"):
         loop.strategy.run(Trainer().step)
+
+
+class Settings:
+    """An object that is given as an argument."""
+
+    rows = None
+    last = None
+
+
+def test_an_attribute_of_an_argument_is_refused(loop):
+    settings = Settings()
+    settings.rows = X
+    with pytest.raises(ValueError, match=r"by the name 'settings.rows'"):
+        loop.strategy.run(lambda settings: ops.sum(loop.model(settings.rows)), args=(settings,))
 
 
 class WithSlots:
@@ -868,6 +883,17 @@ def test_what_cannot_be_compiled_is_named(loop):
         loop.strategy.run(lambda: layers.Dense(2)(ops.ones((1, 2))))
 
 
+def test_an_error_of_code_that_makes_layers_in_each_run_is_raised(loop):
+    """And not an error about the layers, which would hide it."""
+
+    def code(batch):
+        layers.Dense(2)(batch[0])
+        raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        loop.strategy.run(code, args=(first(loop),))
+
+
 def test_a_traced_value_that_is_kept_is_named(loop):
     losses, kept = [], {}
 
@@ -885,6 +911,27 @@ def test_a_traced_value_that_is_kept_is_named(loop):
 
     with pytest.raises(ValueError, match=r"keeps a traced value in 'kept'"):
         whole(np.float32(1))
+
+
+def keep_in_attribute(x, kept):
+    kept.last = ops.sum(x)
+    return x
+
+
+def keep_in_deque(x, kept):
+    kept.append(ops.sum(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("code", "kept", "place"), [(keep_in_attribute, Settings, "kept.last"), (keep_in_deque, collections.deque, "kept")]
+)
+def test_a_traced_value_that_is_kept_in_an_argument_is_named(loop, code, kept, place):
+    (x, _), said = first(loop), rf"keeps a traced value in '{place}'.*Return the value"
+    with pytest.raises(ValueError, match=said):
+        loop.strategy.run(code, args=(x, kept()))
+    with pytest.raises(ValueError, match=said):
+        un.function(code)(np.float32(1), kept())
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
@@ -1088,6 +1135,44 @@ def test_what_is_put_into_an_argument_is_named(loop):
         loop.strategy.run(code, args=(first(loop), {}))
     with pytest.raises(ValueError, match=r"puts something into an argument"):
         un.function(lambda kept, x: kept.append(x))([], np.float32(1))
+
+
+def replace_item(x, kept):
+    kept["losses"][0] = ops.sum(x)
+
+
+def replace_number(*them):
+    them[1]["losses"][0] += 1
+
+
+@pytest.mark.parametrize(("code", "place"), [(replace_item, "kept['losses'][0]"), (replace_number, "args[1]['losses'][0]")])
+def test_what_replaces_an_item_of_an_argument_is_named(loop, code, place):
+    kept = {"losses": [0, 1]}
+    said = re.escape(
+        f"The function {code.__name__!r} puts another value into {place}, where nobody will find it when the function is compiled. Return "
+        f"it instead; what only the function needs, it puts into a copy: list(argument), dict(argument)."
+    )
+    (x, _) = first(loop)
+    with pytest.raises(ValueError, match=said):
+        loop.strategy.run(code, args=(x, kept))
+    with pytest.raises(ValueError, match=said):
+        un.function(code)(np.float32(1), kept)
+    if code is replace_item:
+        with pytest.raises(ValueError, match=said):
+            loop.strategy.run(code, args=(x,), kwargs={"kept": kept})
+    assert kept == {"losses": [0, 1]}
+
+
+def test_a_copy_of_an_argument_may_be_changed(loop):
+    def code(batch):
+        batch = dict(enumerate(batch))
+        batch[0] = batch[0] / 2
+        batch.pop(1)
+        return ops.sum(batch[0])
+
+    total = loop.strategy.reduce("SUM", loop.strategy.run(code, args=(first(loop),)))
+    np.testing.assert_allclose(total, X[:12].sum() / 2, rtol=1e-5)
+    np.testing.assert_allclose(un.function(code)([X[:12], Y[:12]]), X[:12].sum() / 2, rtol=1e-5)
 
 
 def test_an_object_with_arrays_in_it_is_not_returned(loop):

@@ -19,9 +19,9 @@ from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, StopRequest, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
+from unisono._src.fit.bond import get_bond
 from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.fit.data_position import DataPosition
-from unisono._src.fit.keras_hooks import get_bond
 from unisono._src.keras_private.callbacks import set_first_epoch
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement

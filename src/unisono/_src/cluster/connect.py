@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -30,6 +31,9 @@ FEWEST_SECONDS = 100
 
 GRACE = 30
 """Seconds that JAX waits longer for the others than Unisono: it aborts without naming the missing process."""
+
+NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""As of an IPv6 address on a machine without IPv6."""
 
 PAUSE = 0.2
 """Seconds between two tries to reach process 0."""
@@ -112,14 +116,22 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
 
 
 def check_port(cluster: Cluster) -> None:
-    """Refuse a port at which process 0 cannot listen: jaxlib 0.10.2 now and then crashes there without a word."""
+    """Refuse an address at which process 0 cannot listen: jaxlib 0.10.2 now and then crashes there without a word.
+
+    On loopback JAX listens at the address itself, else at all addresses of this machine.
+    """
+    host, port = cluster.split_address()
+    is_ipv6 = host.startswith("[") if cluster.is_on_loopback else socket.has_dualstack_ipv6()
     try:
-        with socket.socket() as listener:
+        with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as gRPC does
-            listener.bind(("127.0.0.1" if cluster.is_on_loopback else "", int(cluster.split_address()[1])))
+            if is_ipv6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.bind((host.strip("[]") if cluster.is_on_loopback else "", int(port)))
     except OSError as error:
+        what = "an address that this machine has" if error.errno in NO_SUCH_ADDRESS else "another port"
         raise ClusterError(
-            f"process 0 of {cluster.processes} cannot listen at {cluster.coordinator} ({cluster.source} said so): {error}. Name another port, "
+            f"process 0 of {cluster.processes} cannot listen at {cluster.coordinator} ({cluster.source} said so): {error}. Name {what}, "
             f"the same in all processes."
         ) from error
 

@@ -47,6 +47,11 @@ class Cluster:
                 f"{self.source} said that the coordinator is {self.coordinator!r}. It is the address of process 0 and a free port there: "
                 f"'10.0.0.1:1234'."
             )
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ClusterError(
+                f"{self.source} said that the coordinator is {self.coordinator!r}. An IPv6 address stands in brackets before its port: "
+                f"'[{host.strip('[]')}]:{port}'."
+            )
 
     def split_address(self) -> tuple[str, str]:
         """Return the host, with the brackets of an IPv6 address, and the port of the coordinator; both empty where there is none."""

@@ -111,7 +111,7 @@ def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:
         error = None
         try:
             ahead = next(batches, end)
-        except Exception as raised:
+        except Exception as raised:  # of the source; it is raised after the batch before it
             error = raised
             ahead = end
         yield cast(T, ready)

@@ -181,7 +181,7 @@ class DistributedIterator:
             self._dataset.send_shards(list_shards(self._ahead[0][1]))
         except StopIteration:
             return
-        except Exception as error:
+        except Exception as error:  # of the source; it is raised where its batch is asked for
             self._error = error
 
 

@@ -18,7 +18,7 @@ from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.step.plan import ReplicaRun
-from unisono._src.step.step import RunOutput
+from unisono._src.step.run_outputs import RunOutput
 from unisono._src.typing import Array, PyTree
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-import inspect
 
 import keras
 
+from unisono._src.fit.call_arguments import read_argument, replace_arguments
 from unisono._src.keras_private.callbacks import CallbackList, acts_at_batches, list_callbacks
 from unisono._src.typing import Arguments, Keywords, UserObject
 
@@ -35,22 +35,6 @@ WRITING = (
     keras.callbacks.TensorBoard,
 )
 """Callbacks of Keras that write or send something and do not change the training: only one of several processes runs them."""
-
-
-def read_argument(method: str, name: str, args: Arguments, kwargs: Keywords) -> UserObject:
-    """Return an argument of a call of one of Keras' methods; None if the call does not fit the method, which Keras will report."""
-    try:
-        bound = inspect.signature(getattr(keras.Model, method)).bind_partial(None, *args, **kwargs)
-    except TypeError:
-        return None
-    return bound.arguments.get(name)
-
-
-def replace_arguments(method: str, args: Arguments, kwargs: Keywords, **replaced: UserObject) -> tuple[Arguments, Keywords]:
-    """Return the arguments of a call of one of Keras' methods, with some of them replaced."""
-    bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
-    bound.arguments.update(replaced)
-    return bound.args[1:], bound.kwargs
 
 
 def has_batch_callbacks(callbacks: UserObject, mode: str) -> bool:

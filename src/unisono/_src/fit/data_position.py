@@ -48,7 +48,7 @@ class DataPosition:
         return min((bound(step) for bound in self._bounds), default=None)
 
     def run_before_step(self) -> None:
-        """Call the function that `go_on` was given, once: all callbacks were called, and a step is about to take the state."""
+        """Call the function that `resume_at` was given, once: all callbacks were called, and a step is about to take the state."""
         act = self._before_step
         self._before_step = None
         if act is not None:

@@ -6,13 +6,11 @@ than a few logs a second. The number of steps per call changes no bit.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
 
 import jax
 
-from unisono._src.typing import Logs, UserBatch
+from unisono._src.typing import Logs
 
 SECONDS = 0.1
 MOST_SECONDS = 3.0
@@ -61,18 +59,3 @@ def choose_step_count(seconds: float) -> int:
     Longer calls cost: the memory of a call is new, and on CPU the system clears it page by page.
     """
     return max(int(SECONDS / seconds), min(int(MOST_SECONDS / seconds), SLOW_STEPS), 1)
-
-
-class BatchGroup:
-    """The batches of one call."""
-
-    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall) -> None:
-        self._batches = itertools.islice(batches, count)
-        self.count = count
-        self.steps_per_call = steps_per_call
-
-    def __iter__(self) -> Iterator[UserBatch]:
-        return self._batches
-
-    def __next__(self) -> UserBatch:
-        return next(self._batches)

@@ -9,15 +9,58 @@ from collections.abc import Sequence
 
 import keras
 from keras.src import backend
+from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer as LossScaleOptimizer
+from keras.src.optimizers.schedules.learning_rate_schedule import LearningRateSchedule
+
+from unisono._src.typing import KerasObject
+
+PLAIN_TYPES = frozenset({bool, int, float, str, bytes, type(None)})
+SETTING_HOLDERS = (BaseOptimizer, LearningRateSchedule)
 
 
-def list_dead_attributes(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """Return the attributes that were set on an optimizer, or on its inner optimizer, and that its class does not know."""
+def read_settings(holder: KerasObject, seen: frozenset[int] = frozenset()) -> dict[str, object]:
+    """Return the attributes of an optimizer, and those of optimizers and schedules in it: numbers and texts by value, everything else by
+    identity.
+
+    A tuple with the object itself keeps the object alive, so that no other one gets its id; Python never compares the objects.
+    """
+    seen |= {id(holder)}
+
+    def read(value: object) -> object:
+        return id(value), value, [read_settings(part, seen) for part in list_holders(value) if id(part) not in seen]
+
+    return {name: value if type(value) in PLAIN_TYPES else read(value) for name, value in vars(holder).items()}
+
+
+def read_optimizer_settings(model: keras.Model) -> list[dict[str, object]]:
+    """Return the settings of the optimizers that a model holds: the one of `compile`, and others as in the model of a GAN."""
+    return [read_settings(part) for value in vars(model).values() for part in list_holders(value)]
+
+
+def list_holders(value: object) -> list[KerasObject]:
+    """Return the optimizers and schedules that an attribute holds, as it does in a `LossScaleOptimizer` and a `MultiOptimizer`.
+
+    A collection is looked through if its first item is one: all others are as long as the list of weights, and this is asked in every step.
+    """
+    if isinstance(value, SETTING_HOLDERS):
+        return [value]
+    items = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ()
+    if not items or not isinstance(next(iter(items)), SETTING_HOLDERS):
+        return []
+    return [item for item in items if isinstance(item, SETTING_HOLDERS)]
+
+
+def list_dead_attributes(optimizer: KerasObject, seen: frozenset[int] = frozenset()) -> list[str]:
+    """Return the attributes that were set on an optimizer, or on an optimizer in it, and that its class does not know."""
     known = list_known_names(type(optimizer))
-    inner = getattr(optimizer, "inner_optimizer", None)
+    seen |= {id(optimizer)}
     unknown = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
-    return unknown if inner is None else unknown + list_dead_attributes(inner)
+    for value in vars(optimizer).values():
+        for part in () if type(value) in PLAIN_TYPES else list_holders(value):
+            if isinstance(part, BaseOptimizer) and id(part) not in seen:
+                unknown += list_dead_attributes(part, seen)
+    return unknown
 
 
 @functools.lru_cache
@@ -32,6 +75,11 @@ def list_known_names(cls: type) -> set[str]:
 def list_optimizer_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the variables that the optimizer was built for."""
     return list(optimizer._trainable_variables)
+
+
+def list_loss_scales(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Return the optimizer's variables that scale the loss: none but a loss scale."""
+    return [optimizer.dynamic_scale] if isinstance(optimizer, LossScaleOptimizer) else []
 
 
 def open_name_scope(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[object]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import jax
-import keras
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_function_errors
-from unisono._src.checks.user_code.staleness import VALUE_TYPES, CaptureSnapshot
+from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.data.global_batch import count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
+from unisono._src.keras_private.optimizers import read_settings
 from unisono._src.loop.function_compiler import CompiledStep, FunctionCompiler, UserCall
 from unisono._src.loop.lent_state import LentState
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments
@@ -18,10 +18,8 @@ from unisono._src.ownership import find_bond
 from unisono._src.placement import Placement
 from unisono._src.replica.function_outputs import OutputLeaf
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.step.step import RunOutput
+from unisono._src.step.run_outputs import RunOutput
 from unisono._src.typing import AnyArray, Outputs, UserFunction
-
-PLAIN_TYPES = (*VALUE_TYPES, type(None))
 
 
 class CompiledFunction:
@@ -36,7 +34,7 @@ class CompiledFunction:
         self._eager = eager
         self._compiled: CompiledStep | None = None
         self._state = LentState([])
-        self._captured = CaptureSnapshot(function)
+        self._captured = CaptureSnapshot(self._call.find_captures)
         self._update_settings: list[object] | None = None
 
     def __call__(self, arguments: RunArguments) -> Outputs:
@@ -65,7 +63,7 @@ class CompiledFunction:
         if divisor_check is not None:
             divisor_check.check(batch, code.fixed_divisors, list(map(read_host_number, arguments.constants)))
         if self._call.was_called:  # a trace may change what the function uses, as code that counts its traces does
-            self._captured = CaptureSnapshot(self._call.function, self._captured)
+            self._captured = self._captured.take_again()
             self._update_settings = read_update_settings(code.variables)
             self._call.was_called = False
         sizes = set(count_shard_rows(batch, placement.replicas)) - {0} if placement.processes else ()
@@ -109,21 +107,7 @@ def move_to_device(output: RunOutput, placement: Placement) -> RunOutput:
 def read_update_settings(variables: UsedVariables) -> list[object]:
     """Return what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.non_trainable)]
-    return [trained, *map(read_attributes, variables.optimizers)]
-
-
-def read_attributes(optimizer: keras.optimizers.Optimizer) -> dict[str, object]:
-    """Return an optimizer's attributes, and those of an optimizer in it: numbers and texts by value, everything else by identity.
-
-    A tuple with the object itself keeps the object alive, so that no other one gets its id; Python never compares the objects.
-    """
-    attributes = vars(optimizer).items()
-    settings: dict[str, object] = {
-        name: value if isinstance(value, PLAIN_TYPES) else (id(value), value) for name, value in attributes
-    }
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        settings["attributes of the inner optimizer"] = read_attributes(optimizer.inner_optimizer)
-    return settings
+    return [trained, *map(read_settings, variables.optimizers)]
 
 
 def read_host_number(value: AnyArray) -> float | None:

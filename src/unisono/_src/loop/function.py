@@ -7,7 +7,6 @@ the devices, and nothing waits for them. Any other function is compiled as a who
 from __future__ import annotations
 
 import functools
-import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar, overload
@@ -19,7 +18,7 @@ import numpy as np
 from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_function_errors
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
-from unisono._src.checks.user_code.captures import can_run_replicas, find_captures
+from unisono._src.checks.user_code.captures import can_run_replicas
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.distributed.dataset import DistributedDataset, DistributedIterator
 from unisono._src.distributed.per_replica import is_replica_value
@@ -35,7 +34,7 @@ from unisono._src.keras_private.trainer_state import (
     set_raw_value,
 )
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
-from unisono._src.loop.run_arguments import RunArguments, refuse_changed_structure, sort_leaves
+from unisono._src.loop.run_arguments import ArgumentLeaves, RunArguments, sort_leaves
 from unisono._src.near_names import says_near_names
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
@@ -128,18 +127,17 @@ class Function:
         key = arguments.template, arguments.constant_shapes
         traced = self._traced.get(key)
         is_new = traced is None
-        function = bind_self(self._fn, leaves)
         try:
             if traced is not None and traced.captured.is_unchanged:
                 self._traced.move_to_end(key)
                 return self._call_program(traced, arguments.constants)
-            traced = self._compile(function, arguments)
+            traced = self._compile(arguments)
             returned = self._call_program(traced, arguments.constants)
         except execution_mode.RunsReplicasError:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
         # Read after the trace: the code may change its surroundings by itself.
-        self._traced[key] = traced._replace(captured=CaptureSnapshot(function, traced.captured))
+        self._traced[key] = traced._replace(captured=traced.captured.take_again())
         if is_new:
             self._warn_of_python_numbers((structure, arguments.constant_shapes))
             self._warn_of_remade_functions(traced)
@@ -149,15 +147,16 @@ class Function:
         """Return the function bound to an instance, where it is used as a method."""
         return self if instance is None else functools.partial(self, instance)
 
-    def _compile(self, function: UserFunction, arguments: RunArguments) -> TracedFunction:
-        structure = arguments.template.structure
-        captured = CaptureSnapshot(function)
+    def _compile(self, arguments: RunArguments) -> TracedFunction:
+        find_captures = functools.partial(arguments.template.find_captures, self._fn)
+        captured = CaptureSnapshot(find_captures)
 
         @hide_masks()
         def call(arrays: list[AnyArray]) -> Outputs:
             args, kwargs = arguments.template.fill(constants=arrays)
+            before = ArgumentLeaves(self._fn, (args, kwargs))
             returned = self._fn(*args, **kwargs)
-            refuse_changed_structure(self._name, structure, jax.tree.structure((args, kwargs)))
+            before.refuse_changes()
             return jax.tree.map(unwrap_variable, returned)
 
         variables = self._find_variables(call, arguments.constants)
@@ -168,7 +167,7 @@ class Function:
                 returned = call(arrays)
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        refuse_compiled_captures(find_captures(function))
+        refuse_compiled_captures(find_captures())
         platform = jax.default_backend()
         return TracedFunction(variables, DeviceProgram(rewrite_function(pure, platform)), captured)
 
@@ -240,11 +239,6 @@ def find_device(arrays: Sequence[AnyArray]) -> jax.Device:
 def move_array(array: AnyArray, device: jax.Device) -> AnyArray:
     """Return an array that can be given to a program on the device."""
     return jax.device_put(array, device) if isinstance(array, jax.Array) and device not in array.devices() else array
-
-
-def bind_self(fn: UserFunction, leaves: list[UserObject]) -> UserFunction:
-    """Return the function, bound to its first argument where that may be its `self`."""
-    return types.MethodType(fn, leaves[0]) if leaves and not is_array_leaf(leaves[0]) and hasattr(leaves[0], "__dict__") else fn
 
 
 def is_host_only(thing: object) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
-from unisono._src.checks.user_code.captures import Capture, find_captures
+from unisono._src.checks.user_code.captures import Capture
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -28,9 +28,9 @@ from unisono._src.checks.user_code.row_independence import warn_of_coupled_rows
 from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
+from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
-from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments, refuse_changed_structure
-from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserComputation
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
@@ -50,18 +50,22 @@ class UserCall:
         self.was_called = False
         """Whether Python has run the function since this was set to False."""
 
+    def find_captures(self) -> list[Capture]:
+        """Return what the function captures, and what it finds in the objects among its arguments."""
+        return self._template.find_captures(self.function)
+
     def __call__(self, batch: PyTree, constants: Sequence[Array]) -> Outputs:
         """Call the function; `batch` is the rows, or (rows, carried values)."""
         self.was_called = True
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
         args, kwargs = self._template.fill(rows=rows, carried=carried, constants=constants)
-        before = jax.tree.structure((args, kwargs))
+        before = ArgumentLeaves(self.function, (args, kwargs))
         function = self.function
         if isinstance(function, types.MethodType):  # the wrapped method, while a trace watches the instance
             function = getattr(function.__self__, function.__name__, function)
         with tf_names.NAMES:
             returned = function(*args, **kwargs)
-        refuse_changed_structure(self.name, before, jax.tree.structure((args, kwargs)))
+        before.refuse_changes()
         return returned
 
 
@@ -97,7 +101,7 @@ class FunctionCompiler:
     def compile(self) -> CompiledStep:
         """Return the step; refuse a function that would silently train something else, and warn of one that may."""
         strategy = self._strategy
-        captures = find_captures(self._call.function)
+        captures = self._call.find_captures()
         with name_array_in_errors(captures, self._replicas):
             variables = None
             sources = None
@@ -141,7 +145,7 @@ class FunctionCompiler:
 
         def check(trace: Trace) -> None:
             self._strategy.check_variables(trace.used, list(trace.code.scope.assigned.values()))
-            captures = find_captures(self._call.function)  # the trace may have put something there
+            captures = self._call.find_captures()  # the trace may have put something there
             if call:
                 refuse_compiled_captures(captures)
                 return

@@ -9,15 +9,19 @@ from typing import NamedTuple
 import jax
 import keras
 import numpy as np
-from jax.tree_util import PyTreeDef
+from jax.tree_util import KeyPath, PyTreeDef, SequenceKey
 
-from unisono._src.checks.user_code.staleness import IdentityKey
+from unisono._src.checks.user_code.captures import Capture, find_captures
+from unisono._src.checks.user_code.staleness import VALUE_TYPES, IdentityKey, is_same_value
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
+from unisono._src.function_names import get_function_name, get_parameter_name
 from unisono._src.placement import Placement
 from unisono._src.replica.refused_calls import refuse_undistributed
 from unisono._src.replica.replicated import Replicated, is_array, refuse_tensorflow_data
-from unisono._src.typing import AnyArray, Keywords, PyTree, Shape, UserObject
+from unisono._src.typing import AnyArray, Keywords, PyTree, Shape, UserFunction, UserObject
+
+INSTEAD = "Return it instead; what only the function needs, it puts into a copy: list(argument), dict(argument)."
 
 
 class ArrayLeaf(NamedTuple):
@@ -49,6 +53,16 @@ class ArgumentTemplate:
             arrays[leaf.kind][leaf.place] if isinstance(leaf, ArrayLeaf) else unwrap_same(leaf.value) for leaf in self.leaves
         ]
         return jax.tree.unflatten(self.structure, leaves)
+
+    def find_captures(self, function: UserFunction) -> list[Capture]:
+        """Return what a function captures, and what it finds in the objects among these arguments."""
+        places, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.leaves))))
+        objects = [
+            (describe_place(function, path), unwrap_same(leaf.value))
+            for (path, position) in places
+            if isinstance(leaf := self.leaves[position], StaticLeaf) and leaf.kind not in VALUE_TYPES
+        ]
+        return find_captures(function, objects)
 
 
 def unwrap_same(value: Hashable) -> object:
@@ -153,10 +167,33 @@ def is_argument_leaf(thing: object) -> bool:
     return is_replica_value(thing) or isinstance(thing, Replicated | keras.Variable) or is_array(thing)
 
 
-def refuse_changed_structure(name: str, before: PyTreeDef, after: PyTreeDef) -> None:
-    """Refuse a function that changes the structure of its arguments: what it puts into a list or a dict would be lost."""
-    if before != after:
-        raise ValueError(
-            f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
-            f"function is compiled. Return it instead."
-        )
+class ArgumentLeaves:
+    """The leaves of the arguments of a function, as they are before the function is called."""
+
+    def __init__(self, function: UserFunction, arguments: tuple[tuple[UserObject, ...], Keywords]) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._leaves, self._structure = jax.tree_util.tree_flatten_with_path(arguments)
+
+    def refuse_changes(self) -> None:
+        """Refuse a function that has changed a list or a dict among its arguments: it got a copy, and the change would be lost."""
+        name = get_function_name(self._function)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(self._arguments)
+        if structure != self._structure:
+            raise ValueError(
+                f"The function {name!r} puts something into an argument, or takes something out of it, where nobody will find it when the "
+                f"function is compiled. {INSTEAD}"
+            )
+        for (path, then), (_, now) in zip(self._leaves, leaves, strict=True):
+            if not is_same_value(now, then):
+                raise ValueError(
+                    f"The function {name!r} puts another value into {describe_place(self._function, path)}, where nobody will find it when the "
+                    f"function is compiled. {INSTEAD}"
+                )
+
+
+def describe_place(function: UserFunction, path: KeyPath) -> str:
+    """Return the place of a leaf in the (args, kwargs) of a function, as the function would write it."""
+    argument = path[1]
+    name = get_parameter_name(function, argument.idx) if isinstance(argument, SequenceKey) else str(argument.key)
+    return f"{name}{jax.tree_util.keystr(path[2:])}"

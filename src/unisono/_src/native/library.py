@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import jax
 
+from unisono._src.native.processor import list_common_instructions
+
 FOLDER = pathlib.Path(__file__).parent / "libraries"
 REASON = FOLDER / "reason.txt"
 """Why there is no library, where none could be compiled."""
@@ -24,8 +26,6 @@ SWITCH = "UNISONO_NATIVE"
 
 NATIVE = "native"
 """The first word of the description of native kernels."""
-
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 NEEDED = {
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
@@ -84,7 +84,7 @@ def choose_level() -> str:
         raise KernelsUnavailableError(
             REASON.read_text().strip() if REASON.exists() else "they were not compiled for this platform"
         )
-    instructions = list_instructions()
+    instructions = list_common_instructions()
     possible = [level for level in built if instructions.issuperset(NEEDED[level])]
     if chosen != "1" and chosen not in possible:
         raise ValueError(f"{SWITCH}={chosen} cannot be used here; possible are 0, {', '.join(possible)}.")
@@ -102,15 +102,6 @@ def load_library(level: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(find_library(level)))
     except OSError as error:  # it is damaged, or was compiled on a newer system
         raise KernelsUnavailableError(f"their library cannot be loaded: {error}") from error
-
-
-def list_instructions() -> set[str]:
-    """Return the instructions that all cores have; nothing where the system does not tell."""
-    try:
-        lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
-    except OSError:
-        return set()
-    return set.intersection(*(set(line.split()) for line in lines)) if lines else set()
 
 
 def register_library(level: str, library: ctypes.CDLL) -> Kernels:

@@ -138,13 +138,15 @@ class FunctionProbe:
         other_updates = self._observe(pair.state, pair.other, 1, constants).updates
         try:
             return UpdatesOnOtherRows(other_updates, self._observe(pair.state, pair.both, 2, constants).updates)
-        except Exception:
+        except Exception:  # of the user's code, which has just run on a replica's rows, and was not written for more
             return None
 
     def _observe_gradients(
         self, pairs: Sequence[RowPair], constants: Sequence[Array]
     ) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
         """Return the gradients that the code applies on each pair; none where the code cannot run on more rows than a replica has."""
+        # Of the user's code, as above, or of a callback in it that refuses made-up values. What raises on the rows of replicas, raises in
+        # the step.
         with contextlib.suppress(Exception):
             for pair in pairs:
                 observed = (self._observe(pair.state, rows, times, constants).gradients for rows, times in pair.batches)

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 from unisono._src.keras_private.compiled_losses import is_class_of_keras
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.trainer_state import RecordingScope
+from unisono._src.keras_private.trainer_state import RecordingScope, list_scope_values
 from unisono._src.placement import split_evenly
 from unisono._src.replica.drawn_values import draw_fed_values_like
 from unisono._src.replica.growth import compute_growth_ratio
@@ -215,8 +215,7 @@ class MetricBench(NamedTuple):
         """Return the trial of the metrics on parts of some rows, which are these fractions, and on the whole."""
 
         def values_after(updates: Sequence[MetricUpdate], state: Sequence[Array]) -> Values:
-            scope = self.feed(updates, state)
-            return [scope.get_current_value(variable) for variable in self.variables]
+            return list_scope_values(self.feed(updates, state), self.variables)
 
         def compute_changes(after: Sequence[Array]) -> list[np.ndarray]:
             return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, self.reset, strict=True)]
@@ -247,7 +246,8 @@ class MetricBench(NamedTuple):
         for zeros_as in ("numbers", "bits"):
             draw = functools.partial(draw_fed_values_like, np.random.default_rng(0), zeros_as=zeros_as)
             drawn = [update.change_rows(rows, draw) for update in repeated]
-            with contextlib.suppress(Exception):  # a metric may check its values, and refuse some
+            # A metric of the user's may check its values, and refuse drawn ones in any way. It has taken the real ones above.
+            with contextlib.suppress(Exception):
                 trials.append(try_values(drawn))
         return [trial for trial in trials if trial.is_finite]
 

@@ -14,6 +14,7 @@ import keras
 
 from unisono._src.keras_private.compiled_losses import is_metric_of_keras
 from unisono._src.keras_private.instances import wrap_averaged_function, wrap_method
+from unisono._src.keras_private.trainer_state import list_scope_values
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values, is_dict, is_plain_array
 
@@ -37,9 +38,28 @@ class BatchLevelMeans:
                     stack.enter_context(wrap_method(metric, "update_state", functools.partial(self._wrap_update, metric)))
             yield
 
-    def variables(self) -> set[int]:
-        """Return the ids of the variables of these means."""
-        return {id(variable) for metric in self._batch_level for variable in metric.variables}
+    def compute_changes(
+        self,
+        variables: Sequence[keras.Variable],
+        probed: Mapping[int, bool],
+        reset: Sequence[Array],
+        after: Sequence[Array],
+        row_fraction: Array,
+    ) -> list[Array]:
+        """Return the changes of the metrics' variables by a replica's rows.
+
+        Args:
+            variables: The variables of all metrics.
+            probed: For the ids of variables of which a probe has told it, whether they are means of batches.
+            reset: The values of the variables after a reset.
+            after: Their values after the replica's code.
+            row_fraction: The replica's row fraction.
+        """
+        means = {id(variable): True for metric in self._batch_level for variable in metric.variables} | dict(probed)
+        return [
+            (new - old) * row_fraction if means.get(id(variable)) else new - old
+            for variable, new, old in zip(variables, after, reset, strict=True)
+        ]
 
     def _wrap_function(self, metric: keras.metrics.MeanMetricWrapper, function: UserFunction) -> UserFunction:
         def call_and_note(*args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -65,21 +85,7 @@ def compute_reset_values(metrics: Iterable[keras.metrics.Metric], variables: Seq
     with keras.StatelessScope(state_mapping=zeros) as scope:
         for metric in metrics:
             metric.reset_state()
-        return [scope.get_current_value(variable) for variable in variables]
-
-
-def compute_metric_changes(
-    variables: Sequence[keras.Variable],
-    batch_means: Mapping[int, bool],
-    reset: Sequence[Array],
-    after: Sequence[Array],
-    row_fraction: Array,
-) -> list[Array]:
-    """Return the changes of the metrics' variables by a replica's rows. `batch_means` tells, by ids, the variables that are means of batches."""
-    return [
-        (new - old) * row_fraction if batch_means.get(id(variable)) else new - old
-        for variable, new, old in zip(variables, after, reset, strict=True)
-    ]
+        return list_scope_values(scope, variables)
 
 
 def flatten_logs(logs: Logs) -> Logs:

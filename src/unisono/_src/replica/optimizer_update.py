@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import keras
 
 from unisono._src.keras_private.compiled_losses import get_loss_tracker, list_term_trackers
+from unisono._src.keras_private.trainer_state import list_scope_values
 from unisono._src.replica.contribution import Contribution
 from unisono._src.typed_jax import map_tree
-from unisono._src.typing import Array, Logs, Values
+from unisono._src.typing import Array, Logs
 
 
 def apply_gradients(
@@ -34,8 +35,7 @@ def track_losses(model: keras.Model, values: list[Array], total: Contribution, r
         get_loss_tracker(model).update_state(total.loss, sample_weight=rows)
         for index, tracker in enumerate(list_term_trackers(model)):
             tracker.update_state(total.terms[index], sample_weight=rows)
-        new_values: Values = [scope.get_current_value(variable) for variable in model.metrics_variables]
-        return new_values
+        return list_scope_values(scope, model.metrics_variables)
 
 
 def compute_logs(model: keras.Model, weights: list[Array], metrics: list[Array]) -> Logs:

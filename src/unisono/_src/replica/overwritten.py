@@ -14,6 +14,11 @@ import keras
 from unisono._src.typing import Array
 
 
+def widen_floats(gradients: Sequence[Array]) -> list[Array]:
+    """Return gradients of floats as float32, in which they are added; all others as they are."""
+    return [gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient for gradient in gradients]
+
+
 def spread_over_replicas(
     weights: Sequence[keras.Variable], gradients: Sequence[Array], replica: Array, replicas: int
 ) -> list[Array]:

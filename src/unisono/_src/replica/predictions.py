@@ -11,63 +11,64 @@ import keras
 from unisono._src.keras_private.compiled_losses import call_model
 from unisono._src.keras_private.data_adapters import unpack_batch
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.replica import user_step
-from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.keras_private.trainer_state import list_scope_values
 from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.protocol import Divisor, State
-from unisono._src.typing import Array, Logs, Outputs, PyTree, Values
+from unisono._src.replica.user_step import is_user_step, run_predict_step
+from unisono._src.typing import Array, Logs, Outputs, PyTree
 
 INPUT_GROUPS = ("trainable_variables", "non_trainable_variables")
 """The groups of the state of a prediction; every replica reads both."""
 
 
-class PredictComputation(ModelComputation):
+class PredictComputation:
     """The functions that the replicas of a model run to predict. The state is that of `INPUT_GROUPS`."""
 
+    needs_probe = False
+    is_undecided = False
+
     def __init__(self, model: keras.Model, replicas: int, eager: bool = False) -> None:
-        super().__init__(model, "predict", replicas, eager)
+        """`eager`: the functions are called with arrays, one operation after another."""
+        self.has_one_replica = replicas == 1
+        self.eager = eager
         self.structure: jax.tree_util.PyTreeDef | None = None
         """The structure of the outputs in the last trace."""
+        self._model = model
+        self._state = ModelState(model, is_training=False, has_one_replica=self.has_one_replica)
 
     @hide_masks()
     def contribution(
-        self,
-        state: State,
-        batch: PyTree,
-        replica: Array,
-        row_fraction: Array,
-        divisors: Array | None,
-        constants: Sequence[Array] = (),
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
     ) -> tuple[Contribution, Sequence[Array]]:
         weights, non_trainable = state
         outputs, after = self._predict(weights, non_trainable, batch, replica)
         leaves, self.structure = jax.tree.flatten(outputs)
-        assigned = self._collect_assigned(non_trainable, after, batch, replica)
+        assigned = self._state.collect_assigned(non_trainable, after, batch, replica)
         return Contribution([], assigned, [], jnp.float32(0), jnp.zeros(0), {}), [jnp.asarray(leaf) for leaf in leaves]
 
     def _predict(
         self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array
     ) -> tuple[Outputs, list[Array]]:
         """Return (outputs, the values of the non-trainable variables after the forward pass)."""
-        if self.is_own:
-            start = self._start_values(non_trainable, replica)
-            outputs, after = user_step.run_predict_step(self.model, (weights, start), batch)
-            self._note_changed(start, after)
+        if is_user_step(self._model, "predict"):
+            start = self._state.start_values(non_trainable, replica)
+            outputs, after = run_predict_step(self._model, (weights, start), batch)
+            self._state.note_changed(start, after)
             return outputs, after
-        with self._open_scope(weights, non_trainable, None, replica) as scope:
-            outputs = call_model(self.model, unpack_batch(batch)[0], training=False)
-            after: Values = [scope.get_current_value(variable) for variable in self.model.non_trainable_variables]
-        self._note_assigned(scope, (weights, non_trainable), batch)
-        return outputs, after
+        with self._state.open_scope(weights, non_trainable, None, replica) as scope:
+            outputs = call_model(self._model, unpack_batch(batch)[0], training=False)
+        self._state.note_assigned(scope, weights, non_trainable, batch)
+        return outputs, list_scope_values(scope, self._model.non_trainable_variables)
 
     def divisors(
-        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array] = ()
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
     ) -> Sequence[Divisor]:
         return []
 
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
         weights, non_trainable = state
-        non_trainable, disagree = self._merge_assigned(non_trainable, total.assigned, rows, present)
+        non_trainable, disagree = self._state.merge_assigned(non_trainable, total.assigned, rows, present)
         return (weights, non_trainable), disagree
 
     def results(self, state: State) -> Logs:
@@ -79,5 +80,11 @@ class PredictComputation(ModelComputation):
     def read(self) -> list[bool]:
         return [True, True]
 
+    def scales(self) -> list[tuple[int, int]]:
+        return []
+
     def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         return False
+
+    def check(self, disagree: list[Array]) -> None:
+        self._state.check_counters(disagree)

@@ -43,29 +43,25 @@ from unisono._src.replica.probe_rows import (
     slice_rows,
 )
 from unisono._src.replica.protocol import ReplicaComputation, State
-from unisono._src.typing import Array, PyTree
+from unisono._src.typing import Array, KerasObject, PyTree
 
 PairUpdates: TypeAlias = tuple[list[MetricUpdate], UpdatesOnOtherRows]
 """The metric updates on one part of a pair, and those on the other part and on both."""
 
 
 class ProbedFunctions(ReplicaComputation, Protocol):
-    """The functions of the replicas of a compiled model. The model's step makes them."""
+    """The functions of the replicas of a compiled model, as its probe runs them."""
 
+    model: KerasObject
     eager: bool
     """Whether the functions are called with arrays, not compiled."""
     growth: Growth
+    """The growth of losses that are one number for all rows. The probe finds it."""
+    has_user_step: bool
+    """Whether the model's class overrides the step."""
 
-    @property
-    def model(self) -> keras.Model: ...
-
-    def gradients_of_numbers(
-        self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None, /
-    ) -> dict[str, Array]: ...
-
-    @property
-    def is_own(self) -> bool:
-        """Return whether the model's class overrides the step."""
+    def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
+        """Return the gradient of each loss that is one number for all rows, as one vector."""
         ...
 
 
@@ -145,7 +141,7 @@ class ModelProbe:
         real = pair_shards(state, batch, shards, most=most)
         both = real[0].both
         made = make_up_rows(both, self._step.compared_values)
-        if not self._functions.is_own:  # a user step defines the structure of its batches
+        if not self._functions.has_user_step:  # a user step defines the structure of its batches
             made += draw_sample_weights(both)
         return [*real, *(RowPair.of(state, rows) for rows in made)]
 

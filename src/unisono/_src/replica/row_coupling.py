@@ -110,7 +110,7 @@ def draw_batches(function: UserFunction, batch: tuple[PyTree, ...]) -> Iterator[
     try:
         program = make_jaxpr(function)(*map_tree(resize, batch))
         compared = find_compared_values(program, range(len(jax.tree.leaves(batch))))
-    except Exception:  # the user's code need not be traceable
+    except Exception:  # of the user's code, which was not written for so many rows: no marks are known then
         compared = {}
     for targets in ("numbers", "bits"):
         rng = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def has_coupling(function: UserFunction, whole: list[PyTree]) -> bool:
     try:
         with jax.ensure_compile_time_eval():
             value, again, first, second = map(call_on, (slice(None), slice(None), slice(half), slice(half, None)))
-    except Exception:  # the user's code, on values that it was not written for
+    except Exception:  # of the user's code, on values that it was not written for; the step runs it on real ones
         return False
     tolerance = choose_tolerance(jax.tree.leaves(whole))
     if not are_values_close(value, again, tolerance) or not np.all(np.isfinite(value)):

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import keras
 
-from unisono._src.keras_private.optimizers import list_optimizer_weights
-from unisono._src.replica.compiled_model import list_loss_scales
+from unisono._src.keras_private.optimizers import list_loss_scales, list_optimizer_weights
 from unisono._src.replica.trace_recorder import ReplicaCode
 
 

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import keras
 
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_optimizer_weights
+from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_loss_scales, list_optimizer_weights
 from unisono._src.replica import metrics, optimizer_update, overwritten, state_merging
-from unisono._src.replica.compiled_model import list_loss_scales
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
 from unisono._src.replica.function_probe import FunctionProbe
@@ -77,7 +76,6 @@ class UserComputation:
         self.fixed_divisors = code.fixed_divisors
         after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
         _, others_after, _, metrics_after = after
-        batch_means = dict.fromkeys(means.variables(), True) | self._probe.batch_means
         contribution = Contribution(
             self._collect_gradients(code),
             state_merging.collect_assigned(
@@ -91,7 +89,7 @@ class UserComputation:
             ),
             metrics_after
             if self.has_one_replica
-            else metrics.compute_metric_changes(variables.metric_variables, batch_means, reset, metrics_after, row_fraction),
+            else means.compute_changes(variables.metric_variables, self._probe.batch_means, reset, metrics_after, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(code.divisors)),
             {str(index): widen_half_precision(output) for index, output in enumerate(outputs) if is_summed(output)},
@@ -148,10 +146,9 @@ class UserComputation:
             weights = list_optimizer_weights(optimizer)
             gradients = by_optimizer[id(optimizer)]
             applied += [gradients[id(weights[position])] for position in positions]
-        applied = [
-            gradient.astype(jnp.float32) if jnp.issubdtype(gradient.dtype, jnp.floating) else gradient for gradient in applied
-        ]
-        return overwritten.spread_over_replicas(self._updated_weights, applied, code.replica, self._replicas)
+        return overwritten.spread_over_replicas(
+            self._updated_weights, overwritten.widen_floats(applied), code.replica, self._replicas
+        )
 
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
         weights, others, slots, metric_values = state

@@ -1,30 +1,121 @@
-"""A replica of a model whose `train_step(state, data)`, `test_step` or `predict_step` is overridden.
+"""The functions of one replica of a model whose `train_step(state, data)` or `test_step` is overridden, and the call of such a step.
 
-The step runs as it is written, on the replica's rows, with the optimizer's `stateless_apply` replaced: the gradients that
-it gets are the replica's contribution, applied once to the sum of all replicas. So the updated state does not exist
-inside the step. Placeholders stand in its place: the step can return them, but not use them.
+The step runs as it is written, on the replica's rows, with the optimizer's `stateless_apply` replaced [`gradient_recorder`]: the gradients that
+it gets are the replica's contribution, applied once to the sum of all replicas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import keras
 
-from unisono._src.keras_private.compiled_losses import forget_added_losses
+from unisono._src.keras_private.compiled_losses import (
+    forget_added_losses,
+    get_loss_tracker,
+    list_loss_terms,
+    list_term_trackers,
+    replace_losses,
+)
 from unisono._src.keras_private.crops import make_crops_compilable
 from unisono._src.keras_private.instances import wrap_method
+from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import overrides_method
-from unisono._src.replica.protocol import State
+from unisono._src.replica import overwritten
+from unisono._src.replica.compiled_model import ModelComputation
+from unisono._src.replica.contribution import AssignedState, Contribution
+from unisono._src.replica.gradient_recorder import GradientRecorder
+from unisono._src.replica.growth import APPLIED_GRADIENTS
+from unisono._src.replica.protocol import Divisor, State
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 
-WAY = (
-    "Call optimizer.stateless_apply once and return what it gives; what needs more than that is a loop of your own. If only the "
-    "loss is another one, leave train_step as Keras has it and override compute_loss."
-)
+
+class UserStepComputation(ModelComputation):
+    """The functions of replicas that run a user step."""
+
+    has_user_step = True
+
+    @hide_masks()
+    def contribution(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
+    ) -> tuple[Contribution, Sequence[Array]]:
+        result_alone = self.run_alone(state, batch)
+        if result_alone is not None:
+            return Contribution([], AssignedState([], [], []), [], jnp.float32(0), jnp.zeros(0), result_alone[1]), ()
+        terms = self._make_terms(row_fraction, divisors, as_mean=True)
+        means = self._make_means()
+        with replace_losses(self.model, terms.loss_functions), means.watch():
+            weights, non_trainable, *slots, _ = state
+            start = self._state.start_values(non_trainable, replica)
+            reset = self._state.reset_metrics()
+            result = run_user_step(self.model, self._mode, (weights, start, *slots, reset), batch)
+        self._state.note_changed(start, result.non_trainable)
+        contribution = Contribution(
+            overwritten.spread_over_replicas(
+                self._list_updated(result), self._weigh_gradients(result, row_fraction), replica, self._replicas
+            ),
+            self._state.collect_assigned(non_trainable, result.non_trainable, batch, replica),
+            means.compute_changes(self.model.metrics_variables, self._batch_means, reset, result.metrics, row_fraction),
+            jnp.float32(0),
+            jnp.zeros(len(list_loss_terms(self.model))),
+            self._weigh_extra_logs(result.logs, result.metrics, row_fraction),
+        )
+        return contribution, ()
+
+    @hide_masks()
+    def divisors(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
+    ) -> Sequence[Divisor]:
+        if self.has_one_replica:  # the user step divides by itself
+            return []
+        weights, non_trainable, *more = state
+        terms = self._make_terms(row_fraction, None)
+        with replace_losses(self.model, terms.loss_functions):
+            start = weights, self._state.start_values(non_trainable, replica), *more
+            result = run_user_step(self.model, self._mode, start, batch)
+        self._weigh_gradients(result, row_fraction)
+        self._weigh_extra_logs(result.logs, result.metrics, row_fraction)
+        return terms.divisors
+
+    @hide_masks()
+    def run_alone(self, state: State, batch: PyTree) -> tuple[State, dict[str, Array]] | None:
+        """Return (new state, logs) of a replica alone, which needs no other replicas; None where there are others."""
+        if not self.has_one_replica:
+            return None
+        logs, new_state = call_user_step(self.model, self._mode, state, batch)
+        return new_state, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1))
+
+    def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
+        return {}  # the gradients that the step applies are measured themselves
+
+    @property
+    def _fed_metrics(self) -> list[keras.metrics.Metric]:
+        """Return the metrics that the step feeds: the loss trackers too, where the model shows them."""
+        shown = {id(variable) for variable in self.model.metrics_variables}
+        trackers = [get_loss_tracker(self.model), *list_term_trackers(self.model)]
+        return [*super()._fed_metrics, *(tracker for tracker in trackers if shown.issuperset(map(id, tracker.variables)))]
+
+    def _list_updated(self, result: StepResult) -> list[keras.Variable]:
+        """Return the weights that the step updates: all, or none."""
+        return self.model.trainable_variables if result.gradients else []
+
+    def _weigh_gradients(self, result: StepResult, row_fraction: Array) -> list[Array]:
+        """Return the replica's contribution to the gradients that a user step applies, from those on the replica's rows."""
+        gradients = result.gradients
+        positions = [
+            position
+            for position, (variable, gradient) in enumerate(zip(self._list_updated(result), gradients, strict=True))
+            if jnp.issubdtype(gradient.dtype, jnp.floating) and not overwritten.is_overwritten_by_gradient(variable)
+        ]
+        if not positions:
+            return gradients
+        floats = [gradients[position].astype(jnp.float32) for position in positions]
+        weighted = dict(zip(positions, self.growth.weigh_arrays(APPLIED_GRADIENTS, floats, row_fraction), strict=True))
+        return [weighted.get(position, gradient) for position, gradient in enumerate(gradients)]
 
 
 class StepResult(NamedTuple):
@@ -80,53 +171,3 @@ def check_result(returned: UserObject, mode: str, groups: int) -> tuple[Logs | N
         f"{METHODS[mode]} must return logs and state, as Keras' steps on JAX do, and returned {type(returned).__name__}. End it "
         f"with: return logs, ({', '.join(names)})"
     )
-
-
-class GradientRecorder:
-    """A stand-in for `stateless_apply`, to be called once: it keeps the gradients and returns placeholders."""
-
-    def __init__(self, weights: list[Array], slots: list[Array]) -> None:
-        """`weights` and `slots` are the values from which the step goes on."""
-        self._gradients: list[Array] | None = None
-        self._weights: list[Array] | list[UpdatedValue] = list(weights)
-        self._slots: list[Array] | list[UpdatedValue] = list(slots)
-
-    def __call__(
-        self, optimizer_variables: Sequence[Array], grads: Sequence[Array], trainable_variables: Sequence[Array]
-    ) -> tuple[list[UpdatedValue], list[UpdatedValue]]:
-        if self._gradients is not None:
-            raise ValueError(f"train_step applies gradients twice; replicas contribute to one update of a step. {WAY}")
-        self._gradients = list(grads)
-        self._weights = [UpdatedValue() for _ in trainable_variables]
-        self._slots = [UpdatedValue() for _ in optimizer_variables]
-        return self._weights, self._slots
-
-    def check_returned(self, weights: Sequence[object], slots: Sequence[object]) -> list[Array]:
-        """Return the gradients, if the step has returned the values that it was given; none where it makes no update."""
-        for name, returned, given in (("trainable", weights, self._weights), ("optimizer", slots, self._slots)):
-            if len(returned) != len(given) or any(value is not expected for value, expected in zip(returned, given, strict=True)):
-                origin = (
-                    "stateless_apply gave it"
-                    if self._gradients is not None
-                    else "it was given, without optimizer.stateless_apply"
-                )
-                raise ValueError(f"train_step returns other {name} variables than {origin}. {WAY}")
-        return self._gradients or []
-
-
-def refuse_use(*_: object, **__: object) -> NoReturn:
-    """Refuse every use of a placeholder."""
-    raise ValueError(
-        f"train_step uses the updated weights or optimizer variables, but the update comes when all replicas have given their "
-        f"gradients. {WAY}"
-    )
-
-
-class UpdatedValue:
-    """A placeholder for the value of a weight or an optimizer variable after the update."""
-
-    shape = dtype = ndim = size = property(refuse_use)
-    __jax_array__ = __array__ = __len__ = __getitem__ = __iter__ = __float__ = __bool__ = refuse_use
-    __neg__ = __abs__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = refuse_use
-    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = refuse_use
-    __lt__ = __le__ = __gt__ = __ge__ = refuse_use

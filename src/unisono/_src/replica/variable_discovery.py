@@ -54,7 +54,7 @@ def discover_variables(
     known: set[int] = set()
     made: list[str] = []
     alive: list[ReplicaCode] = []  # so that no variable of an earlier round has the id of a later one's
-    for _ in range(ROUNDS):
+    for left in reversed(range(ROUNDS)):
         code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
         code.may_be_rows = suspicion
         alive.append(code)
@@ -65,9 +65,11 @@ def discover_variables(
                 error.optimizer.build(error.variables)
             continue
         except Exception:
-            if code.scope.read.keys() <= known:
+            # Code that builds a layer may fail in any way on what it finds before: no weights to differentiate by, an optimizer without
+            # variables. In the next round it finds the layer built; an error that has another reason comes again, and is raised.
+            if code.scope.read.keys() <= known or not left:
                 raise
-            known |= code.scope.read.keys()  # the code built a layer, and will find its variables in the next round
+            known |= code.scope.read.keys()
             continue
         variables = {**code.scope.read, **code.scope.assigned}
         if variables.keys() == known:

@@ -1,18 +1,23 @@
-"""The device state between the calls of a step: weights, optimizer, statistics, running sums, constants."""
+"""The device state between the calls of a step: weights, optimizer, statistics, running sums."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
+import jax
 import numpy as np
 
+from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.step import running_sums
 from unisono._src.step.program import StepBuffers
 from unisono._src.typed_jax import device_put, map_tree
-from unisono._src.typing import AnyArray, Array
+from unisono._src.typing import Array
+from unisono._src.xla.interrupts import delay_interrupts
+from unisono._src.xla.programs import DeviceProgram
 
 EmptySums: TypeAlias = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
 """(contributions, divisors), on the host: for each dtype, zeros of shape (place, element)."""
@@ -30,7 +35,8 @@ class DeviceState:
         self.current: set[int] = set()
         """The devices whose state is the newest one."""
         self._returned: list[Array] = []
-        self._constants: dict[int, list[AnyArray]] = {}
+        self._take_program = DeviceProgram(running_sums.get_place)
+        self._put_program = DeviceProgram(put_first, donate=(0,))
 
     def __getitem__(self, index: int) -> StepBuffers:
         return self._work[index]
@@ -82,15 +88,25 @@ class DeviceState:
         """Return which groups of the state this device reads, beside scales: all groups where it finishes steps."""
         return [index in self._homes or read for read in self._functions.read()]
 
-    def keep(self, constants: Sequence[AnyArray]) -> None:
-        """Take the constants of this call."""
-        self._constants = {0: list(constants)}
+    def take_sum(self, index: int, counting: bool) -> PackedTree:
+        """Return the sum that a device has finished: of divisors, if they were counted, or of contributions."""
+        return self._take_program(self._placement.devices[index], counting, self._list_sums(index, counting))
 
-    def constants(self, index: int = 0) -> list[AnyArray]:
-        """Return the constants on a device."""
-        if index not in self._constants:
-            self._constants[index] = device_put(self._constants[0], self._placement.devices[index])
-        return self._constants[index]
+    def sum_shapes(self, counting: bool) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return such a sum, in shapes."""
+        return {
+            name: jax.ShapeDtypeStruct(places.shape[1:], places.dtype) for name, places in self._list_sums(0, counting).items()
+        }
+
+    def _list_sums(self, index: int, counting: bool) -> running_sums.Sums:
+        return self._work[index].divisors if counting else self._work[index].contributions
+
+    def put_total(self, index: int, total: PackedTree) -> None:
+        """Put the total of all contributions where a call that finishes the step reads it."""
+        work = self.on(index)
+        with delay_interrupts():
+            contributions = self._put_program(self._placement.devices[index], None, work.contributions, total)
+            self._work[index] = work._replace(contributions=contributions)
 
     def give_state(self) -> State:
         """Return the newest state to a loop, and remember its arrays."""
@@ -103,3 +119,7 @@ class DeviceState:
         self._work = {}
         self.current = set()
         self._returned = []
+
+
+def put_first(contributions: running_sums.Sums, value: PackedTree) -> running_sums.Sums:
+    return running_sums.set_place(contributions, 0, value)

@@ -21,11 +21,12 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, ReplicaComputation, State
 from unisono._src.step.device_numbers import DeviceNumbers
+from unisono._src.step.loss_divisors import list_known_divisors
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes
-from unisono._src.step.replica_sums import ReplicaSum
-from unisono._src.step.step import CarriedValue, RunOutput
+from unisono._src.step.run_outputs import CarriedValue, RunOutput, describe_replica_batch
+from unisono._src.step.totals import ReplicaSum
 from unisono._src.typed_jax import device_put, eval_shape, map_tree
 from unisono._src.typing import AnyArray, Array, Logs, PyTree
 
@@ -37,10 +38,6 @@ class StepInput(NamedTuple):
     batch_plan: BatchPlan
     carried: Sequence[CarriedValue]
     constants: list[Array]
-
-    def row_fraction(self, rows: int) -> float:
-        """Return the row fraction of a replica with this number of rows."""
-        return rows / self.batch.rows
 
     def rows_of_replicas(self, lead: jax.Device) -> dict[int, PyTree]:
         """Return the batch of each replica: its rows, or (rows, values) where values of an earlier step are carried over."""
@@ -57,8 +54,7 @@ class StepInput(NamedTuple):
 
     def shapes(self, size: int) -> PyTree:
         """Return the batch of a replica of `size` rows, in shapes."""
-        rows = self.batch.shapes(size)
-        return (rows, [value.shapes(size) for value in self.carried]) if self.carried else rows
+        return describe_replica_batch(self.batch, self.carried, size)
 
 
 class EagerStep:
@@ -79,11 +75,12 @@ class EagerStep:
         self._shapes_in_trace: Callable[[int], list[jax.ShapeDtypeStruct]] = lambda rows: []
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._probe_schedule = ProbeSchedule(are_repeated=False)  # each probe calls user code, which may stop there or print
-        self._state: State = ()
+        self.state: State = ()
+        """The newest state; empty before the first step."""
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
-        return self.outputs(state, batches, constants)[0], self._state
+        return self.outputs(state, batches, constants)[0], self.state
 
     def outputs(
         self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = (), carried: Sequence[CarriedValue] = ()
@@ -92,18 +89,13 @@ class EagerStep:
         lead = self._placement.lead
         logs = {}
         outputs = []
-        self._state = tuple(device_put([list(group) for group in state], lead))
+        self.state = tuple(device_put([list(group) for group in state], lead))
         device_constants = list(device_put(list(constants), lead))
         with jax.default_device(lead):
             for batch in batches:
                 step_input = StepInput(batch, self._plans(batch.rows, batch.sizes), carried, device_constants)
                 logs, outputs = self._step(step_input)
         return logs, outputs
-
-    @property
-    def state(self) -> State:
-        """Return the newest state; empty before the first step."""
-        return self._state
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the outputs of a replica of `rows` rows."""
@@ -114,24 +106,24 @@ class EagerStep:
 
     def forget(self) -> None:
         """Drop the state."""
-        self._state = ()
+        self.state = ()
 
     def _step(self, step_input: StepInput) -> tuple[Logs, list[RunOutput]]:
         rows = step_input.rows_of_replicas(self._placement.lead)
         divisors = self._add_divisors(step_input, rows)
         if self._probe_schedule.is_due(self._functions.is_undecided):
             shards = step_input.batch_plan.rows_of_replicas
-            self._functions.probe(self._state, step_input.batch.tree(), shards, step_input.constants)
+            self._functions.probe(self.state, step_input.batch.tree(), shards, step_input.constants)
         self._probe_schedule.note_trained(1)
-        by_itself = self._functions.run_alone(self._state, rows[0]) if self._functions.has_one_replica else None
+        by_itself = self._functions.run_alone(self.state, rows[0]) if self._functions.has_one_replica else None
         if by_itself is not None:
-            self._state = keep_dtypes(by_itself[0], self._state)
-            return self._functions.results(self._state) | by_itself[1], []
+            self.state = keep_dtypes(by_itself[0], self.state)
+            return self._functions.results(self.state) | by_itself[1], []
         contributions: dict[int, Contribution] = {}
         outputs: dict[int, ReplicaOutputs] = {}
         for shard in step_input.batch_plan.shards:
             numbers = self._input_numbers(shard, step_input)
-            result = self._functions.contribution(self._state, rows[shard.replica], *numbers, divisors, step_input.constants)
+            result = self._functions.contribution(self.state, rows[shard.replica], *numbers, divisors, step_input.constants)
             contributions[shard.replica], outputs[shard.replica] = result
         self._note_output_shapes(step_input, divisors, outputs)
         logs = self._finish_step(step_input, divisors, contributions)
@@ -147,11 +139,11 @@ class EagerStep:
         total = self._sum(contributions, batch_plan, like, step_input.batch)[0]
         rows = self._numbers.on(lead, np.float32, step_input.batch.rows)
         present = self._numbers.on(lead, np.int32, batch_plan.present)
-        new, disagree = self._functions.finish_step(self._state, total, rows, present)
+        new, disagree = self._functions.finish_step(self.state, total, rows, present)
         self._functions.check(disagree)
-        self._state = keep_dtypes(new, self._state)
+        self.state = keep_dtypes(new, self.state)
         get_activity().report_next_step()
-        return self._functions.results(self._state) | total.logs
+        return self._functions.results(self.state) | total.logs
 
     def _add_divisors(self, step_input: StepInput, rows: dict[int, PyTree]) -> Array:
         """Return the loss divisors of the global batch, as one vector."""
@@ -172,14 +164,14 @@ class EagerStep:
         divisors: Sequence[Divisor] | None = self._divisors.get(kind)
         if divisors is None or None in divisors:
             numbers = self._input_numbers(shard, step_input)
-            divisors = self._functions.divisors(self._state, rows, *numbers, step_input.constants)
-            self._divisors[kind] = [0.0 if d is None else d if isinstance(d, float) else None for d in divisors]
+            divisors = self._functions.divisors(self.state, rows, *numbers, step_input.constants)
+            self._divisors[kind] = list_known_divisors(divisors)
         return divisors
 
     def _input_numbers(self, shard: Shard, step_input: StepInput) -> tuple[Array, Array]:
         """Return (the replica's number, its row fraction)."""
         lead = self._placement.lead
-        row_fraction = step_input.row_fraction(len(shard.rows))
+        row_fraction = len(shard.rows) / step_input.batch.rows
         return self._numbers.on(lead, np.int32, shard.replica), self._numbers.on(lead, np.float32, row_fraction)
 
     def _note_output_shapes(self, step_input: StepInput, divisors: Array, outputs: dict[int, ReplicaOutputs]) -> None:
@@ -193,7 +185,7 @@ class EagerStep:
 
     def _eval_shapes(self, function: Callable[..., PyTree], step_input: StepInput, size: int, *more: PyTree) -> PyTree:
         """Return the shapes of what a function returns for a replica of `size` rows, where no replica of this process has them."""
-        return eval_shape(function, self._state, step_input.shapes(size), np.int32(0), np.float32(1), *more)
+        return eval_shape(function, self.state, step_input.shapes(size), np.int32(0), np.float32(1), *more)
 
 
 def stack_outputs(batch_plan: BatchPlan, outputs: dict[int, ReplicaOutputs], replicas: int) -> list[RunOutput]:

@@ -45,7 +45,6 @@ class Shard(NamedTuple):
     """The shard of one replica of this process; it has rows."""
 
     replica: int
-    device: int
     leaf: int
     """The leaf of the reduction tree."""
     rows: range
@@ -55,7 +54,6 @@ class Shard(NamedTuple):
 class BatchPlan:
     """The work on one global batch, for a number of rows and a placement."""
 
-    rows: int
     present: int
     """The number of replicas that have rows."""
     leaves: int
@@ -77,7 +75,6 @@ class BatchPlan:
         return tuple(
             Shard(
                 run.first + number,
-                part.device,
                 part.span.start + run.before + number,
                 run.rows[number * run.size : (number + 1) * run.size],
             )
@@ -125,7 +122,7 @@ def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -
         for block in placement.of_processes
     )
     present_sizes = tuple(len(shards[replica]) for replica in present)
-    return BatchPlan(rows, len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
+    return BatchPlan(len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
 
 
 def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[ReplicaRun, ...]:

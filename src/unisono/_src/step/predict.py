@@ -16,7 +16,8 @@ from unisono._src.placement import Placement
 from unisono._src.replica.predictions import PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
-from unisono._src.step.step import RunOutput, Step
+from unisono._src.step.run_outputs import RunOutput
+from unisono._src.step.step import Step
 from unisono._src.typed_jax import device_put, map_tree
 from unisono._src.typing import Array, Outputs
 from unisono._src.xla.programs import DeviceProgram

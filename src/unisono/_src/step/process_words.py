@@ -32,12 +32,6 @@ NO_POSITION: Position = (-1, -1)
 """The position of a batch that has none."""
 
 
-def make_words(batch: GlobalBatch) -> tuple[int, int, int]:
-    """Return (pass, batch, digest of the rows), by which the processes compare what each has read."""
-    pass_, number = batch.position or NO_POSITION
-    return pass_, number, batch.digest
-
-
 def check_same_rows(words: np.ndarray) -> None:
     """Refuse processes that have read different rows; `words` has a row for each process."""
     positions: list[Position] = [(pass_, number) for pass_, number in words[:, :2].tolist()]

@@ -10,7 +10,7 @@ import keras
 
 from unisono._src.checks import refusals
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
-from unisono._src.fit.keras_hooks import Bond
+from unisono._src.fit.keras_hooks import bind_trainer
 from unisono._src.keras_private.creation import CreationWatch, TrackedObject
 from unisono._src.loop import tf_names
 
@@ -47,7 +47,7 @@ def own_created(created: TrackedObject) -> None:
 def bind_model(model: keras.Model) -> None:
     """Tie a new model to the strategy of the scope around, which then trains it."""
     if SCOPES.innermost is not None:
-        Bond(model, SCOPES.innermost)
+        bind_trainer(model, SCOPES.innermost)
 
 
 def check_scope_of_model(model: keras.Model) -> None:

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from unisono._src.fit.bond import Bond, get_bond
 from unisono._src.fit.callback_protocol import FitCallback
-from unisono._src.fit.keras_hooks import Bond, get_bond
 from unisono._src.fit.steps_per_call import MOST_STEPS
 from unisono._src.keras_private.optimizers import LossScaleOptimizer
 from unisono._src.near_names import says_near_names

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import jax
 
 from unisono._src.native.library import NATIVE, load_kernels
+from unisono._src.native.processor import get_instructions, read_cores
 
 DeviceKind = Mapping[str, str]
 
-CPUINFO = pathlib.Path("/proc/cpuinfo")
 CORES = pathlib.Path("/sys/devices/system/cpu")
 
 MODEL = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU architecture", "CPU variant", "CPU part")
@@ -64,7 +64,7 @@ def describe_processor() -> dict[str, str]:
 
     If cores differ, all their models and caches are listed; instructions are listed if all cores have them.
     """
-    cores = [parse_core(lines) for lines in read_cpuinfo().split("\n\n") if lines.strip()]
+    cores = read_cores()
     models = [" ".join(core[name] for name in MODEL if name in core) for core in cores]
     return {
         "processor": join_alternatives(models) or platform.processor(),
@@ -78,26 +78,7 @@ def describe_processor() -> dict[str, str]:
 @functools.cache
 def list_all_instructions() -> str:
     """Return the names of all instructions of the first core: machine code with other instructions may not run."""
-    core = parse_core(read_cpuinfo().split("\n\n")[0])
-    return core.get("flags") or core.get("Features") or platform.machine()
-
-
-def read_cpuinfo() -> str:
-    """Return Linux's description of the cores; "" where there is none."""
-    try:
-        return CPUINFO.read_text()
-    except OSError:
-        return ""
-
-
-def parse_core(lines: str) -> dict[str, str]:
-    """Return Linux's description of one core, by name.
-
-    >>> parse_core("model\\t\\t: 17\\nflags\\t\\t: fpu avx2")
-    {'model': '17', 'flags': 'fpu avx2'}
-    """
-    pairs = (line.partition(":") for line in lines.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return next(map(get_instructions, read_cores()), platform.machine())
 
 
 def select_computing_instructions(core: dict[str, str]) -> set[str]:

@@ -142,7 +142,7 @@ def load_or_compile(lowered: jax.stages.Lowered, text: str, device: jax.Device) 
         try:
             serialized = code, jax.tree.structure(lowered.args_info), lowered.out_tree
             return PortableProgram(load_on_device(*serialized, device), device, serialized)
-        except Exception as error:
+        except Exception as error:  # of a damaged or foreign file, which JAX reads; the warning says what it was
             warnings.warn(f"A program that was kept on disk cannot be loaded, and is compiled again: {error}.", stacklevel=2)
             disk_cache.drop_code(key)
     start = time.monotonic()

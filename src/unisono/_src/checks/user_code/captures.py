@@ -20,6 +20,7 @@ LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
 COLLECTION_TYPES = (list, tuple, dict, collections.deque)
+FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 MOST_ITEMS = 64
 """Items of a list or a dict that is looked at item by item; a longer one is not."""
 
@@ -43,6 +44,10 @@ def capture_item(path: str, holder: Mapping[UserObject, object], key: object) ->
     return Capture(path, lambda: holder.get(key, Capture))
 
 
+def capture_argument(path: str, thing: UserObject) -> Capture:
+    return Capture(path, lambda: thing)
+
+
 def read_cell(cell: types.CellType) -> UserObject:
     """Return the value of a closure's cell; the cell itself where nothing was assigned yet."""
     try:
@@ -51,9 +56,20 @@ def read_cell(cell: types.CellType) -> UserObject:
         return cell
 
 
-def find_captures(function: UserFunction) -> list[Capture]:
-    """Return the names by which a function finds what is outside of it."""
-    return list(_walk_function(function, set()))
+def find_captures(function: UserFunction, arguments: Iterable[tuple[str, UserObject]] = ()) -> list[Capture]:
+    """Return the names by which a function finds what is outside of it.
+
+    `arguments` are objects that it gets, with their names: their attributes are found by names as well, by this function and by those that
+    it calls.
+    """
+    seen: set[int] = set()
+    captures = list(_walk_function(function, seen))
+    called = [capture.value for capture in captures if isinstance(capture.value, FUNCTION_TYPES)]
+    users = [each for each in called if is_user_module(getattr(each, "__module__", ""))]
+    names = frozenset[str]().union(*map(find_used_names, (function, *users)))
+    for name, thing in arguments:
+        captures += _walk_capture(capture_argument(name, thing), names, seen)
+    return captures
 
 
 def can_run_replicas(function: UserFunction, strategy: type, datasets: tuple[type, ...]) -> bool:
@@ -74,7 +90,7 @@ def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
         seen.add(id(function))
         yield from _walk_function(function.func, seen)
         arguments = dict(enumerate(function.args)) | function.keywords
-        yield from _walk_items(arguments, arguments, "an argument of functools.partial", frozenset(), seen)
+        yield from _walk_items(arguments, arguments, "an argument of functools.partial", find_used_names(function), seen)
     elif isinstance(function, types.MethodType):
         yield from _walk_object("self", function.__self__, find_used_names(function.__func__), seen)
         yield from _walk_function(function.__func__, seen)
@@ -106,7 +122,7 @@ def _walk_capture(capture: Capture, names: frozenset[str], seen: set[int]) -> It
 
 def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
     """Yield the captures that a value leads to. Of an object, only attributes with `names`, which the code uses, are looked at."""
-    if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or hasattr(value, "__wrapped__"):
+    if isinstance(value, FUNCTION_TYPES) or hasattr(value, "__wrapped__"):
         yield from _walk_function(value, seen)
     elif isinstance(value, COLLECTION_TYPES) and len(value) <= MOST_ITEMS and id(value) not in seen:
         seen.add(id(value))
@@ -193,5 +209,7 @@ def find_inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def find_used_names(function: object) -> frozenset[str]:
+    while isinstance(function, functools.partial):
+        function = function.func
     code = getattr(function, "__code__", None)
     return frozenset() if code is None else find_code_names(code)

@@ -81,7 +81,9 @@ def find_loss_parts(
             else LossPart(growth, keep_common_constants(term, twice, growth), term.of_rows, term.elements / (size * times))
             for term, twice, growth in zip(on_rows.loss_terms, on_both.loss_terms, growths, strict=True)
         ]
-    except Exception:  # as of code that runs on one number of rows alone: this check does not change what is trained
+    except Exception:
+        # Of the user's code, on numbers of rows that it was not written for, of a callback in it, or because it has other losses then.
+        # On the replica's rows it was traced without an error; what its program shows there is used.
         return [classify_by_divisors(term, size) for term in terms]
 
 

@@ -51,7 +51,9 @@ def warn_of_coupled_rows(
         on_both = trace_of(2 * size)
         inputs = draw_inputs(sources, on_both, size)
         coupled = any(has_coupled_rows(values, sources, on_both, size, constants, with_losses) for values in inputs)
-    except Exception:  # as of code that runs on one number of rows alone: this check does not change what is trained
+    except Exception:
+        # Of the user's code, on numbers of rows that it was not written for, of a callback in it on drawn values, or because it returns
+        # something else then. On the replica's rows it was traced without an error, and the step runs it; only this warning is left out.
         return
     if coupled:
         warn_of_coupling(f"The function {name!r}")

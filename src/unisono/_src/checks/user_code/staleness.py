@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
-from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, find_captures
-from unisono._src.typing import UserFunction, UserObject
+from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, Capture
+from unisono._src.typing import UserObject
 
 VALUE_TYPES = (bool, int, float, str, bytes)
 """Types of numbers and texts, which are compared by value."""
@@ -33,12 +33,13 @@ class IdentityKey:
 class CaptureSnapshot:
     """Values that a function captured when it was traced: the compiled program would not see values that are put there later."""
 
-    def __init__(self, function: UserFunction, before: CaptureSnapshot | None = None) -> None:
-        """Keep the values that the function captures now.
+    def __init__(self, find_captures: Callable[[], list[Capture]], before: CaptureSnapshot | None = None) -> None:
+        """Keep the values that a function captures now.
 
         `before` are the values of before the trace. Lists and dicts that changed in the trace, as in code that counts its traces, are compared
         by identity alone.
         """
+        self._find_captures = find_captures
         self._changed_by_code: list[UserObject] = []
         if before is not None:
             changed = [
@@ -48,7 +49,11 @@ class CaptureSnapshot:
             ]
             self._changed_by_code = [*before._changed_by_code, *changed]
         skipped = frozenset(map(id, self._changed_by_code))
-        self._values = [(capture, snapshot_value(capture.value, skipped)) for capture in find_captures(function)]
+        self._values = [(capture, snapshot_value(capture.value, skipped)) for capture in find_captures()]
+
+    def take_again(self) -> CaptureSnapshot:
+        """Return a snapshot of now, after the trace."""
+        return CaptureSnapshot(self._find_captures, self)
 
     @property
     def is_unchanged(self) -> bool:

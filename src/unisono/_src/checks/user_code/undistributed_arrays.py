@@ -10,7 +10,6 @@ loss or a metric gets it and it meets the batch nowhere.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -130,8 +129,12 @@ def find_suspect_meeting_rows(code: InspectedCode, suspects: Callable[[Trace], l
 
     met = find_met(code.sources, code.size)
     if met and code.trace_of is not None:
-        with contextlib.suppress(Exception):  # as of shapes that do not fit one another
-            met_on_more = find_met(code.trace_of(2 * code.size), 2 * code.size)
+        try:
+            on_more = code.trace_of(2 * code.size)
+        except Exception:  # of the user's code, as shapes that do not fit: that it fails is what is asked
+            on_more = None
+        if on_more is not None:
+            met_on_more = find_met(on_more, 2 * code.size)
             met = {shape: constant for shape, constant in met.items() if shape in met_on_more}
     return next((known[id(constant)] for constant in met.values()), None)
 
@@ -201,9 +204,10 @@ def check_numpy_draws(code: InspectedCode) -> None:
     if not arrays or code.trace_of is None:
         return
     try:
-        arrays_again = find_row_arrays(code.trace_of(code.size).trace, code.size)
-    except Exception:  # of code that can be traced only once
+        again = code.trace_of(code.size)
+    except Exception:  # of code that can be traced only once; the trace of the step raises it
         return
+    arrays_again = find_row_arrays(again.trace, code.size)
     for array, other in zip(arrays, arrays_again, strict=False):
         if array.shape == other.shape and not np.array_equal(array, other, equal_nan=array.dtype.kind == "f"):
             raise ValueError(

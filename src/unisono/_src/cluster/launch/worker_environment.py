@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Mapping
 
@@ -11,6 +12,8 @@ from unisono._src.processes import names
 
 LOOPBACK = "127.0.0.1"
 GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+GPU_PREFIXES = ("GPU-", "MIG-")
+"""What names of GPUs that are not numbers begin with."""
 FORCED_COUNT = "--xla_force_host_platform_device_count"
 
 
@@ -51,9 +54,25 @@ class WorkerDevices:
 def list_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the GPUs that the environment leaves visible, or of all that NVIDIA's driver lists; this starts nothing on them."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
-    return tuple(str(number) for number in range(len(list(GPUS.iterdir())))) if GPUS.is_dir() else ()
+    there = len(list(GPUS.iterdir())) if GPUS.is_dir() else None
+    return tuple(map(str, range(there or 0))) if visible is None else parse_visible_gpus(visible, there)
+
+
+def parse_visible_gpus(visible: str, there: int | None) -> tuple[str, ...]:
+    """Return the names in CUDA_VISIBLE_DEVICES that CUDA sees: those before the first invalid one, and none where one is repeated.
+
+    `there` is the number of GPUs of this machine; None where nobody tells.
+
+    >>> parse_visible_gpus("0,-1,1", None), parse_visible_gpus("1,0,2", 2), parse_visible_gpus("0,0", None)
+    (('0',), ('1', '0'), ())
+    """
+    names = [name.strip() for name in visible.split(",")]
+    seen = tuple(itertools.takewhile(lambda name: is_gpu_name(name, there), names))
+    return seen if len(set(seen)) == len(seen) else ()
+
+
+def is_gpu_name(name: str, there: int | None) -> bool:
+    return name.startswith(GPU_PREFIXES) or (name.isdecimal() and (there is None or int(name) < there))
 
 
 def make_worker_environment(

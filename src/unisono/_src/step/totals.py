@@ -1,15 +1,15 @@
-"""Sums of the contributions of replicas that are run one by one."""
+"""Totals over all replicas: of sums that the devices have finished, and of replicas that are run one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import jax
 
 from unisono._src import reduction_tree
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.exchange.protocol import Exchange, SumDescription
+from unisono._src.exchange.protocol import DeviceSums, Exchange, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.step.plan import BatchPlan
@@ -18,13 +18,37 @@ from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
 
 
+class DeviceTotal:
+    """The total of one kind of contribution, by the exchange."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._add = DeviceProgram(add_contributions)
+
+    def __call__(self, nodes: Sequence[DeviceSums], batch_plan: BatchPlan, like: PyTree, batch: GlobalBatch) -> dict[int, PyTree]:
+        """Return the total for each home.
+
+        Args:
+            nodes: The sums of each device, by the spans of replicas that they add up.
+            batch_plan: The plan of the batch.
+            like: A contribution, in shapes.
+            batch: The batch that the contributions come from.
+        """
+        description = SumDescription(batch_plan.of_processes, like, StepWords(batch))
+        totals = self._exchange.total(nodes, self.add_on, batch_plan.leaves, description)
+        return dict(zip(self._exchange.homes, totals, strict=True))
+
+    def add_on(self, device: jax.Device, left: PyTree, right: PyTree) -> PyTree:
+        """Return the sum of two contributions on a device."""
+        return self._add(device, None, left, right)
+
+
 class ReplicaSum:
     """The total of one kind of contribution over all replicas."""
 
     def __init__(self, placement: Placement, exchange: Exchange) -> None:
         self._placement = placement
-        self._exchange = exchange
-        self._add = DeviceProgram(add_contributions)
+        self._total = DeviceTotal(exchange)
 
     def __call__(
         self, contributions: Mapping[int, PyTree], batch_plan: BatchPlan, like: PyTree, batch: GlobalBatch
@@ -40,16 +64,11 @@ class ReplicaSum:
         leaves = {shard.leaf: contributions[shard.replica] for shard in batch_plan.shards}
         nodes: list[dict[range, PyTree | None]] = [{} for _ in self._placement.devices]
         for part in batch_plan.parts:
-            add_here = partial(self._add_on, self._placement.devices[part.device])
+            add_here = partial(self._total.add_on, self._placement.devices[part.device])
             nodes[part.device][part.span] = reduction_tree.sum_tree(
                 part.span, is_single_leaf, lambda span: leaves.get(span.start), add_here
             )
-        description = SumDescription(batch_plan.of_processes, like, StepWords(batch))
-        totals = self._exchange.total(nodes, self._add_on, batch_plan.leaves, description)
-        return dict(zip(self._exchange.homes, totals, strict=True))
-
-    def _add_on(self, device: jax.Device, left: PyTree, right: PyTree) -> PyTree:
-        return self._add(device, None, left, right)
+        return self._total(nodes, batch_plan, like, batch)
 
 
 def is_single_leaf(span: range) -> bool:

@@ -1,0 +1,68 @@
+"""Groups of batches: whether one call of a step may take several batches of a loop, and which."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+from unisono._src.fit.bond import Bond
+from unisono._src.fit.call_arguments import read_argument
+from unisono._src.fit.callback_protocol import has_batch_callbacks
+from unisono._src.fit.steps_per_call import StepsPerCall
+from unisono._src.keras_private.data_adapters import EpochSteps, GeneratorDataAdapter, has_known_length
+from unisono._src.keras_private.models import overrides_method
+from unisono._src.typing import Arguments, KerasObject, Keywords, UserBatch
+
+
+class BatchGroup:
+    """The batches of one call."""
+
+    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall) -> None:
+        self._batches = itertools.islice(batches, count)
+        self.count = count
+        self.steps_per_call = steps_per_call
+
+    def __iter__(self) -> Iterator[UserBatch]:
+        return self._batches
+
+    def __next__(self) -> UserBatch:
+        return next(self._batches)
+
+
+class BatchGrouping:
+    """The permission to group the batches of a model's loops."""
+
+    def __init__(self, bond: Bond) -> None:
+        self._bond = bond
+        self._is_allowed = False
+
+    @contextlib.contextmanager
+    def allow(self, method: str, mode: str, args: Arguments, kwargs: Keywords) -> Iterator[None]:
+        """Allow groups during a call of fit or evaluate, unless something could see the difference."""
+        callbacks = read_argument(method, "callbacks", args, kwargs)
+        outer = self._is_allowed
+        self._is_allowed = not (overrides_method(self._bond.model, method) or has_batch_callbacks(callbacks, mode))
+        try:
+            yield
+        finally:
+            self._is_allowed = outer
+
+    def group_steps(self, iterator: KerasObject, epochs: EpochSteps) -> None:
+        """Let a loop take several steps in one call, if it may."""
+        if not self._can_group(iterator):
+            return
+        steps_per_call = StepsPerCall()
+        data_position = self._bond.data_position
+
+        def count_steps(step: int) -> int:
+            most = data_position.most_steps(step) if data_position is not None else None
+            return steps_per_call.steps() if most is None else min(steps_per_call.steps(), most)
+
+        epochs.group_steps(count_steps, lambda batches, count: BatchGroup(batches, count, steps_per_call))
+
+    def _can_group(self, iterator: KerasObject) -> bool:
+        """Return whether one call may take several batches. Not of a generator, which may look at the model after each batch."""
+        stream = isinstance(iterator.data_adapter.source, GeneratorDataAdapter)
+        one_by_one = stream or self._bond.model.steps_per_execution != 1 or self._bond.is_eager
+        return self._is_allowed and not one_by_one and has_known_length(iterator)

@@ -1,0 +1,99 @@
+"""The tie between a model and the strategy in whose scope the model was made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.data.row_order import RowOrder, draw_seed
+from unisono._src.distributed.replica_strategy import ReplicaStrategy
+from unisono._src.fit.callback_protocol import FitCallback
+from unisono._src.fit.data_position import DataPosition
+from unisono._src.jax_private import tracing
+from unisono._src.keras_private.callbacks import forget_first_epoch
+from unisono._src.keras_private.data_adapters import EpochSteps
+from unisono._src.keras_private.models import find_eager_option
+from unisono._src.ownership import ModelBond, find_bond, set_bond
+from unisono._src.typing import KerasObject, Logs
+
+
+def get_bond(model: object) -> Bond | None:
+    """Return the bond of a model; None for a model from outside of every scope."""
+    bond = find_bond(model)
+    return bond if isinstance(bond, Bond) else None
+
+
+class Bond(ModelBond):
+    """The tie between a model and its strategy. It holds what the model's training needs between two calls, and the current call of fit."""
+
+    def __init__(self, model: keras.Model, strategy: ReplicaStrategy) -> None:
+        self.model: KerasObject = model
+        self.strategy = strategy
+        self.data_position: DataPosition | None = None
+        """The data position of the current call of fit."""
+        self.callbacks: list[keras.callbacks.Callback] = []
+        """The callbacks of the current call of fit."""
+        self._awaits_position = False
+        """Whether there is a current call of fit, and it has no data position yet."""
+        self.ran_eagerly = False
+        """Whether steps that were not compiled have changed the model."""
+        self._order: RowOrder | None = None
+        set_bond(model, self)
+
+    @property
+    def is_eager(self) -> bool:
+        """Return whether steps are not to be compiled."""
+        return find_eager_option(self.model) is not None or tracing.is_jit_disabled()
+
+    @property
+    def has_promised_bits(self) -> bool:
+        """Return whether every run of the program gives the model the same bits."""
+        return self.strategy.deterministic and not self.ran_eagerly and not self.is_eager
+
+    @property
+    def order(self) -> RowOrder:
+        """Return the place of the model in its data. The seed is drawn when it is first needed."""
+        if self._order is None:
+            self._order = RowOrder(draw_seed())
+        return self._order
+
+    @contextlib.contextmanager
+    def note_fit(self, callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
+        """Make the block the current call of fit, with these callbacks. Ours are told when it is over, however it ends."""
+        self.callbacks = callbacks
+        self._awaits_position = True
+        try:
+            yield
+        finally:
+            callbacks = self.callbacks
+            self.callbacks = []
+            self.data_position = None
+            self._awaits_position = False
+            forget_first_epoch(self.model)
+            for callback in callbacks:
+                if isinstance(callback, FitCallback):
+                    callback.fit_is_over()  # which may raise a signal again
+
+    def note_epochs(self, epochs: EpochSteps) -> None:
+        """Note the epochs of a loop that begins: the first loop of a call of fit is its training."""
+        if self._awaits_position:
+            self.data_position = DataPosition(epochs, self.callbacks)
+            self._awaits_position = False
+
+    def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
+        """Note that a step was trained on these batches, and returned these logs."""
+        position = batches[-1].position
+        if self.data_position is None:
+            if position is not None:
+                self.order.note_pass(position[0])
+            return
+        if position is not None and self.data_position.order is not self.order and position[1] < len(batches):
+            self.order.passes += 1  # this pass went over a dataset with its own order
+        self.data_position.note_trained(batches, logs)
+
+    def repeat_logs(self) -> Logs:
+        """Return the logs of the last step again: an earlier call of fit stopped at the end of this epoch."""
+        return self.data_position.repeat_logs() if self.data_position is not None else {}

@@ -1,0 +1,42 @@
+"""Building a model by its first batch."""
+
+from __future__ import annotations
+
+from unisono._src.checks.jax_errors import explain_step_errors
+from unisono._src.data.global_batch import as_global_batch
+from unisono._src.fit.bond import Bond
+from unisono._src.keras_private.building import build_by_calling, needs_batch
+from unisono._src.keras_private.data_adapters import count_static_rows, read_first_batch
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.models import get_class_method
+from unisono._src.keras_private.trainer_state import list_model_variables
+from unisono._src.placement import split_evenly
+from unisono._src.typing import KerasObject, UserBatch
+
+
+def build_model(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> None:
+    """Build the model, as far as it is not built, by the first batch of an iterator or by a batch. Its variables are then the same in all
+    processes."""
+    model = bond.model
+    replicas = bond.strategy.num_replicas_in_sync
+    fixed = count_static_rows(model)
+    if fixed is not None and replicas > 1:
+        batch = as_global_batch(data_batch if iterator is None else read_first_batch(iterator))
+        if {len(part) for part in split_evenly(batch.rows, replicas)} == {fixed}:
+            iterator = None
+            data_batch = batch.shapes(fixed)  # the fixed rows are a replica's; else they are the global batch's
+    with bond.strategy.acting(), explain_step_errors(model, data_batch, replicas, bond.is_eager), hide_masks():
+        call_builder(bond, iterator, data_batch)
+    bond.strategy.agree(list_model_variables(model))
+
+
+def call_builder(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> None:
+    """Call what builds the model: Keras, or a forward pass where Keras fails and steps are not compiled."""
+    by_keras = get_class_method(bond.model, "build_by")
+    if not (bond.is_eager and needs_batch(bond.model)):
+        return by_keras(iterator=iterator, data_batch=data_batch)
+    batch = data_batch if iterator is None else read_first_batch(iterator)
+    try:
+        by_keras(data_batch=batch)
+    except Exception:  # Keras builds without values, which code that is not compiled may need
+        build_by_calling(bond.model, as_global_batch(batch).tree())

@@ -1,0 +1,70 @@
+"""A setting of an optimizer that is changed after the first step holds from the next step on."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, optimizers
+
+import unisono as un
+from trainings import on, rows
+
+X, Y = rows(24, 5) * 100, rows(24, 2)
+
+OPTIMIZERS = {
+    "alone": lambda inner: inner,
+    "with a loss scale": lambda inner: optimizers.LossScaleOptimizer(inner, initial_scale=1.0),
+    "one of several": lambda inner: optimizers.MultiOptimizer(optimizers.OptimizerMap(inner, {"none": optimizers.SGD()})),
+    "what a function picks": lambda inner: optimizers.MultiOptimizer(lambda _: inner),
+}
+
+
+def compiled(optimizer, *placement):
+    keras.utils.set_random_seed(1)
+    with on(*placement).scope():
+        model = keras.Sequential([layers.Input((5,)), layers.Dense(2)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def fit(model, epochs=1, **more):
+    model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, **more)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_setting_changed_between_two_fits_holds(kind):
+    inner = optimizers.SGD(1e-6)
+    model = compiled(OPTIMIZERS[kind](inner), 2, 2)
+    fit(model)
+    before = model.get_weights()
+    fit(model)
+    assert max(np.abs(now - then).max() for now, then in zip(model.get_weights(), before, strict=True)) > 1e-6
+    inner.clipvalue = 1e-3  # an update is at most the learning rate times this
+    before = model.get_weights()
+    fit(model)
+    assert max(np.abs(now - then).max() for now, then in zip(model.get_weights(), before, strict=True)) < 1e-6
+
+
+@pytest.mark.parametrize("placement", [(1, 2), (2, 2)])
+def test_a_setting_changed_by_a_callback_holds_from_the_next_epoch_on(placement):
+    def change(*_):
+        model.optimizer.clipvalue = 1e-3
+
+    model = compiled(optimizers.Adam(), *placement)
+    fit(model, 2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=change)])
+    by_callback = un.fingerprint(model)
+    model = compiled(optimizers.Adam(), *placement)
+    fit(model)
+    change()
+    fit(model, 2, initial_epoch=1)
+    assert un.fingerprint(model) == by_callback
+    model = compiled(optimizers.Adam(), *placement)
+    fit(model, 2)
+    assert un.fingerprint(model) != by_callback
+
+
+def test_an_attribute_that_one_of_several_optimizers_does_not_have_is_refused():
+    inner = optimizers.SGD()
+    model = compiled(OPTIMIZERS["one of several"](inner), 1, 2)
+    inner.lr = 0.1
+    with pytest.raises(AttributeError, match=r"optimizer.lr was set, but \w+ has no such attribute"):
+        fit(model)
