@@ -268,33 +268,34 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
   if (counts.size() != 6 || program.size() % 18 != 0 || static_cast<int64_t>(returned.size()) != counts[0] + counts[5] ||
       static_cast<int64_t>(arguments.size()) != counts[0] + counts[1] + counts[2] + counts[3] + counts[4])
     return ffi::Error::InvalidArgument("The arguments of a loop over rows do not fit its counts.");
-  Loop loop{rows, steps, is_reversed, {}, {}, {}, {}, {}, {}, {}, numbers, kept_widths, local_widths, {}};
-  size_t next = 0;
-  const auto take = [&](int64_t count, int64_t all_rows, std::vector<Buffer>& to) {
-    for (int64_t i = 0; i < count; i++) {
-      const auto array = *arguments.get<ffi::AnyBuffer>(next++);
-      to.push_back({array.untyped_data(), static_cast<int64_t>(array.element_count()) / all_rows});
+  return run_kernel("unisono_run_row_loop", [&] {
+    Loop loop{rows, steps, is_reversed, {}, {}, {}, {}, {}, {}, {}, numbers, kept_widths, local_widths, {}};
+    size_t next = 0;
+    const auto take = [&](int64_t count, int64_t all_rows, std::vector<Buffer>& to) {
+      for (int64_t i = 0; i < count; i++) {
+        const auto array = *arguments.get<ffi::AnyBuffer>(next++);
+        to.push_back({array.untyped_data(), static_cast<int64_t>(array.element_count()) / all_rows});
+      }
+    };
+    take(counts[0], rows, loop.firsts);
+    take(counts[1], rows * steps, loop.places);
+    take(counts[2], rows, loop.fixed);
+    take(counts[3], 1, loop.shared);
+    std::vector<ffi::AnyBuffer> matrices;
+    for (int64_t i = 0; i < counts[4]; i++) matrices.push_back(*arguments.get<ffi::AnyBuffer>(next++));
+    for (int64_t i = 0; i < counts[0] + counts[5]; i++) {
+      auto array = *returned.get<ffi::AnyBuffer>(i);
+      const bool is_last = i < counts[0];
+      const int64_t all_rows = is_last ? rows : rows * steps;
+      (is_last ? loop.lasts : loop.results).push_back({array->untyped_data(), static_cast<int64_t>(array->element_count()) / all_rows});
     }
-  };
-  take(counts[0], rows, loop.firsts);
-  take(counts[1], rows * steps, loop.places);
-  take(counts[2], rows, loop.fixed);
-  take(counts[3], 1, loop.shared);
-  std::vector<ffi::AnyBuffer> matrices;
-  for (int64_t i = 0; i < counts[4]; i++) matrices.push_back(*arguments.get<ffi::AnyBuffer>(next++));
-  for (int64_t i = 0; i < counts[0] + counts[5]; i++) {
-    auto array = *returned.get<ffi::AnyBuffer>(i);
-    const bool is_last = i < counts[0];
-    const int64_t all_rows = is_last ? rows : rows * steps;
-    (is_last ? loop.lasts : loop.results).push_back({array->untyped_data(), static_cast<int64_t>(array->element_count()) / all_rows});
-  }
-  loop.instructions.resize(program.size() / 18);
-  std::memcpy(loop.instructions.data(), program.begin(), program.size() * sizeof(int64_t));
-  pack_matrices(pool, matrices, transposed, loop);
-  run_pieces(pool, (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, [&](int64_t number) {
-    Piece(loop, number * ROWS_OF_A_PIECE, std::min(rows, (number + 1) * ROWS_OF_A_PIECE)).run();
+    loop.instructions.resize(program.size() / 18);
+    std::memcpy(loop.instructions.data(), program.begin(), program.size() * sizeof(int64_t));
+    pack_matrices(pool, matrices, transposed, loop);
+    run_pieces(pool, (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, [&](int64_t number) {
+      Piece(loop, number * ROWS_OF_A_PIECE, std::min(rows, (number + 1) * ROWS_OF_A_PIECE)).run();
+    });
   });
-  return ffi::Error::Success();
 }
 
 }  // namespace unisono
