@@ -14,6 +14,9 @@ namespace unisono {
 
 constexpr int64_t BLOCK_ROWS = 48;   // rows of the left matrix at a time: a multiple of TILE_ROWS
 constexpr int64_t BLOCK_DEPTH = 1024;  // of the sums at a time, so that a panel stays in the near caches
+constexpr int64_t MOST_PIECES = 16;
+constexpr int64_t LEAST_PANELS = 4;  // of a piece: each piece reads its rows anew
+constexpr int64_t LEAST_PRODUCTS = 1 << 20;  // of single numbers in a piece, if rows are too few for many pieces
 constexpr int64_t FEW_TO_PACK = 4096;  // rows of panels that one thread packs sooner than it wakes another
 constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
 
@@ -138,15 +141,20 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
     for (int64_t panel = panels * piece / pack_pieces; panel < panels * (piece + 1) / pack_pieces; panel++)
       pack(panel, packed + panel * depth * TILE_COLUMNS);
   });
-  run_pieces(pool, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, [&](int64_t block) {
-    const int64_t first = block * BLOCK_ROWS;
+  // Pieces share the rows, and, if these are few, the columns.
+  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int64_t products = std::min(rows, BLOCK_ROWS) * depth * columns;
+  const int64_t groups = std::clamp<int64_t>(std::min({MOST_PIECES / std::max<int64_t>(1, blocks), panels / LEAST_PANELS, products / LEAST_PRODUCTS}), 1, MOST_PIECES);
+  run_pieces(pool, blocks * groups, [&](int64_t piece) {
+    const int64_t first = piece / groups * BLOCK_ROWS;
+    const int64_t group = piece % groups;
     const int64_t count = std::min(BLOCK_ROWS, rows - first);
     const int64_t a_row = std::min(depth, BLOCK_DEPTH) + ROW_GAP;
     float* a = block_scratch().get(BLOCK_ROWS * a_row);
     for (int64_t k0 = 0; k0 < depth; k0 += BLOCK_DEPTH) {
       const int64_t k1 = std::min(depth, k0 + BLOCK_DEPTH);
       read_rows(first, count, k0, k1, a, a_row);
-      for (int64_t panel = 0; panel < panels; panel++) {
+      for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; panel++) {
         const float* b = packed + (panel * depth + k0) * TILE_COLUMNS;
         float* to = c + first * columns + panel * TILE_COLUMNS;
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
@@ -162,7 +170,6 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
 constexpr int64_t DEPTH_OF_A_PIECE = 96;    // columns of the left matrix that one piece of a gradient sums
 constexpr int64_t GRADIENT_ROWS = 96;       // rows at a time: each time, the sums are read and written
 constexpr int64_t ROWS_OF_A_PART = 1024;    // rows from which on the sums of a small gradient are cut in parts
-constexpr int64_t MOST_PIECES = 16;
 
 // c [depth][columns] = transposed left [rows][depth] * right [rows][columns]: the gradient by the right matrix of `multiply`.
 //

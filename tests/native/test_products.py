@@ -53,7 +53,7 @@ def dense(x, w):
     return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
 
 
-@pytest.mark.parametrize("shape", [(40, 24), (5, 8, 24)])
+@pytest.mark.parametrize("shape", [(160, 24), (20, 8, 24)])
 def test_a_dense_layer_and_its_gradients_are_three_calls_without_a_transpose(shape):
     x, w = normal(shape), normal((24, 32), 1)
 
@@ -73,9 +73,11 @@ def test_a_dense_layer_and_its_gradients_are_three_calls_without_a_transpose(sha
 @pytest.mark.parametrize(
     ("shapes", "numbers"),
     [
-        (((4, 24, 30), (4, 30, 32)), (((2,), (1,)), ((0,), (0,)))),  # a batch of products
+        (((4, 240, 30), (4, 30, 32)), (((2,), (1,)), ((0,), (0,)))),  # a batch of products
         (((24, 4, 30), (4, 32)), (((1,), (0,)), ((), ()))),  # contracted in the middle
-        (((30, 24), (32, 30)), (((0,), (1,)), ((), ()))),  # both transposed
+        (((30, 240), (32, 30)), (((0,), (1,)), ((), ()))),  # both transposed
+        (((100, 30), (30, 32)), (((1,), (0,)), ((), ()))),  # of few rows
+        (((100, 30), (100, 32)), (((0,), (0,)), ((), ()))),  # a gradient of few rows
     ],
 )
 def test_other_products_are_left_to_xla(shapes, numbers):

@@ -96,9 +96,11 @@ def test_a_layer_with_initial_states_returns_its_states():
 
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_a_row_has_the_same_bits_alone_and_in_every_place_of_a_batch(name):
-    _, weights, x = make_layer_step(name, False, rows=37)
+    _, weights, x = make_layer_step(
+        name, False, rows=37, steps=130
+    )  # so that the product before the loop is the kernel's for one row too
     layer = LAYERS[name]()
-    layer.build((None, 6, 3))
+    layer.build((None, 130, 3))
     others = [variable.value for variable in layer.non_trainable_variables]
     run = jax.jit(rewrite_function(lambda x: layer.stateless_call(weights, others, x)[0], "cpu"))
     whole = np.asarray(run(x))

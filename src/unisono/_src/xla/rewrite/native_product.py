@@ -17,6 +17,9 @@ Axes = tuple[int, ...]
 LEAST_COLUMNS = 16
 """Columns of the result from which on the native kernels are as fast as XLA's."""
 
+LEAST_ROWS = 128
+"""Rows of a batch from which on they are: before a product, they bring the other operand into another order, whatever the rows."""
+
 
 def find_native_product(
     shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axes], dtypes: set[str]
@@ -37,7 +40,8 @@ def find_native_product(
         return None
     rows, columns = (drop_axes(shape, axes) for shape, axes in zip(shapes, contracted, strict=True))
     depth = math.prod(shapes[0][axis] for axis in contracted[0])
-    if math.prod(columns) < LEAST_COLUMNS:
+    rows_of_batch = depth if left == "first" else math.prod(rows)
+    if math.prod(columns) < LEAST_COLUMNS or rows_of_batch < LEAST_ROWS:
         return None
 
     def compute(x: Array, y: Array) -> Array:
