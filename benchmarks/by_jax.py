@@ -212,6 +212,32 @@ def lstm() -> Model:
     return parameters, (), logits
 
 
+def gru() -> Model:
+    key, width = keys(), 128
+    parameters = {
+        "words": jax.random.uniform(key(), (VOCABULARY, 64), minval=-0.05, maxval=0.05),
+        "inputs": dense(key, 64, 3 * width),
+        "hidden": dense(key, width, 3 * width),
+        "top": dense(key, width, CLASSES),
+    }
+
+    def logits(of: Parameters, other: Any, words: jax.Array) -> tuple[jax.Array, Any]:
+        given = jnp.moveaxis(apply_dense(of["inputs"], of["words"][words]), 1, 0)
+
+        def step(hidden: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            place, is_word = now
+            z, r, new = jnp.split(place, 3, axis=-1)
+            by_z, by_r, by_new = jnp.split(apply_dense(of["hidden"], hidden), 3, axis=-1)
+            z, r = jax.nn.sigmoid(z + by_z), jax.nn.sigmoid(r + by_r)
+            after = z * hidden + (1 - z) * jnp.tanh(new + r * by_new)
+            return jnp.where(is_word[:, None], after, hidden), None
+
+        hidden, _ = lax.scan(step, jnp.zeros((words.shape[0], width)), (given, jnp.moveaxis(words != 0, 1, 0)))
+        return apply_dense(of["top"], hidden), other
+
+    return parameters, (), logits
+
+
 def sgd(state: Any, gradients: Any, parameters: Any) -> tuple[Any, Any]:
     momenta = jax.tree.map(lambda m, g: 0.9 * m - 0.1 * g, state, gradients)
     return momenta, jax.tree.map(jnp.add, parameters, momenta)
@@ -235,6 +261,7 @@ MADE: dict[str, tuple[Callable[[], Model], Any]] = {
     "W3 MLP, batch 6000": (mlp, functools.partial(adam, 1e-4)),
     "W4 transformer": (transformer, functools.partial(adam, 1e-4)),
     "W5 LSTM": (lstm, functools.partial(adam, 1e-3)),
+    "W8 GRU with masks": (gru, functools.partial(adam, 1e-3)),
 }
 
 

@@ -80,6 +80,17 @@ class Lstm(nn.Module):
         return self.top(self.lstm(x)[0][:, -1])
 
 
+class Gru(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.gru, self.top = nn.Embedding(VOCABULARY, 64), nn.GRU(64, 128, batch_first=True), nn.Linear(128, CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        lengths = (words != 0).sum(1)
+        packed = nn.utils.rnn.pack_padded_sequence(self.words(words), lengths, batch_first=True, enforce_sorted=False)
+        return self.top(self.gru(packed)[1][-1])
+
+
 def mnist(*features: int) -> nn.Module:
     parts: list[nn.Module] = [FromKeras()]
     channels, side = 1, 28
@@ -100,6 +111,7 @@ def made(name: str) -> tuple[nn.Module, Any]:
         "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
         "W4 transformer": lambda: (Transformer(), adam(1e-4)),
         "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
+        "W8 GRU with masks": lambda: (Gru(), adam(1e-3)),
     }[name]()
 
 

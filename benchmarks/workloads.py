@@ -139,6 +139,15 @@ def lstm(keras: Any) -> tuple[Any, Any]:
     return keras.Sequential([layers.Input((64, 64)), layers.LSTM(128), layers.Dense(CLASSES)]), keras.optimizers.Adam()
 
 
+def gru(keras: Any) -> tuple[Any, Any]:
+    """Padded places are masked."""
+    layers = keras.layers
+    words = layers.Embedding(VOCABULARY, 64, mask_zero=True)
+    return keras.Sequential(
+        [layers.Input((TOKENS,), dtype="int32"), words, layers.GRU(128), layers.Dense(CLASSES)]
+    ), keras.optimizers.Adam()
+
+
 WORKLOADS = {
     "W1 MNIST, two convolutions": Workload(64, 60, 5, floats(28, 28, 1), mnist_loop),
     "W1 MNIST, one convolution": Workload(64, 100, 5, floats(28, 28, 1), mnist_fit, from_logits=True),
@@ -147,6 +156,7 @@ WORKLOADS = {
     "W3 MLP, batch 6000": Workload(6000, 20, 5, floats(28, 28), mlp),
     "W4 transformer": Workload(32, 6, 3, sentences, transformer, from_logits=True),
     "W5 LSTM": Workload(64, 60, 5, floats(64, 64), lstm, from_logits=True),
+    "W8 GRU with masks": Workload(64, 20, 5, sentences, gru, from_logits=True),
 }
 MORE = {
     f"W2 {kind}": Workload(128, 2, 3, floats(32, 32, 3), partial(cifar, kind=kind))
