@@ -117,49 +117,54 @@ def test_what_is_not_finite_stays_in_its_row():
         assert np.isfinite(np.delete(np.asarray(values), 3, axis=0)).all()
 
 
-# What a step may be made of.
+# What a step may be made of. Where it compares, it compares numbers that are not rounded: a comparison falls the same way in both programs.
 
-UNARY = {
-    "neg": lambda x: -x,
-    "abs": abs,
-    "exp": lambda x: jnp.exp(-abs(x)),
-    "tanh": jnp.tanh,
-    "logistic": jax.nn.sigmoid,
-    "sqrt": lambda x: jnp.sqrt(abs(x) + 0.1),
-    "rsqrt": lambda x: lax.rsqrt(abs(x) + 0.1),
-    "square": lambda x: lax.square(jnp.tanh(x)),
-    "power": lambda x: jnp.tanh(x) ** 3,
-    "clamp": lambda x: lax.clamp(-0.5, x, 0.7),
-    "relu": jax.nn.relu,
-    "part": lambda x: jnp.concatenate([x[:, 2:], x[:, :2]], 1),
-    "pad": lambda x: jnp.pad(x[:, :-3], ((0, 0), (1, 2)), constant_values=0.5),
-    "split": lambda x: jnp.concatenate(jnp.split(x, [1, 3], axis=1)[::-1], 1),
-    "first": lambda x: x + x[:, :1],
-    "sign": lambda x: (x > 0).astype("float32") - (x <= 0.1).astype("float32"),
-    "column": lambda x: jnp.broadcast_to(x[:, 1:2] * 0.3, x.shape) - 0.1,
+SMOOTH = {
+    "neg": lambda x, *_: -x,
+    "exp": lambda x, *_: jnp.exp(jnp.tanh(x)),
+    "tanh": lambda x, *_: jnp.tanh(x),
+    "logistic": lambda x, *_: jax.nn.sigmoid(x),
+    "sqrt": lambda x, *_: jnp.sqrt(lax.square(x) + 0.1),
+    "rsqrt": lambda x, *_: lax.rsqrt(lax.square(x) + 0.1),
+    "power": lambda x, *_: jnp.tanh(x) ** 3,
+    "part": lambda x, *_: jnp.concatenate([x[:, 2:], x[:, :2]], 1),
+    "pad": lambda x, *_: jnp.pad(x[:, :-3], ((0, 0), (1, 2)), constant_values=0.5),
+    "split": lambda x, *_: jnp.concatenate(jnp.split(x, [1, 3], axis=1)[::-1], 1),
+    "first": lambda x, *_: x + x[:, :1],
+    "column": lambda x, *_: jnp.broadcast_to(x[:, 1:2] * 0.3, x.shape) - 0.1,
+    "squeeze": lambda x, *_: jnp.squeeze(lax.expand_dims(x, [2]) * 0.9, 2) + lax.reshape(x, (*x.shape, 1))[:, :, 0],
+    "add": lambda x, y, *_: x + y,
+    "sub": lambda x, y, *_: x - y,
+    "mul": lambda x, y, *_: jnp.tanh(x) * y,
+    "div": lambda x, y, *_: x / (1 + lax.square(y)),
+    "where": lambda x, y, p, q: jnp.where((p < q) & ~(p == 0) | (q > 1), x, y * 0.5),
+    "where column": lambda x, y, p, q: jnp.where(p[:, :1] >= q[:, 1:2], x, y),
+    "sign": lambda x, y, p, q: x * ((p > q).astype("float32") - (p <= 0.1).astype("float32")),
 }
-BINARY = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: jnp.tanh(x) * y,
-    "div": lambda x, y: x / (1 + abs(y)),
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-    "where": lambda x, y: jnp.where((x < y) & ~(x == 0) | (y > 1), x, y * 0.5),
-    "where column": lambda x, y: jnp.where(x[:, :1] >= y[:, 1:2], x, y),
+KINKED = {
+    "abs": lambda x, *_: abs(x),
+    "clamp": lambda x, *_: lax.clamp(-0.5, x, 0.7),
+    "relu": lambda x, *_: jax.nn.relu(x),
+    "max": lambda x, y, *_: jnp.maximum(x, y),
+    "min": lambda x, y, *_: jnp.minimum(x, y),
 }
+"""Operations whose gradients jump: only their values are compared."""
+
+
+def draw_words(names):
+    return st.lists(st.tuples(st.sampled_from(sorted(names)), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=9)
 
 
 @settings(max_examples=cases(25, 300), deadline=None)
 @given(
-    words=st.lists(st.tuples(st.sampled_from([*UNARY, *BINARY]), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=9),
+    words=st.one_of(st.tuples(st.just(True), draw_words(SMOOTH)), st.tuples(st.just(False), draw_words(SMOOTH | KINKED))),
     rows=st.sampled_from([1, 2, 7, 16, 17, 40]),
     width=st.sampled_from([4, 5, 16, 33]),
     is_reversed=st.booleans(),
-    is_differentiated=st.booleans(),
 )
-def test_random_steps(words, rows, width, is_reversed, is_differentiated):
-    """A step of random operations on its carries, its place, its constants and on what it has made, with a product."""
+def test_random_steps(words, rows, width, is_reversed):
+    """A step of random operations on its carries, its place, its constants and on what it has made, with products."""
+    is_differentiated, words = words
 
     def run(w, u, bias, fixed, first, places):
         def step(carry, place):
@@ -167,9 +172,9 @@ def test_random_steps(words, rows, width, is_reversed, is_differentiated):
             values = [h, c, place, jnp.tanh(h @ w + bias), fixed, jnp.tanh(c @ u.T), jnp.broadcast_to(bias, h.shape)]
             for name, left, right in words:
                 x, y = values[-1 - left % len(values)], values[right % len(values)]
-                values.append(UNARY[name](x) if name in UNARY else BINARY[name](x, y))
+                values.append((SMOOTH | KINKED)[name](x, y, place, fixed))
             new = jnp.tanh(values[-1])
-            return (new, jnp.tanh(h + place)), (new * 0.5, values[-1] > 0, c)
+            return (new, jnp.tanh(h + place)), (new * 0.5, fixed > place, c)
 
         lasts, (y, truth, cs) = lax.scan(step, (first, first * 0.5), places, reverse=is_reversed)
         return (y * cs).sum() + sum(map(jnp.sum, lasts)), (y, cs, lasts, truth)
@@ -183,14 +188,10 @@ def test_random_steps(words, rows, width, is_reversed, is_differentiated):
         normal((5, rows, width), 5),
     )
     function = jax.value_and_grad(run, (0, 1, 2, 3, 4, 5), has_aux=True) if is_differentiated else run
-    # After another rounding, a comparison may fall the other way: few elements may differ.
     plain, ours = jax.jit(function)(*args), jax.jit(rewrite_function(function, "cpu"))(*args)
     for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(ours), strict=True):
-        a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
-        far = np.abs(a - b) > 1e-4 * max(1.0, np.abs(a).max())
-        assert far.mean() < 0.02, (words, far.mean())
-    called, left = count_calls(run, *args)
-    assert (called, left) == (1, 0)
+        np.testing.assert_allclose(b, a, rtol=0, atol=3e-5 * max(1.0, np.abs(a).max()), err_msg=str(words))
+    assert count_calls(run, *args) == (1, 0)
 
 
 FUNCTIONS = {"tanh": (jnp.tanh, np.tanh), "logistic": (jax.nn.sigmoid, lambda x: 1 / (1 + np.exp(-x))), "exp": (jnp.exp, np.exp)}
@@ -228,7 +229,9 @@ def test_functions_of_what_is_not_finite(name):
     def run(x):
         return lax.scan(lambda h, place: (h @ jnp.eye(16), function(place)), jnp.ones((1, 16)), x)[1]
 
-    np.testing.assert_allclose(jax.jit(rewrite_function(run, "cpu"))(x), np.asarray(function(x)), rtol=1e-6, atol=1e-38)
+    ours = np.asarray(jax.jit(rewrite_function(run, "cpu"))(x))
+    # Numbers below 1.2e-38 are zero on the threads of XLA.
+    np.testing.assert_allclose(ours, np.asarray(function(x)), rtol=1e-6, atol=1.2e-38)
     assert count_calls(run, x)[0] == 1
 
 

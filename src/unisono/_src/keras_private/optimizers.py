@@ -19,7 +19,7 @@ PLAIN_TYPES = frozenset({bool, int, float, str, bytes, type(None)})
 SETTING_HOLDERS = (BaseOptimizer, LearningRateSchedule)
 
 
-def read_settings(holder: KerasObject, seen: frozenset[int] = frozenset()) -> dict[str, object]:
+def read_attributes(holder: KerasObject, seen: frozenset[int] = frozenset()) -> dict[str, object]:
     """Return the attributes of an optimizer, and those of optimizers and schedules in it: numbers and texts by value, everything else by
     identity.
 
@@ -28,14 +28,14 @@ def read_settings(holder: KerasObject, seen: frozenset[int] = frozenset()) -> di
     seen |= {id(holder)}
 
     def read(value: object) -> object:
-        return id(value), value, [read_settings(part, seen) for part in list_holders(value) if id(part) not in seen]
+        return id(value), value, [read_attributes(part, seen) for part in list_holders(value) if id(part) not in seen]
 
     return {name: value if type(value) in PLAIN_TYPES else read(value) for name, value in vars(holder).items()}
 
 
 def read_optimizer_settings(model: keras.Model) -> list[dict[str, object]]:
     """Return the settings of the optimizers that a model holds: the one of `compile`, and others as in the model of a GAN."""
-    return [read_settings(part) for value in vars(model).values() for part in list_holders(value)]
+    return [read_attributes(part) for value in vars(model).values() for part in list_holders(value)]
 
 
 def list_holders(value: object) -> list[KerasObject]:

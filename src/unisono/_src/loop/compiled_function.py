@@ -10,7 +10,7 @@ from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.data.global_batch import count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
-from unisono._src.keras_private.optimizers import read_settings
+from unisono._src.keras_private.optimizers import read_attributes
 from unisono._src.loop.function_compiler import CompiledStep, FunctionCompiler, UserCall
 from unisono._src.loop.lent_state import LentState
 from unisono._src.loop.run_arguments import ArgumentTemplate, RunArguments
@@ -107,7 +107,7 @@ def move_to_device(output: RunOutput, placement: Placement) -> RunOutput:
 def read_update_settings(variables: UsedVariables) -> list[object]:
     """Return what decides, beside arrays, how weights are updated."""
     trained = [v.trainable for v in (*variables.weights, *variables.non_trainable)]
-    return [trained, *map(read_settings, variables.optimizers)]
+    return [trained, *map(read_attributes, variables.optimizers)]
 
 
 def read_host_number(value: AnyArray) -> float | None:

@@ -23,7 +23,7 @@ KINDS = ("number", "shared", "fixed", "place", "carry", "next", "result", "kept"
 """Where an operand lies: a number, a row for all rows, rows for all steps, rows of one step, ..."""
 
 
-class Operand(NamedTuple):
+class Address(NamedTuple):
     """Where an instruction reads or writes."""
 
     kind: str = "number"
@@ -37,7 +37,7 @@ class Operand(NamedTuple):
         return [KINDS.index(self.kind), self.number, self.offset, int(self.is_number)]
 
 
-NOTHING = Operand()
+NOTHING = Address()
 
 
 class Matrix(NamedTuple):
@@ -55,10 +55,10 @@ class Instruction(NamedTuple):
 
     operation: str
     width: int
-    to: Operand
-    a: Operand
-    b: Operand | Matrix = NOTHING
-    c: Operand = NOTHING
+    to: Address
+    a: Address
+    b: Address | Matrix = NOTHING
+    c: Address = NOTHING
 
     def encode(self) -> list[int]:
         words = [OPERATIONS.index(self.operation), self.width]
@@ -77,7 +77,7 @@ class RowProgram(NamedTuple):
 
 
 class LoopArrays(NamedTuple):
-    """What a loop reads."""
+    """The arrays that a loop reads, by the way in which it reads them."""
 
     carries: Sequence[Array]
     places: Sequence[Array]

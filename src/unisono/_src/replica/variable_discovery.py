@@ -65,8 +65,7 @@ def discover_variables(
                 error.optimizer.build(error.variables)
             continue
         except Exception:
-            # Code that builds a layer may fail in any way on what it finds before: no weights to differentiate by, an optimizer without
-            # variables. In the next round it finds the layer built; an error that has another reason comes again, and is raised.
+            # Code that builds a layer may fail in any way without its variables. In the next round the layer is built: another error stays.
             if code.scope.read.keys() <= known or not left:
                 raise
             known |= code.scope.read.keys()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.jax_private.jaxprs import enter_context
 from unisono._src.typing import Shape
@@ -56,6 +56,11 @@ def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
 
 def get_shape(atom: Atom) -> Shape:
     return cast(ShapedArray, atom.aval).shape
+
+
+def drop_names(program: Jaxpr) -> DebugInfo:
+    """Return what a program says of itself for messages, without the names of its inputs and outputs: it gets others."""
+    return program.debug_info._replace(arg_names=None, result_paths=None)
 
 
 def get_dtype(atom: Atom) -> str:

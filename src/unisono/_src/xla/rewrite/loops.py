@@ -11,15 +11,15 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, drop_names, get_shape
 
 MOST_STACKED = 1 << 28
 """Elements of an operand at all steps together, beyond which its product stays in the loop: they are kept for the whole loop."""
@@ -28,6 +28,23 @@ ADDITIONS = ("add", "add_any")
 LINEAR = (*ADDITIONS, "broadcast_in_dim", "concatenate", "pad", "reduce_sum", "reshape", "squeeze", "transpose")
 
 Arrays: TypeAlias = list[Array]
+InputT = TypeVar("InputT")
+
+
+class LoopInputs(NamedTuple, Generic[InputT]):
+    """The inputs of a `lax.scan`, or of its step, by their roles."""
+
+    consts: Sequence[InputT]
+    carries: Sequence[InputT]
+    places: Sequence[InputT]
+    """Of these, each step reads its own place."""
+
+
+def split_inputs(params: Params, inputs: Sequence[InputT]) -> LoopInputs[InputT]:
+    """Return the inputs of a `lax.scan` with these parameters by their roles."""
+    first = params["num_consts"]
+    end = first + params["num_carry"]
+    return LoopInputs(inputs[:first], inputs[first:end], inputs[end:])
 
 
 class LoopBody:
@@ -37,12 +54,11 @@ class LoopBody:
         self.program: Jaxpr = params["jaxpr"].jaxpr
         self.length: int = params["length"]
         self.made_by = Producers(self.program)
-        consts, carries = params["num_consts"], params["num_carry"]
-        inputs = self.program.invars
-        self.consts = inputs[:consts]
-        self.carries = inputs[consts : consts + carries]
-        self.places = inputs[consts + carries :]
-        """Inputs of which each step reads its own place."""
+        carries: int = params["num_carry"]
+        inputs = split_inputs(params, self.program.invars)
+        self.consts = inputs.consts
+        self.carries = inputs.carries
+        self.places = inputs.places
         self.next_carries = self.program.outvars[:carries]
         self.results = self.program.outvars[carries:]
         """Outputs of which each step writes its own place."""
@@ -122,7 +138,7 @@ def hoist_products(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     hoisted = Hoisted(before, after, sums)
     if not (before or after or sums):
         return None
-    return Replacement(functools.partial(run_loop, body, hoisted, eqn.params), eqn.invars)
+    return Replacement(functools.partial(run_shorter_loop, body, hoisted, eqn.params), eqn.invars)
 
 
 def is_product(eqn: JaxprEqn) -> bool:
@@ -175,9 +191,9 @@ def find_linear_function(body: LoopBody, atom: Atom) -> Sum | None:
         return None
     if eqn.primitive.name in LINEAR:
         parts = [find_linear_function(body, operand) for operand in eqn.invars if not is_zero(operand)]
-        found = [part for part in parts if part]
-        if len(found) == len(parts):
-            return Sum.join(found, eqn)
+        linear = [part for part in parts if part]
+        if len(linear) == len(parts):
+            return Sum.join(linear, eqn)
     are_stacked = all(body.can_stack(operand) and operand not in body.consts for operand in eqn.invars)
     return Sum([eqn], []) if are_stacked and (is_product(eqn) or eqn.primitive.name == "reduce_sum") else None
 
@@ -186,16 +202,16 @@ def is_zero(atom: Atom) -> bool:
     return isinstance(atom, Literal) and bool(np.all(atom.val == 0))
 
 
-def run_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array) -> tuple[Array, ...]:
+def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array) -> tuple[Array, ...]:
     """Return what the loop returns."""
-    consts, carries = len(body.consts), len(body.carries)
+    inputs = split_inputs(params, operands)
     values = Operands(
-        shared=dict(zip(body.consts, operands[:consts], strict=True)),
-        stacked=dict(zip(body.places, operands[consts + carries :], strict=True)),
+        shared=dict(zip(body.consts, inputs.consts, strict=True)),
+        stacked=dict(zip(body.places, inputs.places, strict=True)),
     )
     for product in hoisted.before:
         values.stacked[product.outvars[0]] = multiply_at_all_steps(product, values)
-    carried = [number for number in range(carries) if number not in hoisted.sums]
+    carried = [number for number in range(len(body.carries)) if number not in hoisted.sums]
     written = [number for number in range(len(body.results)) if number not in hoisted.after]
     # What the loop makes for a product behind it is a result of the loop now.
     kept = [atom for atom in hoisted.list_late_operands() if atom not in values.stacked and atom not in values.shared]
@@ -208,19 +224,19 @@ def run_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands: Array)
     run_step = jaxpr_as_fun(ClosedJaxpr(step, params["jaxpr"].consts))
 
     def run(state: Arrays, places: Arrays) -> tuple[Arrays, Arrays]:
-        outputs = run_step(*operands[:consts], *state, *places)
+        outputs = run_step(*inputs.consts, *state, *places)
         return list(outputs[: len(carried)]), list(outputs[len(carried) :])
 
-    first = [operands[consts + number] for number in carried]
+    first = [inputs.carries[number] for number in carried]
     places = list(values.stacked.values())
     last, made = lax.scan(run, first, places, length=body.length, reverse=params["reverse"], unroll=params["unroll"])
     values.stacked.update(zip(kept, made[len(written) :], strict=True))
 
     finals = dict(zip(carried, last, strict=True))
     results = dict(zip(written, made[: len(written)], strict=True))
-    finals |= {number: add_up(body, number, total, operands[consts + number], values) for number, total in hoisted.sums.items()}
+    finals |= {number: add_up(body, number, total, inputs.carries[number], values) for number, total in hoisted.sums.items()}
     results |= {number: multiply_at_all_steps(product, values) for number, product in hoisted.after.items()}
-    return (*(finals[number] for number in range(carries)), *(results[number] for number in range(len(body.results))))
+    return (*(finals[number] for number in range(len(body.carries))), *(results[number] for number in range(len(body.results))))
 
 
 def multiply_at_all_steps(product: JaxprEqn, values: Operands) -> Array:
@@ -255,11 +271,6 @@ def sum_over_steps(root: JaxprEqn, values: Operands) -> Array:
     )
     left, right = operands
     return lax.dot_general(left, right, **{**get_arguments(root), "dimension_numbers": numbers})
-
-
-def drop_names(program: Jaxpr) -> DebugInfo:
-    """Return what a program says of itself for messages, without the names of its inputs and outputs: it gets others."""
-    return program.debug_info._replace(arg_names=None, result_paths=None)
 
 
 def get_arguments(product: JaxprEqn) -> Params:

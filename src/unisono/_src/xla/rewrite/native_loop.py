@@ -7,7 +7,7 @@ can run through all steps by itself, and its values stay in the processor's cach
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -16,8 +16,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from unisono._src.inlining import inline_calls
 from unisono._src.native.library import load_kernels
-from unisono._src.native.row_loops import LoopArrays, Operand, RowProgram, call_row_loop
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_dtype, get_shape
+from unisono._src.native.row_loops import Address, LoopArrays, RowProgram, call_row_loop
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names, get_dtype, get_shape
+from unisono._src.xla.rewrite.loops import LoopInputs, split_inputs
 from unisono._src.xla.rewrite.row_equations import read_equation
 from unisono._src.xla.rewrite.row_places import place_step
 from unisono._src.xla.rewrite.row_steps import NotByRowsError, RowStep
@@ -46,33 +47,33 @@ def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
         return None
     if not loop.program.transposed:  # without products, XLA's loop is as good
         return None
-    return Replacement(functools.partial(run_loop, loop, eqn.params), eqn.invars)
+    return Replacement(functools.partial(run_by_kernel, loop, eqn.params), eqn.invars)
 
 
 def read_loop(params: Params) -> RowLoop:
     """Return a loop in the kernel's words; raise `NotByRowsError` if it cannot be said in them."""
     body = inline_calls(params["jaxpr"])
     program = body.jaxpr
-    consts, count = params["num_consts"], params["num_carry"]
-    carries, places = program.invars[consts : consts + count], program.invars[consts + count :]
-    rows = (*get_shape(carries[0]), 0)[0]
-    check_inputs(rows, carries, places)
-    constant, preparing = split_constants(program, consts)
-    step = RowStep(rows, carries, set(places), constant)
+    inputs = split_inputs(params, program.invars)
+    count = len(inputs.carries)
+    rows = (*get_shape(inputs.carries[0]), 0)[0]
+    check_inputs(rows, inputs)
+    constant, preparing = split_constants(program, inputs.consts, rows)
+    step = RowStep(rows, inputs.carries, set(inputs.places), constant)
     for eqn in program.eqns:
         if not constant.issuperset(eqn.outvars):
             read_equation(step, eqn)
     for kind, outputs in (("result", program.outvars[count:]), ("next", program.outvars[:count])):
         for index, atom in enumerate(outputs):
-            step.write(atom, Operand(kind, index))
+            step.write(atom, Address(kind, index))
     placed = place_step(step.instructions, step.widths)
     fixed, shared, read_places = (list(step.arrays[kind]) for kind in ("fixed", "shared", "place"))
     matrices = [matrix for matrix, _ in step.matrices]
     prepare = program.replace(
-        invars=program.invars[:consts],
+        invars=list(inputs.consts),
         outvars=[*fixed, *shared, *matrices],
         eqns=preparing,
-        debug_info=program.debug_info._replace(arg_names=None, result_paths=None),
+        debug_info=drop_names(program),
     )
     return RowLoop(
         RowProgram(
@@ -82,42 +83,42 @@ def read_loop(params: Params) -> RowLoop:
             placed.kept_widths,
             placed.local_widths,
         ),
-        [places.index(place) for place in read_places],
+        [inputs.places.index(place) for place in read_places],
         ClosedJaxpr(prepare, body.consts),
         (len(fixed), len(shared), len(matrices)),
         [jax.ShapeDtypeStruct((params["length"], *get_shape(atom)), get_dtype(atom)) for atom in program.outvars[count:]],
     )
 
 
-def check_inputs(rows: int, carries: Sequence[Var], places: Sequence[Var]) -> None:
-    if any(get_shape(variable)[:1] != (rows,) for variable in [*carries, *places]):
+def check_inputs(rows: int, inputs: LoopInputs[Var]) -> None:
+    if any(get_shape(variable)[:1] != (rows,) for variable in [*inputs.carries, *inputs.places]):
         raise NotByRowsError("an input has no rows")
-    if any(get_dtype(carry) != "float32" for carry in carries):
+    if any(get_dtype(carry) != "float32" for carry in inputs.carries):
         raise NotByRowsError("a carry is of another dtype")
 
 
-def split_constants(program: Jaxpr, consts: int) -> tuple[set[Var], list[JaxprEqn]]:
+def split_constants(program: Jaxpr, consts: Iterable[Var], rows: int) -> tuple[set[Var], list[JaxprEqn]]:
     """Return the variables that are the same at every step, and the equations that make some of them."""
-    constant = {*program.constvars, *program.invars[:consts]}
+    constant = {*program.constvars, *consts}
     equations: list[JaxprEqn] = []
     for eqn in program.eqns:
         read = [atom for atom in eqn.invars if isinstance(atom, Var)]
-        is_number = not read and eqn.primitive.name == "broadcast_in_dim"  # an instruction reads it as a number
+        is_broadcast = eqn.primitive.name == "broadcast_in_dim"
+        is_number = not read and is_broadcast and get_shape(eqn.outvars[0])[:1] == (rows,)  # an instruction reads it as a number
         if constant.issuperset(read) and not eqn.effects and not is_number:
             constant.update(eqn.outvars)
             equations.append(eqn)
     return constant, equations
 
 
-def run_loop(loop: RowLoop, params: Params, *operands: Array) -> tuple[Array, ...]:
+def run_by_kernel(loop: RowLoop, params: Params, *operands: Array) -> tuple[Array, ...]:
     """Return what the loop returns."""
-    consts, carries = params["num_consts"], params["num_carry"]
-    prepared = jaxpr_as_fun(loop.prepare)(*operands[:consts])
+    inputs = split_inputs(params, operands)
+    prepared = jaxpr_as_fun(loop.prepare)(*inputs.consts)
     fixed, shared, _ = loop.counts
-    inputs = operands[consts + carries :]
     arrays = LoopArrays(
-        carries=operands[consts : consts + carries],
-        places=[inputs[index] for index in loop.places],
+        carries=inputs.carries,
+        places=[inputs.places[index] for index in loop.places],
         fixed=prepared[:fixed],
         shared=prepared[fixed : fixed + shared],
         matrices=prepared[fixed + shared :],

@@ -99,8 +99,9 @@ def split_rows(step: RowStep, eqn: JaxprEqn) -> None:
         start += get_shape(result)[1]
 
 
-def slice_rows(step: RowStep, eqn: JaxprEqn) -> Value:
-    shape, whole = get_shape(eqn.outvars[0]), get_shape(eqn.invars[0])
+def cut_rows(step: RowStep, eqn: JaxprEqn) -> Value:
+    shape = get_shape(eqn.outvars[0])
+    whole = get_shape(eqn.invars[0])
     strides = set(eqn.params["strides"] or [1])
     if len(shape) < 2 or shape[0] != whole[0] or shape[2:] != whole[2:] or strides != {1}:
         raise NotByRowsError("a slice is along another dimension than the first of a row")
@@ -123,11 +124,10 @@ def concatenate_rows(step: RowStep, eqn: JaxprEqn) -> Value:
 
 def pad_rows(step: RowStep, eqn: JaxprEqn) -> Value:
     operand, filling = eqn.invars
-    row, *others = ((0, 0, 0), *eqn.params["padding_config"][2:])
-    if len(get_shape(operand)) > 1:
-        row = eqn.params["padding_config"][1]
-    before, after, between = map(int, row)
-    if any(map(any, [eqn.params["padding_config"][0], *others])) or min(before, after) < 0 or between:
+    of_rows, *of_row = eqn.params["padding_config"]
+    first, *others = of_row or [(0, 0, 0)]
+    before, after, between = map(int, first)
+    if any(map(any, [of_rows, *others])) or min(before, after) < 0 or between:
         raise NotByRowsError("padding is along another dimension than the first of a row")
     inner = math.prod(get_shape(operand)[2:])
     filler = step.read(filling)
@@ -144,22 +144,20 @@ def broadcast_rows(step: RowStep, eqn: JaxprEqn) -> Value:
 
 def reshape_rows(step: RowStep, eqn: JaxprEqn) -> Value:
     """Return the operand of an equation that only changes the shape of rows, or repeats the one element of a row."""
-    operand, result = eqn.invars[0], eqn.outvars[0]
+    name = eqn.primitive.name
+    operand = eqn.invars[0]
     value = step.read(operand)
-    is_as_long = measure_row(operand) == measure_row(result)
-    is_reduced = eqn.primitive.name.startswith("reduce_") and not is_as_long
-    if (
-        get_shape(operand)[:1] != (step.rows,)
-        or eqn.params.get("dimensions")
-        or is_reduced
-        or not (is_as_long or value.width == 1)
-    ):
-        raise NotByRowsError(f"{eqn.primitive.name} is more than another shape of the same rows")
+    is_as_long = measure_row(operand) == measure_row(eqn.outvars[0])
+    is_reduced = name.startswith("reduce_") and not is_as_long
+    is_reordered = name == "reshape" and eqn.params["dimensions"] is not None
+    if get_shape(operand)[:1] != (step.rows,) or is_reordered or is_reduced or not (is_as_long or value.width == 1):
+        raise NotByRowsError(f"{name} is more than another shape of the same rows")
     return value
 
 
 def convert_rows(step: RowStep, eqn: JaxprEqn) -> Value:
-    before, after = get_dtype(eqn.invars[0]), get_dtype(eqn.outvars[0])
+    before = get_dtype(eqn.invars[0])
+    after = get_dtype(eqn.outvars[0])
     if before not in ("float32", "bool"):
         raise NotByRowsError(f"{before} is converted")
     value = step.read(eqn.invars[0])
@@ -169,7 +167,7 @@ def convert_rows(step: RowStep, eqn: JaxprEqn) -> Value:
 
 ELEMENTWISE = (*OPERATIONS, *SWAPPED, "clamp", "integer_pow", "not", "rsqrt", "select_n", "square")
 RESHAPES = (
-    "copy", "expand_dims", "reshape", "squeeze", "stop_gradient",
+    "copy", "copy_p", "reshape", "squeeze", "stop_gradient",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",  # over dimensions of size 1
 )  # fmt: skip
 
@@ -181,6 +179,6 @@ READERS: Mapping[str, Callable[[RowStep, JaxprEqn], Value]] = {
     "convert_element_type": convert_rows,
     "dot_general": multiply_rows,
     "pad": pad_rows,
-    "slice": slice_rows,
+    "slice": cut_rows,
 }
 """What reads an equation with one result, by the primitive's name."""

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from unisono._src.native.row_loops import NOTHING, Instruction, Matrix, Operand
+from unisono._src.native.row_loops import NOTHING, Address, Instruction, Matrix
 from unisono._src.xla.rewrite.row_steps import MadeInstruction, Value
 
 
@@ -30,7 +30,7 @@ class Layout:
 
     def __init__(self, instructions: Sequence[MadeInstruction], widths: Sequence[int]) -> None:
         """Decide for each copy of a whole whether it is dropped; `instructions` are the ones that stay."""
-        self.outside: dict[int, Operand] = {}
+        self.outside: dict[int, Address] = {}
         self._inside: dict[int, Part] = {}
         self.instructions = [step for step in drop_unread(instructions) if not self._make_in_place(step, widths)]
 
@@ -42,7 +42,7 @@ class Layout:
         is_whole = value.offset == 0 and value.width == step.width == widths[number]
         if not is_whole or number in self.outside or number in self._inside:
             return False
-        if isinstance(step.to, Operand):
+        if isinstance(step.to, Address):
             self.outside[number] = step.to
         else:
             self._inside[number] = Part(step.to, step.offset)
@@ -65,7 +65,7 @@ def place_step(instructions: Sequence[MadeInstruction], widths: Sequence[int]) -
             memory.assign(number, use, widths[number])
     places = memory.places | layout.outside
 
-    def find(part: Part) -> Operand:
+    def find(part: Part) -> Address:
         whole = layout.find_whole(part)
         place = places[whole.number]
         return place._replace(offset=place.offset + whole.offset)
@@ -78,7 +78,7 @@ def drop_unread(instructions: Sequence[MadeInstruction]) -> list[MadeInstruction
     needed: set[int] = set()
     kept: list[MadeInstruction] = []
     for step in reversed(instructions):
-        if isinstance(step.to, Operand) or step.to in needed:
+        if isinstance(step.to, Address) or step.to in needed:
             kept.append(step)
             needed.update(part.number for part in list_read(step))
     return kept[::-1]
@@ -92,7 +92,7 @@ def list_read(step: MadeInstruction) -> Iterator[Part]:
 
 
 class Use(NamedTuple):
-    """From which instruction to which one something is needed, and whether no product is among these or between them."""
+    """The first and the last instruction that need something, and whether no product is among these or between them."""
 
     first: int
     last: int
@@ -103,7 +103,7 @@ def find_uses(layout: Layout) -> dict[int, Use]:
     """Return the uses of what has a place of its own, by number."""
     touched: dict[int, list[int]] = collections.defaultdict(list)
     for index, step in enumerate(layout.instructions):
-        parts = [*list_read(step), *([] if isinstance(step.to, Operand) else [Part(step.to)])]
+        parts = [*list_read(step), *([] if isinstance(step.to, Address) else [Part(step.to)])]
         for part in parts:
             touched[layout.find_whole(part).number].append(index)
     products = [index for index, step in enumerate(layout.instructions) if step.operation == "product"]
@@ -117,10 +117,10 @@ class Memory:
     """Memory for what the step makes: places of one width are used one after another."""
 
     def __init__(self) -> None:
-        self.places: dict[int, Operand] = {}
+        self.places: dict[int, Address] = {}
         self.kept_widths: list[int] = []
         self.local_widths: list[int] = []
-        self._busy: dict[Operand, int] = {}
+        self._busy: dict[Address, int] = {}
         """The last instruction that needs what lies there."""
 
     def assign(self, number: int, use: Use, width: int) -> None:
@@ -133,14 +133,14 @@ class Memory:
         ]
         if not free:
             widths.append(width)
-        self.places[number] = place = free[0] if free else Operand(kind, len(widths) - 1)
+        self.places[number] = place = free[0] if free else Address(kind, len(widths) - 1)
         self._busy[place] = use.last
 
 
-def place_instruction(step: MadeInstruction, find: Callable[[Part], Operand]) -> Instruction:
+def place_instruction(step: MadeInstruction, find: Callable[[Part], Address]) -> Instruction:
     """Return an instruction with its places; `find` returns that of a part of what the step makes."""
 
-    def read(operand: Value | Matrix) -> Operand | Matrix:
+    def read(operand: Value | Matrix) -> Address | Matrix:
         if isinstance(operand, Matrix):
             return operand
         source = operand.source
@@ -148,8 +148,8 @@ def place_instruction(step: MadeInstruction, find: Callable[[Part], Operand]) ->
         is_repeated = operand.width == 1 and step.width != 1 and step.operation != "product"
         return place._replace(is_number=place.is_number or is_repeated)
 
-    to = step.to if isinstance(step.to, Operand) else find(Part(step.to, step.offset))
+    to = step.to if isinstance(step.to, Address) else find(Part(step.to, step.offset))
     a, b, c = [*map(read, step.operands), NOTHING, NOTHING][:3]
-    assert isinstance(a, Operand)
-    assert isinstance(c, Operand)
+    assert isinstance(a, Address)
+    assert isinstance(c, Address)
     return Instruction(step.operation, step.width, to, a, b, c)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.extend.core import Literal, Var
 
-from unisono._src.native.row_loops import Matrix, Operand
+from unisono._src.native.row_loops import Address, Matrix
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Atom, get_dtype, get_shape
 
@@ -21,7 +21,7 @@ class NotByRowsError(Exception):
 class Value(NamedTuple):
     """Where the rows of a variable are read."""
 
-    source: Operand | int
+    source: Address | int
     """A place outside of the step, or the number of what the step makes."""
     width: int
     """Elements of a row; 1 also for a variable whose rows have the same number everywhere."""
@@ -34,7 +34,7 @@ class MadeInstruction(NamedTuple):
     operation: str
     width: int
     operands: tuple[Value | Matrix, ...]
-    to: int | Operand
+    to: int | Address
     """The number of what it makes, or a place outside of the step."""
     offset: int = 0
 
@@ -60,7 +60,7 @@ class RowStep:
         """What is read of places and constants, by kind, with its numbers there."""
         self.matrices: dict[tuple[Var, bool], int] = {}
         """Those of the products, and whether each is transposed, with their numbers."""
-        self._values = {carry: Value(Operand("carry", index), measure_row(carry)) for index, carry in enumerate(carries)}
+        self._values = {carry: Value(Address("carry", index), measure_row(carry)) for index, carry in enumerate(carries)}
         self._places = places
         self._made: dict[tuple[object, ...], Value] = {}
 
@@ -85,7 +85,7 @@ class RowStep:
     def read_number(self, number: float) -> Value:
         bits = np.float32(number).tobytes()  # 0.0 and -0.0 are two
         if bits not in self._number_values:
-            self._number_values[bits] = Value(Operand("number", len(self.numbers), is_number=True), 1)
+            self._number_values[bits] = Value(Address("number", len(self.numbers), is_number=True), 1)
             self.numbers.append(number)
         return self._number_values[bits]
 
@@ -112,7 +112,7 @@ class RowStep:
             offset += width
         return Value(number, offset)
 
-    def write(self, atom: Atom, to: Operand) -> None:
+    def write(self, atom: Atom, to: Address) -> None:
         """Write an output of the step."""
         if get_shape(atom)[:1] != (self.rows,) or get_dtype(atom) not in ("float32", "bool"):
             raise NotByRowsError("an output has no rows, or another dtype")
@@ -138,5 +138,5 @@ class RowStep:
         if dtype != "float32" and (dtype != "bool" or kind == "shared"):
             raise NotByRowsError(f"{dtype} is read")
         indices = self.arrays[kind]
-        value = Value(Operand(kind, indices.setdefault(atom, len(indices))), measure_row(atom))
+        value = Value(Address(kind, indices.setdefault(atom, len(indices))), measure_row(atom))
         return self.make("load truth", value.width, value) if dtype == "bool" else value
