@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "pieces.h"
+#include "transpose.h"
 #include "vectors.h"
 
 namespace unisono {
@@ -80,6 +81,7 @@ inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t 
   if (rows > i) multiply_tile<1, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
 }
 
+inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 inline int64_t count_panels(int64_t columns) { return (columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
 
 // Writes rows of b, [depth][columns], as one panel: [depth][TILE_COLUMNS], zeros beyond the last column.
@@ -168,16 +170,27 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
 }
 
 constexpr int64_t DEPTH_OF_A_PIECE = 96;    // columns of the left matrix that one piece of a gradient sums
-constexpr int64_t GRADIENT_ROWS = 96;       // rows at a time: each time, the sums are read and written
+constexpr int64_t GRADIENT_ROWS = 512;      // rows at a time: each time, the sums are read and written
 constexpr int64_t ROWS_OF_A_PART = 1024;    // rows from which on the sums of a small gradient are cut in parts
+
+// Writes elements k0 to k1 of some rows as a transpose: [k1 - k0][distance]. `lines` has room for LANES rows of whole vectors.
+template <class ReadRows>
+void read_transposed(const ReadRows& read_rows, int64_t first, int64_t count, int64_t k0, int64_t k1, float* lines, float* to, int64_t distance) {
+  const int64_t width = round_up(k1 - k0, LANES);
+  for (int64_t i = 0; i < count; i += LANES) {
+    read_rows(first + i, std::min<int64_t>(LANES, count - i), k0, k1, lines, width);
+    for (int64_t k = 0; k < width; k += LANES) transpose_square(lines + k, width, to + k * distance + i, distance);
+  }
+}
 
 // c [depth][columns] = transposed left [rows][depth] * right [rows][columns]: the gradient by the right matrix of `multiply`.
 //
-// Pieces share the result, or, if it is small, the rows; sums of parts of the rows are added in order.
+// Pieces share the result, in whole tiles, or, if it is small, the rows; sums of parts of the rows are added in order.
 template <class ReadRows>
 void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const float* right, float* c) {
   const auto [rows, depth, columns] = sizes;
   const int64_t panels = count_panels(columns);
+  const int64_t tiles = (depth + TILE_ROWS - 1) / TILE_ROWS;
   const int64_t pieces = std::clamp<int64_t>(depth / DEPTH_OF_A_PIECE, 1, MOST_PIECES);
   const int64_t parts = std::clamp<int64_t>(rows / ROWS_OF_A_PART, 1, std::max<int64_t>(1, 8 / pieces));
   const int64_t size = depth * columns;
@@ -185,26 +198,28 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRo
   run_pieces(pool, pieces * parts, [&](int64_t number) {
     const int64_t piece = number % pieces;
     const int64_t part = number / pieces;
-    const int64_t k0 = depth * piece / pieces;
-    const int64_t k1 = depth * (piece + 1) / pieces;
+    const int64_t k0 = tiles * piece / pieces * TILE_ROWS;
+    const int64_t k1 = std::min(depth, tiles * (piece + 1) / pieces * TILE_ROWS);
     const int64_t begin = rows * part / parts;
     const int64_t end = rows * (part + 1) / parts;
-    const int64_t a_row = k1 - k0 + ROW_GAP;
-    float* a = block_scratch().get(GRADIENT_ROWS * (a_row + TILE_COLUMNS));
-    float* b = a + GRADIENT_ROWS * a_row;
+    const int64_t width = round_up(k1 - k0, LANES);
+    const int64_t a_row = GRADIENT_ROWS + ROW_GAP;
+    float* a = block_scratch().get(width * (a_row + LANES) + GRADIENT_ROWS * TILE_COLUMNS);
+    float* lines = a + width * a_row;
+    float* b = lines + width * LANES;
     float* result = sums + part * size + k0 * columns;
     if (begin == end) std::memset(result, 0, (k1 - k0) * columns * sizeof(float));
     for (int64_t first = begin; first < end; first += GRADIENT_ROWS) {
       const int64_t count = std::min(GRADIENT_ROWS, end - first);
-      read_rows(first, count, k0, k1, a, a_row);
+      read_transposed(read_rows, first, count, k0, k1, lines, a, a_row);
       for (int64_t panel = 0; panel < panels; panel++) {
         pack_panel(right + first * columns, count, columns, panel, b);
         float* to = result + panel * TILE_COLUMNS;
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
         if (first == begin)
-          multiply_panel<false, false>(k1 - k0, count, a, a_row, b, to, columns, width);
+          multiply_panel<false, true>(k1 - k0, count, a, a_row, b, to, columns, width);
         else
-          multiply_panel<true, false>(k1 - k0, count, a, a_row, b, to, columns, width);
+          multiply_panel<true, true>(k1 - k0, count, a, a_row, b, to, columns, width);
       }
     }
   });

@@ -234,6 +234,37 @@ def test_gradients_outside_of_replica_code():
     np.testing.assert_allclose(value, np.average(loss_fn(Y, model(X)), weights=weights), rtol=1e-5)
 
 
+def test_what_is_made_inside_of_a_loss_may_be_used_outside_if_no_weight_is_in_it(loop):
+    """As JAX allows it. With attention in the model, whose kernel is put in before the gradient is taken."""
+    with loop.strategy.scope():
+        model = keras.Sequential([layers.Input((9, 6)), Attentive()])
+
+    def code(batch):
+        made = []
+
+        def loss():
+            made.append(ops.sum(batch[0]))
+            return ops.sum(model(ops.repeat(batch[0][:, None], 9, 1)))
+
+        value, _ = un.value_and_grad(loss, model.trainable_variables)
+        return value, made[0]
+
+    value, made = loop.strategy.run(code, args=(first(loop),))
+    np.testing.assert_allclose(loop.strategy.reduce("SUM", made), X[:10].sum(), rtol=1e-5)
+    with loop.strategy.scope():
+        expected = model(np.repeat(X[:10, None], 9, 1)).numpy().sum()
+    np.testing.assert_allclose(loop.strategy.reduce("SUM", value), expected, rtol=1e-4)
+
+
+class Attentive(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.heads = layers.MultiHeadAttention(1, 6)
+
+    def call(self, x):
+        return self.heads(x, x)
+
+
 def test_losses_that_are_none(loop):
     variables = loop.model.trainable_variables
     for wrong, message in (

@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from jax.extend import core
 
 CALLS = ("jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
 
+SHORT = 16
+"""Equations of a short function at most."""
+
+Atom: TypeAlias = core.Var | core.Literal
+Constants: TypeAlias = dict[core.Var, object]
+
 
 def inline_calls(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     """Return the program with the equations of each function that it calls in place of the call."""
-    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    constants: Constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    flat = write_out(program.jaxpr, lambda _: True, constants)
+    return core.ClosedJaxpr(flat.replace(constvars=list(constants)), list(constants.values()))
+
+
+def inline_short_calls(program: core.Jaxpr) -> core.Jaxpr:
+    """Return the program with the equations of each short jitted function that it calls in place of the call."""
+
+    def is_short(call: core.JaxprEqn) -> bool:
+        if call.primitive.name != "jit":
+            return False
+        inner: core.ClosedJaxpr = call.params["jaxpr"]
+        return len(inner.jaxpr.eqns) <= SHORT and not inner.consts
+
+    return write_out(program, is_short, {})
+
+
+def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], constants: Constants) -> core.Jaxpr:
+    """Return the program with the equations of some of the functions that it calls in place of the calls.
+
+    The constants of these functions are added to `constants`.
+    """
     equations: list[core.JaxprEqn] = []
 
-    def inline_program(
-        jaxpr: core.Jaxpr, names: dict[core.Var, core.Var | core.Literal], call: core.JaxprEqn | None
-    ) -> list[core.Var | core.Literal]:
+    def add_equations(jaxpr: core.Jaxpr, names: dict[core.Var, Atom], call: core.JaxprEqn | None) -> list[Atom]:
         """Add the equations of a function, and return its results. `names` holds its inputs, by what they are called outside of it."""
 
-        def find_outside(atom: core.Var | core.Literal) -> core.Var | core.Literal:
+        def find_outside(atom: Atom) -> Atom:
             return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
 
         for equation in jaxpr.eqns:
             inputs = [find_outside(atom) for atom in equation.invars]
-            outputs: Sequence[core.Var | core.Literal] = equation.outvars
+            outputs: Sequence[Atom] = equation.outvars
             if call is not None:  # a function that is called twice has the same variables twice
                 outputs = [core.Var(variable.aval) for variable in equation.outvars]
                 stack = call.source_info.name_stack + equation.source_info.name_stack
                 equation = equation.replace(source_info=equation.source_info.replace(name_stack=stack))
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr")) if equation.primitive.name in CALLS else None
-            if inner is None:
+            if inner is None or not is_inlined(equation):
                 equations.append(equation.replace(invars=inputs, outvars=outputs))
             else:
                 if isinstance(inner, core.ClosedJaxpr):
                     constants.update(zip(inner.jaxpr.constvars, inner.consts, strict=True))
                     inner = inner.jaxpr
-                outputs = inline_program(inner, dict(zip(inner.invars, inputs, strict=True)), equation)
+                outputs = add_equations(inner, dict(zip(inner.invars, inputs, strict=True)), equation)
             names.update(zip(equation.outvars, outputs, strict=True))
         return [find_outside(atom) for atom in jaxpr.outvars]
 
-    outputs = inline_program(program.jaxpr, {}, None)
-    flat = program.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outputs)
-    return core.ClosedJaxpr(flat, list(constants.values()))
+    outputs = add_equations(program, {}, None)
+    return program.replace(eqns=equations, outvars=outputs)

@@ -18,6 +18,7 @@ from unisono._src.near_names import says_near_names
 from unisono._src.replica.losses import compute_mean_divisor
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
+from unisono._src.xla.rewrite import rewrite_before_gradient
 
 
 class GradientScope(RecordingScope):
@@ -71,7 +72,9 @@ def value_and_grad(
     masks = [] if code is None else code.masks
     known_notes = len(noted)
     known_masks = len(masks)
-    known_divisors = count_divisors(code)
+    divisors = [] if code is None else code.divisors
+    known_divisors = len(divisors)
+    known_fixed_divisors = 0 if code is None else len(code.fixed_divisors)
 
     def scaled_loss(values: Values) -> tuple[Array, PyTree]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
@@ -81,9 +84,12 @@ def value_and_grad(
         loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
-        return scale_loss(loss, scaler, code), (loss, aux, left, [note.arrays for note in noted[known_notes:]])
+        found = [note.arrays for note in noted[known_notes:]], divisors[known_divisors:]
+        return scale_loss(loss, scaler, code), (loss, aux, left, found)
 
-    gradients, (loss, aux, left, arrays) = jax.grad(scaled_loss, has_aux=True)([v.value for v in variables])
+    gradients, (loss, aux, left, (arrays, new_divisors)) = jax.grad(rewrite_before_gradient(scaled_loss), has_aux=True)(
+        [v.value for v in variables]
+    )
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
     if scaler is not None and code is not None and not code.scaled_by_user:
@@ -92,14 +98,10 @@ def value_and_grad(
         code.note_gradients(gradients)
     # What was noted while JAX differentiated is known outside of it by other arrays.
     noted[known_notes:] = [note._replace(arrays=new) for note, new in zip(noted[known_notes:], arrays, strict=True)]
-    if code is not None and count_divisors(code) > known_divisors:
+    divisors[known_divisors:] = new_divisors
+    if code is not None and (len(divisors) > known_divisors or len(code.fixed_divisors) > known_fixed_divisors):
         code.note("share", loss, origin="all that was added up")
     return ((loss, aux) if has_aux else loss), gradients
-
-
-def count_divisors(code: ReplicaCode | None) -> int:
-    """Return how often the code has divided something by the size of the global batch."""
-    return 0 if code is None else len(code.divisors) + len(code.fixed_divisors)
 
 
 def scale_loss(loss: Array, scaler: keras.optimizers.LossScaleOptimizer | None, code: ReplicaCode | None) -> Array:

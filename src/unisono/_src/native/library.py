@@ -34,7 +34,14 @@ NEEDED = {
 }
 """The levels, best first, with the processor's instructions that each needs, in Linux's words."""
 
-TARGETS = ("unisono_convolve", "unisono_convolution_kernel_gradient", "unisono_multiply", "unisono_run_row_loop")
+TARGETS = (
+    "unisono_attend",
+    "unisono_attend_gradient",
+    "unisono_convolve",
+    "unisono_convolution_kernel_gradient",
+    "unisono_multiply",
+    "unisono_run_row_loop",
+)
 """The kernels, by the names that compiled programs call them by."""
 
 

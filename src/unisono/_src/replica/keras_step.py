@@ -19,6 +19,7 @@ from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.typed_jax import grad, vjp
 from unisono._src.typing import Array, Outputs, PyTree
+from unisono._src.xla.rewrite import rewrite_before_gradient
 
 
 class KerasStepComputation(ModelComputation):
@@ -41,7 +42,9 @@ class KerasStepComputation(ModelComputation):
             return self._scale_loss(loss, slots[0]) if training else loss, (loss, *aux)
 
         if training:
-            gradients, (loss, terms, y_pred, non_trainable_after, metrics_after) = grad(compute_loss, has_aux=True)(weights)
+            gradients, (loss, terms, y_pred, non_trainable_after, metrics_after) = grad(
+                rewrite_before_gradient(compute_loss), has_aux=True
+            )(weights)
             gradients = overwritten.spread_over_replicas(
                 self.model.trainable_variables, overwritten.widen_floats(gradients), replica, self._replicas
             )

@@ -86,15 +86,30 @@ NESTED = {
 """For each primitive that runs programs, the parameters that hold them. Others that hold some are left as they are."""
 
 
+def drop_unread(program: Jaxpr) -> Jaxpr:
+    """Return the program without equations whose results nothing reads."""
+    read = {atom for atom in program.outvars if isinstance(atom, Var)}
+    kept: list[JaxprEqn] = []
+    for eqn in reversed(program.eqns):
+        if eqn.effects or not read.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            read.update(atom for atom in eqn.invars if isinstance(atom, Var))
+    return program.replace(eqns=kept[::-1])
+
+
 class Rewriter:
     """Rewrites the programs of one trace. A program that occurs twice is rewritten once, so that JAX lowers it once, too.
 
     A program in which nothing is replaced is the same object afterwards.
     """
 
-    def __init__(self, rule: Rule, untouched: Container[str] = ()) -> None:
-        """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are."""
+    def __init__(self, rule: Rule, untouched: Container[str] = (), prepare: Callable[[Jaxpr], Jaxpr] | None = None) -> None:
+        """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are.
+
+        `prepare` brings a program into the form in which the rule sees it. It stays in that form if something is replaced.
+        """
         self._rule = rule
+        self._prepare = prepare
         self._untouched = untouched
         self._done: dict[Traced, Any] = {}
 
@@ -110,9 +125,10 @@ class Rewriter:
         return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
 
     def _rewrite_open(self, program: Jaxpr) -> Jaxpr:
-        made_by = Producers(program)
-        eqns = [self._rewrite_equation(eqn, made_by) for eqn in program.eqns]
-        return program if all(map(operator.is_, eqns, program.eqns)) else program.replace(eqns=eqns)
+        prepared = self._prepare(program) if self._prepare else program
+        made_by = Producers(prepared)
+        eqns = [self._rewrite_equation(eqn, made_by) for eqn in prepared.eqns]
+        return program if all(map(operator.is_, eqns, prepared.eqns)) else drop_unread(prepared.replace(eqns=eqns))
 
     def _rewrite_equation(self, eqn: JaxprEqn, made_by: Producers) -> JaxprEqn:
         substitute = self._rule(eqn, made_by)

@@ -1,0 +1,117 @@
+"""Calls of the kernels for attention, in traced programs, with their gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+
+from unisono._src.typing import PyTree, Shape
+
+Distances: TypeAlias = tuple[int, ...]
+"""How far the elements of an array lie from each other in three dimensions of items, one of groups, of queries and of keys."""
+
+NOWHERE: Distances = (0, 0, 0, 0, 0, 0)
+
+
+class Layout(NamedTuple):
+    """Where the elements of the arrays lie, and the numbers of an attention."""
+
+    sizes: tuple[int, ...]
+    """Three dimensions of items, groups, queries, keys, features of a query, features of a value."""
+    distances: tuple[Distances, ...]
+    """Of queries, keys, values, two masks, bias and kept weights."""
+    scale: float
+    fill: float
+    """Replaces a score whose mask is false."""
+    adds_fill: bool
+    """Whether `fill` is added to such a score instead."""
+    factor: float
+    """Of a weight."""
+
+    @property
+    def rows(self) -> int:
+        return int(np.prod(self.sizes[:5]))
+
+    @property
+    def keys(self) -> int:
+        return self.sizes[5]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        words = [*self.sizes, *(distance for distances in self.distances for distance in distances)]
+        constants = (self.scale, self.fill, self.factor)
+        return {
+            "words": np.array(words, np.int64),
+            "constants": np.array(constants, np.float32),
+            "adds_fill": self.adds_fill,
+        }
+
+
+class AttentionArrays(NamedTuple):
+    """The operands of an attention. A row of features lies together; a mask, bias or kept weights that are not there are empty."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    mask: Array
+    other_mask: Array
+    bias: Array
+    kept: Array
+
+
+def attend(layout: Layout, arrays: AttentionArrays) -> Array:
+    """Return, for each query, the mean of the values, weighted by the softmax of its scores. It has the queries' dimensions."""
+    return cast(Array, compute_means(layout, arrays))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def compute_means(layout: Layout, arrays: AttentionArrays) -> Array:
+    return call_attention(layout, arrays)[0]
+
+
+def call_attention(layout: Layout, arrays: AttentionArrays) -> Sequence[Array]:
+    """Return the means, and what the gradient needs of each row."""
+    shape: Shape = (*arrays.queries.shape[:-1], layout.sizes[7])
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2, layout.rows), jnp.float32)]
+    return jax.ffi.ffi_call("unisono_attend", results)(*arrays, **layout.attributes)
+
+
+def attend_forward(layout: Layout, primals: Sequence[CustomVJPPrimal]) -> tuple[Array, tuple[Any, ...]]:
+    """Return the means, and what the gradient needs. Each operand comes with the word whether its gradient is asked for."""
+    arrays = AttentionArrays(*(primal.value for primal in primals))
+    out, numbers = call_attention(layout, arrays)
+    needs_bias = () if primals[AttentionArrays._fields.index("bias")].perturbed else None
+    return out, (arrays, numbers, needs_bias)
+
+
+def attend_backward(layout: Layout, residuals: tuple[Any, ...], by_out: Array | SymbolicZero) -> tuple[PyTree]:
+    """Return the gradients by the operands."""
+    arrays, numbers, needs_bias = residuals
+    if isinstance(by_out, SymbolicZero):
+        by_out = jnp.zeros(by_out.shape, jnp.float32)
+    scores = 0 if needs_bias is None else layout.rows * layout.keys
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (arrays.queries, arrays.keys, arrays.values)]
+    call = jax.ffi.ffi_call("unisono_attend_gradient", [*results, jax.ShapeDtypeStruct((scores,), jnp.float32)])
+    by_queries, by_keys, by_values, by_scores = call(*arrays, numbers, by_out, **layout.attributes)
+    by_bias = None if needs_bias is None else sum_over_shared(by_scores, layout, arrays.bias.shape)
+    return (AttentionArrays._make([by_queries, by_keys, by_values, None, None, by_bias, None]),)
+
+
+compute_means.defvjp(attend_forward, attend_backward, symbolic_zeros=True)
+
+
+def sum_over_shared(by_scores: Array, layout: Layout, shape: Shape) -> Array:
+    """Return the gradient by the bias: the sum over all scores that share an element of it."""
+    distances = layout.distances[5]
+    shared = tuple(axis for axis, distance in enumerate(distances) if distance == 0)
+    own = [axis for axis in range(6) if axis not in shared]
+    summed = jnp.sum(by_scores.reshape(layout.sizes[:6]), shared)
+    order = sorted(range(len(own)), key=lambda place: -distances[own[place]])
+    return jnp.transpose(summed, order).reshape(shape)
