@@ -6,6 +6,7 @@ CPU devices make some.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -19,7 +20,7 @@ from jax import lax
 
 from unisono._src.xla import runtime
 from unisono._src.xla.programs import DeviceProgram
-from unisono._src.xla.rewrite import rewrite_function
+from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
 DTYPES = ("float32", "float32", "float32", "bfloat16", "float16")
 MOST = 10**7
@@ -200,14 +201,52 @@ def algebra(draw: Draw) -> Case:
     return f"{kind} of {x.shape}", kinds[kind], [x]
 
 
-KINDS = (reduction, reduction, product, convolution, convolution, pool, order, transform, algebra)
+def attention(draw: Draw) -> Case:
+    batch, heads, depth = draw.size(1, 12), draw.size(1, 8), draw.size(1, 80)
+    queries, keys = draw.size(1, 300), draw.size(1, 600)
+    dtype = draw.of("float32", "float32", "float32", "bfloat16")
+    shared = draw.of(1, 1, 2)  # heads that have the same keys
+    hidden = draw.array((batch, 1, 1, keys), "float32") > 0.7
+    is_causal = draw.of(True, False)
+    bias = draw.of(True, False)
+    name = f"attention of {dtype}, {batch} x {queries} by {keys} x {heads * shared} of {heads} x {depth}, causal {is_causal}, bias {bias}"
+
+    def attended(q: Any, k: Any, v: Any, b: Any) -> Any:
+        return jax.nn.dot_product_attention(q, k, v, bias=b if bias else None, mask=~hidden, is_causal=is_causal)
+
+    rows = [(queries, heads * shared), (keys, heads), (keys, heads)]
+    return name, attended, [
+        *(draw.array((batch, *lengths, depth), dtype) for lengths in rows),
+        draw.array((1, heads * shared, 1, keys), dtype),
+    ]  # fmt: skip
+
+
+def recurrence(draw: Draw) -> Case:
+    steps, rows, ins, width = draw.size(1, 40), draw.size(1, 100), draw.size(1, 40), draw.size(1, 80)
+    gated = draw.of(True, False)
+
+    def step(w: Any, u: Any, h: Any, x: Any) -> tuple[Any, Any]:
+        z = x @ w + h @ u
+        kept = jax.nn.sigmoid(z) if gated else 0.0
+        h = kept * h + (1 - kept) * jnp.tanh(z)
+        return h, h
+
+    def run(x: Any, w: Any, u: Any) -> Any:
+        return lax.scan(functools.partial(step, w, u), jnp.zeros((rows, width)), x)[1]
+
+    shapes = (steps, rows, ins), (ins, width), (width, width)
+    name = f"recurrence of {steps} x {rows} x {ins} to {width}, gated {gated}"
+    return name, run, [draw.array(shape, "float32") / 4 for shape in shapes]
+
+
+KINDS = (reduction, reduction, product, convolution, convolution, pool, order, transform, algebra, attention, recurrence)
 
 
 def digests(case: Case) -> str:
     _, function, args = case
 
     def step(*args: Any) -> Any:
-        y, pull = jax.vjp(function, *args)
+        y, pull = jax.vjp(rewrite_before_gradient(function), *args)
         return y, *pull(jnp.cos(y.astype("float32")).astype(y.dtype))
 
     device = jax.devices()[0]
