@@ -2,6 +2,7 @@
 #pragma once
 
 #include "convolution.h"
+#include "large_pages.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace unisono {
@@ -11,6 +12,9 @@ namespace ffi = xla::ffi;
 using Array = ffi::Buffer<ffi::F32>;
 using Result = ffi::ResultBuffer<ffi::F32>;
 using Integers = ffi::Span<const int64_t>;
+
+// The memory of a result, before it is written.
+inline float* open(Result& result) { return prefer_large_pages(result->typed_data(), static_cast<int64_t>(result->element_count())); }
 
 inline Pair to_pair(Integers values) { return {values[0], values[1]}; }
 

@@ -323,10 +323,11 @@ static ffi::Error Attend(ffi::ThreadPool pool, Array queries, Array keys, Array 
     return ffi::Error::InvalidArgument("The results of attention are smaller than its sizes say.");
   const RowNumbers of_rows = read_numbers(x.sizes, numbers->typed_data());
   const Distances out_distances = place_results(x.sizes, x.queries.distances);
+  float* means = open(out);
   return run_kernel("unisono_attend", [&] {
     const int64_t blocks = x.sizes.blocks();
     run_pieces(pool, x.sizes.item_count() * blocks, [&](int64_t piece) {
-      attend_block(x, x.sizes.block(piece / blocks, piece % blocks), out->typed_data(), out_distances, of_rows);
+      attend_block(x, x.sizes.block(piece / blocks, piece % blocks), means, out_distances, of_rows);
     });
   });
 }
@@ -347,9 +348,9 @@ static ffi::Error AttendGradient(ffi::ThreadPool pool, Array queries, Array keys
   const AttentionGradients g{
       {by_out.typed_data(), place_results(x.sizes, x.queries.distances)},
       read_numbers(x.sizes, numbers.typed_data()),
-      {by_queries->typed_data(), x.queries.distances},
-      {by_keys->typed_data(), x.keys.distances},
-      {by_values->typed_data(), x.values.distances},
+      {open(by_queries), x.queries.distances},
+      {open(by_keys), x.keys.distances},
+      {open(by_values), x.values.distances},
       scores == 0 ? nullptr : by_scores->typed_data(),
   };
   return run_kernel("unisono_attend_gradient", [&] { differentiate(pool, x, g); });
