@@ -13,8 +13,9 @@ sys.path.insert(0, str(HERE))  # the extensions of this folder
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # cells print the same lines wherever the site is built
 
-import unisono
 from sphinx.application import Sphinx
+
+import unisono
 
 project = "Unisono"
 author = "the Unisono developers"
@@ -30,6 +31,11 @@ extensions = [
 ]
 exclude_patterns = ["_static"]
 nitpicky = True
+nitpick_ignore_regex = [  # names of types that have no page: ours, and those of signatures that Sphinx does not evaluate
+    ("py:class", r"\w+"),
+    ("py:class", r"unisono\._src\..+"),
+    ("py:class", r"keras\.(src\.backend\.)?Variable"),
+]
 
 # Pages.
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -44,6 +50,7 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 # The reference.
+default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
