@@ -13,6 +13,7 @@ sys.path.insert(0, str(HERE))  # the extensions of this folder
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # cells print the same lines wherever the site is built
 
+import messages
 from sphinx.application import Sphinx
 
 import unisono
@@ -91,6 +92,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", show_results)
+    app.connect("source-read", show_messages)
 
 
 def show_results(app: Sphinx, page: str, source: list[str]) -> None:
@@ -100,3 +102,9 @@ def show_results(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(r"\]\((?!\w+:)", "](../benchmarks/", results)
     else:
         source[0] = source[0].replace("](../benchmarks/RESULTS.md", "](results.md")
+
+
+def show_messages(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the messages of the source into their page."""
+    if page == "messages":
+        source[0] = source[0].replace("<!-- messages -->", messages.make_table())
