@@ -41,7 +41,7 @@ demo: $(VENV)/demo.stamp
 
 # The name of a folder is no date of a site: it is always built. ARGS="-D nb_execution_mode=off" runs no cells.
 docs: $(VENV)/docs.stamp
-	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --doctree-dir out/doctrees $(ARGS) docs out/docs
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --nitpicky --doctree-dir out/doctrees $(ARGS) docs out/docs
 
 test: $(VENV)/dev.stamp
 	UNISONO_TESTS=quick $(BIN)/$(PYTEST) -m "not slow" $(ARGS)

@@ -21,7 +21,7 @@ import unisono
 project = "Unisono"
 author = "the Unisono developers"
 version = release = unisono.__version__
-language = "en-GB"
+language = "en"
 
 extensions = [
     "myst_nb",
