@@ -78,6 +78,15 @@ def write_inventories(folder: pathlib.Path) -> dict[str, tuple[str, str]]:
     return mapping
 
 
+def show_errors_alone(folder: pathlib.Path) -> None:
+    """Let the kernel of the cells show the text of an error, without the lines of our source and their paths."""
+    profile = folder / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_config.py").write_text('get_config().InteractiveShell.xmode = "Minimal"\n')
+    os.environ["IPYTHONDIR"] = str(folder)
+
+
+show_errors_alone(HERE.parent / "out" / "ipython")
 intersphinx_mapping = write_inventories(HERE.parent / "out" / "inventories")
 
 # The look.
