@@ -19,10 +19,11 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-processes test-all compat lint format matrix soak bench clean
+.PHONY: help demo docs test test-processes test-all compat lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
+	@echo "make docs     the docs site, into out/docs; every cell of its pages is run"
 	@echo "make test     the tests of every feature; the second time programs are found compiled"
 	@echo "make test-all all tests, with short forms of matrix and soak"
 	@echo "make test-processes   more tests of several processes and of their faults"
@@ -37,6 +38,10 @@ help:
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/unisono demo $(ARGS)
+
+# The name of a folder is no date of a site: it is always built. ARGS="-D nb_execution_mode=off" runs no cells.
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --nitpicky --doctree-dir out/doctrees $(ARGS) docs out/docs
 
 test: $(VENV)/dev.stamp
 	UNISONO_TESTS=quick $(BIN)/$(PYTEST) -m "not slow" $(ARGS)

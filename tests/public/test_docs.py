@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -79,6 +80,10 @@ def check_two_fingerprints(names: Names, printed: str) -> None:
     assert first == second
 
 
+def check_one_fingerprint(names: Names, printed: str) -> None:
+    assert re.findall(r"^[0-9a-f]{32}$", printed, re.MULTILINE)
+
+
 def check_losses_fall(names: Names, printed: str) -> None:
     losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]
     assert len(losses) == 3
@@ -128,6 +133,7 @@ BLOCKS = {
     "README.md 1": Block(compiled, check_backup_is_deleted),
     "checkpoints.md 0": Block(compiled, check_backup_is_deleted, ((", ...]", "]"),)),
     "checkpoints.md 1": Block(looped, check_saved),
+    "index.md 0": Block(lambda: {"x": X, "y": Y}, check_one_fingerprint),
     "export.md 0": Block(trained, check_loaded, (("loss=...", f"loss={LOSS!r}"),)),
     "loop.md 0": Block(check=check_losses_fall, marks=SLOW),  # the next one runs it too
     "loop.md 1": Block(after_the_first_program, check_one_update),
@@ -135,12 +141,24 @@ BLOCKS = {
         compiled, check_backup_is_deleted, (("model = ...", "model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])"),
                                             ("model.compile(...)", f"model.compile('sgd', {LOSS!r})")),
     ),
+    "processes.md 1": Block(check=check_one_fingerprint, fills=(("epochs=20", "epochs=1"), ("save_freq=100", "save_freq=20"))),
     "tensorboard.md 0": Block(compiled, check_events),
 }  # fmt: skip
 
 
 def test_every_block_is_run():
     assert {f"{page.name} {number}" for page in PAGES for number, _ in enumerate(python_blocks(page))} == set(BLOCKS)
+
+
+def test_the_files_for_clusters_can_be_read():
+    page = (ROOT / "docs" / "processes.md").read_text()
+    scripts = re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    yaml = pytest.importorskip("yaml")
+    files = [list(yaml.safe_load_all(text)) for text in re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
+    assert [part["kind"] for part in files[0]] == ["PersistentVolumeClaim", "JobSet"]
 
 
 @pytest.fixture
@@ -153,7 +171,7 @@ def in_a_folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.usefixtures("in_a_folder")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=block.marks) for name, block in BLOCKS.items()])
 def test_the_block_runs(name: str, capsys: pytest.CaptureFixture[str]):
-    if name in ("README.md 0", "loop.md 0", "loop.md 1"):
+    if name in ("README.md 0", "loop.md 0", "loop.md 1", "processes.md 1"):
         pytest.importorskip("sklearn")
     block, (page, number) = BLOCKS[name], name.split()
     text = python_blocks(next(path for path in PAGES if path.name == page))[int(number)]

@@ -13,10 +13,12 @@ import pydoc
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 import unisono as un
+from unisono._src.processes import names
 
 CLASSES = [
     *(
@@ -83,6 +85,40 @@ def test_every_argument_has_a_name_and_a_type(call):
     assert signature.return_annotation is not signature.empty
     if call not in OF_ANY_NAME:
         assert not [p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
+def described_arguments(call: Callable[..., object]) -> list[str]:
+    """Return the arguments that a docstring describes; of a class without arguments of its own, those of its base class."""
+    holders = call.__mro__ if inspect.isclass(call) else [call]
+    sections = (re.search(r"^Args:\n((?: .*\n?|\n)*)", inspect.getdoc(holder) or "", re.MULTILINE) for holder in holders)
+    return next((re.findall(r"^ {4}(\w+): \S", section[1], re.MULTILINE) for section in sections if section), [])
+
+
+@pytest.mark.parametrize("call", [*CLASSES, *FUNCTIONS, *METHODS], ids=lambda call: call.__qualname__)
+def test_every_argument_is_described(call):
+    """In the order in which the call takes them, and nothing else."""
+    assert described_arguments(call) == [name for name in inspect.signature(call).parameters if name != "self"]
+
+
+def test_the_reference_shows_all_that_is_public():
+    """Sphinx takes the texts from the docstrings; which names it takes them of stands in the page."""
+    page = (SOURCE.parents[1] / "docs" / "api.md").read_text()
+    shown = re.findall(r"^\.\. (?:auto|py:)(?:class|function|data):: (?:unisono\.)?([\w.]+)$", page, re.MULTILINE)
+    assert sorted(shown) == sorted([*PUBLIC, *(f"callbacks.{name}" for name in un.callbacks.__all__)])
+    members = dict(re.findall(r"^\.\. autoclass:: (\w+)\n   :members: (.+)$", page, re.MULTILINE))
+    for cls in (un.Strategy, un.Checkpoint):
+        public = {name for name in vars(cls) if name[0] != "_" and not name.startswith("experimental_")}
+        assert public - set(members[cls.__name__].split(", ")) == set()
+    assert set(re.findall(r"^\.\. py:method:: Strategy\.(\w+)$", page, re.MULTILINE)) == {
+        name for name in vars(un.Strategy) if name.startswith("experimental_")
+    }
+
+
+def test_the_reference_shows_every_variable_and_exit_code():
+    page = (SOURCE.parents[1] / "docs" / "api.md").read_text()
+    named = {name for path in SOURCE.rglob("*.py") for name in re.findall(r"\"(UNISONO_\w+)\"", path.read_text())}
+    assert {name for name in named if f"`{name}`" not in page} == set()
+    assert all(f"| {code} |" in page for code in (names.LEFT_ON_REQUEST, names.LOST, names.STUCK))
 
 
 def test_all_that_is_public_is_among_these():

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import textwrap
 
 import pytest
 
@@ -11,6 +12,7 @@ from processes import python
 
 README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
 LOOP = (pathlib.Path(__file__).parents[2] / "docs" / "loop.md").read_text()
+DOCS = sorted((pathlib.Path(__file__).parents[2] / "docs").glob("*.md"))
 MAKEFILE = (pathlib.Path(__file__).parents[2] / "Makefile").read_text()
 MEASURED = pathlib.Path(__file__).parents[2] / "benchmarks" / "measured"
 NAMES = {"torch": "torch by hand", "torch on two processes": "torch DDP"}
@@ -45,6 +47,32 @@ def test_the_loop_in_the_docs_learns(tmp_path):
     losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+), accuracy [\d.]+%$", printed, re.MULTILINE)]
     assert len(losses) == 3
     assert losses[2] < losses[1] < losses[0]
+
+
+def program_of_cells(page):
+    """The cells of a page that is a notebook, as one program. Where a cell is to raise, the program ends if it does not."""
+    program = []
+    for tags, cell in re.findall(
+        r"^```\{code-cell\} python\n(:tags: .*\n)?(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        if "raises-exception" in tags:
+            cell = (
+                f"try:\n{textwrap.indent(cell, '    ')}\nexcept Exception:\n    pass\nelse:\n    raise SystemExit('no error')\n"
+            )
+        program.append(cell)
+    return "\n".join(program)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.thorough  # make docs runs them as well
+@pytest.mark.parametrize("page", [page for page in DOCS if "file_format: mystnb" in page.read_text()], ids=lambda page: page.stem)
+def test_the_cells_of_a_page_run(page, tmp_path):
+    pytest.importorskip("sklearn")
+    file = tmp_path / "program.py"
+    file.write_text(f"import os\n\nos.chdir({str(tmp_path)!r})\n{program_of_cells(page)}")
+    finished = python(str(file))
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_every_make_target_that_the_readme_names_exists():

@@ -80,7 +80,8 @@ def refuse_same_rows(parts: Sequence[UserBatch]) -> None:
 
 
 class InputContext:
-    """The number of the replica that a pipeline is for, and the number of replicas."""
+    """The number of the replica that a pipeline is for (`input_pipeline_id`), and the number of replicas (`num_input_pipelines`,
+    `num_replicas_in_sync`)."""
 
     def __init__(self, input_pipeline_id: int, replicas: int) -> None:
         self.input_pipeline_id = input_pipeline_id
@@ -88,7 +89,11 @@ class InputContext:
         self.num_replicas_in_sync = replicas
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return the rows of a replica in a global batch of this size."""
+        """Return the rows of a replica in a global batch of this size.
+
+        Args:
+            global_batch_size: A multiple of the number of replicas.
+        """
         if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"A global batch of {global_batch_size} rows cannot be dealt out evenly to {self.num_replicas_in_sync} replicas. Choose a "

@@ -90,7 +90,7 @@ class Strategy(ReplicaStrategy):
 
     @property
     def facts(self) -> dict[str, Json]:
-        """Return what decides the bits of a run beside its program, seed and data: R, versions, precisions, the kind of device.
+        """Return R, versions, precisions and the kind of device. Beside program, seed and data they decide the bits of a run.
 
         Two runs with the same `un.fingerprint(strategy.facts)` have the same results. A checkpoint holds these facts.
         """
@@ -158,13 +158,22 @@ class Strategy(ReplicaStrategy):
 
     @says_near_names
     def gather(self, value: PyTree, axis: int) -> PyTree:
-        """Return the replicas' results, concatenated along an axis."""
+        """Return the replicas' results, concatenated along an axis.
+
+        Args:
+            value: A result of `run`, or a tree of results.
+            axis: The axis; 0 for the rows.
+        """
         refusals.check_outside_replica_code("gather")
         per_replica.check_replica_count(value, self.placement, "gather")
         return reduce_values.gather_replicas(value, axis, self.placement)
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
-        """Return the result of each replica, in order. A replica without rows has no rows, or zero."""
+        """Return the result of each replica, in order. A replica without rows has no rows, or zero.
+
+        Args:
+            value: A result of `run`, or a tree of results.
+        """
         refusals.check_outside_replica_code("local_results")
         per_replica.check_replica_count(value, self.placement, "local_results")
         return reduce_values.split_by_replica(value, self.num_replicas_in_sync)

@@ -39,7 +39,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         processes: How many processes there are.
         process: The number of this process, from 0 on.
         devices: How many devices of this process to use, or which.
-        replicas: R. By default the number of devices of all processes.
+        replicas: R, the number of replicas. By default the number of devices of all processes.
         accumulate: R as a multiple of all devices.
         deterministic: As for all strategies.
     """

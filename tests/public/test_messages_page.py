@@ -1,0 +1,38 @@
+"""The page of messages quotes what the source says."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import re
+import types
+
+import pytest
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def messages() -> types.ModuleType:
+    """The module that makes the table."""
+    spec = importlib.util.spec_from_file_location("messages", DOCS / "messages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_usual_messages_are_those_of_the_source(messages):
+    page = (DOCS / "messages.md").read_text()
+    quoted = re.findall(r"^\| `(.+?)` \| ", page, re.MULTILINE)
+    texts = " ".join(" ".join(text.split()) for text in messages.list_texts())
+    assert len(quoted) > 10
+    assert [text for text in quoted if text not in texts] == []
+
+
+def test_messages_are_found_with_the_tests_that_quote_them(messages):
+    found = [test for message, test in messages.tests_of_messages().items() if "synchronized=True" in message.text]
+    assert found == ["checks/test_refusals.py::test_synchronized_batch_norm_is_refused"]
+    table = messages.make_table()
+    assert all(f"`{message.module}` |" in table for message in messages.list_messages())
