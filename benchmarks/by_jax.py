@@ -2,9 +2,7 @@
 
 python by_jax.py WORKLOAD SETTINGS-AS-JSON
 
-What the engine rewrites is written by hand here: a pool that does not overlap is a maximum over a reshaped array, whose gradient goes to
-the first largest value; batch statistics are taken in one pass. With {"form": {"rewritten": true}} the engine's rewrites are applied to
-it as well, and it is compiled with the engine's options.
+With {"form": {"rewritten": true}} the engine's rewrites are applied to it as well, and it is compiled with the engine's options.
 """
 
 from __future__ import annotations
@@ -18,79 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from applications_by_jax import mobilenet, resnet
 from jax import lax
+from layers_by_jax import Model, Parameters, apply_dense, batch_norm, convolution, dense, glorot, keys, max_pool, normalized
 from timing import report
 from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
-
-Parameters = dict[str, Any]
-
-
-def glorot(key: jax.Array, *shape: int) -> jax.Array:
-    fan = int(np.prod(shape[:-2])) * (shape[-2] + shape[-1])
-    return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) * (6 / fan) ** 0.5
-
-
-def keys() -> Callable[[], jax.Array]:
-    state = [jax.random.key(0)]
-
-    def one() -> jax.Array:
-        state[0], key = jax.random.split(state[0])
-        return key
-
-    return one
-
-
-def dense(key: Callable[[], jax.Array], inputs: int, outputs: int) -> Parameters:
-    return {"kernel": glorot(key(), inputs, outputs), "bias": jnp.zeros(outputs)}
-
-
-def apply_dense(of: Parameters, x: jax.Array) -> jax.Array:
-    return x @ of["kernel"] + of["bias"]
-
-
-def convolution(of: Parameters, x: jax.Array, padding: str) -> jax.Array:
-    return lax.conv_general_dilated(x, of["kernel"], (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")) + of["bias"]
-
-
-@jax.custom_vjp
-def max_pool(x: jax.Array) -> jax.Array:
-    return windows(x).max(-2)
-
-
-def windows(x: jax.Array) -> jax.Array:
-    """(rows, height / 2, width / 2, the four of a window, channels)"""
-    rows, height, width, channels = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    x = x.reshape(rows, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
-    return x.reshape(rows, height // 2, width // 2, 4, channels)
-
-
-def pool_forward(x: jax.Array) -> tuple[jax.Array, Any]:
-    return max_pool(x), x
-
-
-def pool_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    inside = windows(x)
-    first = jax.nn.one_hot(inside.argmax(-2), 4, axis=-2, dtype=x.dtype)
-    rows, height, width, channels = x.shape
-    spread = (first * gradient[..., None, :]).reshape(rows, height // 2, width // 2, 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
-    spread = spread.reshape(rows, height // 2 * 2, width // 2 * 2, channels)
-    return (jnp.pad(spread, ((0, 0), (0, height % 2), (0, width % 2), (0, 0))),)
-
-
-max_pool.defvjp(pool_forward, pool_backward)
-
-
-def batch_norm(of: Parameters, x: jax.Array, moving: Parameters) -> tuple[jax.Array, Parameters]:
-    mean = x.mean((0, 1, 2))
-    variance = (x * x).mean((0, 1, 2)) - mean * mean
-    moving = {"mean": 0.99 * moving["mean"] + 0.01 * mean, "variance": 0.99 * moving["variance"] + 0.01 * variance}
-    scale = of["gamma"] * lax.rsqrt(variance + 1e-3)
-    return x * scale + (of["beta"] - mean * scale), moving
-
-
-Model = tuple[Parameters, Any, Callable[[Parameters, Any, jax.Array], tuple[jax.Array, Any]]]
-"""(parameters, other state, what gives the logits and the next other state)"""
 
 
 def mnist(*features: int) -> Model:
@@ -143,12 +73,6 @@ def mlp() -> Model:
         return apply_dense(of["top"], hidden), other
 
     return {"hidden": dense(key, 784, 128), "top": dense(key, 128, CLASSES)}, (), logits
-
-
-def normalized(of: Parameters, x: jax.Array) -> jax.Array:
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(variance + 1e-3) * of["gamma"] + of["beta"]
 
 
 def transformer() -> Model:
@@ -261,6 +185,8 @@ MADE: dict[str, tuple[Callable[[], Model], Any]] = {
     "W3 MLP, batch 6000": (mlp, functools.partial(adam, 1e-4)),
     "W4 transformer": (transformer, functools.partial(adam, 1e-4)),
     "W5 LSTM": (lstm, functools.partial(adam, 1e-3)),
+    "W6 ResNet-50": (resnet, sgd),
+    "W7 MobileNetV2": (mobilenet, sgd),
     "W8 GRU with masks": (gru, functools.partial(adam, 1e-3)),
 }
 

@@ -19,7 +19,7 @@ import torch.multiprocessing
 from timing import report
 from torch import nn
 from torch.nn import functional
-from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
+from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, RESNET, TOKENS, VOCABULARY, WIDTH, WORKLOADS
 
 
 class FromKeras(nn.Module):
@@ -39,6 +39,62 @@ class Cifar(nn.Sequential):
                 channels = features
             parts.append(nn.AvgPool2d(2) if features < 256 else nn.AdaptiveAvgPool2d(1))
         super().__init__(*parts, nn.Flatten(), nn.Linear(256, CLASSES))
+
+
+class Residual(nn.Module):
+    """The sum of a path and of a shortcut."""
+
+    def __init__(self, path: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.path, self.shortcut = path, shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.path(x) + self.shortcut(x)
+
+
+class ResNet(nn.Sequential):
+    """As Keras has it: a block strides in its first convolution, and convolutions have biases."""
+
+    def __init__(self) -> None:
+        parts: list[nn.Module] = [FromKeras(), *self.convolved(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        channels = 64
+        for features, blocks, first_stride in RESNET:
+            for block in range(blocks):
+                stride = 1 if block else first_stride
+                first = *self.convolved(channels, features, 1, stride), nn.ReLU()
+                second = *self.convolved(features, features, 3), nn.ReLU()
+                path = nn.Sequential(*first, *second, *self.convolved(features, 4 * features, 1))
+                shortcut = nn.Identity() if block else nn.Sequential(*self.convolved(channels, 4 * features, 1, stride))
+                parts += [Residual(path, shortcut), nn.ReLU()]
+                channels = 4 * features
+        super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, CLASSES))
+
+    @staticmethod
+    def convolved(channels: int, features: int, taps: int, stride: int = 1) -> list[nn.Module]:
+        return [nn.Conv2d(channels, features, taps, stride, padding=taps // 2), nn.BatchNorm2d(features, 1.001e-5, 0.01)]
+
+
+class MobileNet(nn.Sequential):
+    def __init__(self) -> None:
+        parts: list[nn.Module] = [FromKeras(), *self.convolved(3, 32, 3, 2), nn.ReLU6()]
+        channels = 32
+        for expansion, features, blocks, first_stride in MOBILENET:
+            for block in range(blocks):
+                stride, wide = 1 if block else first_stride, expansion * channels
+                path: list[nn.Module] = [*self.convolved(channels, wide, 1), nn.ReLU6()] if expansion > 1 else []
+                path += [*self.convolved(wide, wide, 3, stride, groups=wide), nn.ReLU6(), *self.convolved(wide, features, 1)]
+                parts += [Residual(nn.Sequential(*path), nn.Identity())] if block else path
+                channels = features
+        parts += [*self.convolved(channels, 1280, 1), nn.ReLU6()]
+        super().__init__(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, CLASSES))
+
+    @staticmethod
+    def convolved(channels: int, features: int, taps: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+        """Where they stride, Keras pads pictures of even sizes on the right and below alone."""
+        border: list[nn.Module] = [nn.ZeroPad2d((0, 1, 0, 1))] if stride > 1 else []
+        padding = 0 if border else taps // 2
+        convolution = nn.Conv2d(channels, features, taps, stride, padding, groups=groups, bias=False)
+        return [*border, convolution, nn.BatchNorm2d(features, 1e-3, 0.001)]
 
 
 class Block(nn.Module):
@@ -103,14 +159,17 @@ def mnist(*features: int) -> nn.Module:
 def made(name: str) -> tuple[nn.Module, Any]:
     """(model, what makes its optimizer)"""
     adam = lambda rate: lambda parameters: torch.optim.Adam(parameters, rate, eps=1e-7)  # noqa: E731
+    momentum = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)  # noqa: E731
     return {
         "W1 MNIST, two convolutions": lambda: (mnist(32, 64), adam(1e-3)),
         "W1 MNIST, one convolution": lambda: (mnist(32), adam(1e-3)),
-        "W2 CIFAR": lambda: (Cifar(), lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)),
+        "W2 CIFAR": lambda: (Cifar(), momentum),
         "W3 MLP, batch 32": lambda: (mlp(), adam(1e-4)),
         "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
         "W4 transformer": lambda: (Transformer(), adam(1e-4)),
         "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
+        "W6 ResNet-50": lambda: (ResNet(), momentum),
+        "W7 MobileNetV2": lambda: (MobileNet(), momentum),
         "W8 GRU with masks": lambda: (Gru(), adam(1e-3)),
     }[name]()
 

@@ -113,7 +113,7 @@ def main() -> None:
     known = json.loads(given.grid.read_text()) if given.grid else {}
     found: dict[str, Found] = results.kept("peers") or {}
     for workload in given.workloads:
-        everybody = contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2")))
+        everybody = contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2", "W6", "W7")))
         part = {name: everybody[name] for name in given.contenders or everybody}
         found[workload] = compared(workload, part, known.get(workload), given.rounds)
         results.keep("peers", {name: found[name] for name in WORKLOADS | MORE if name in found})

@@ -12,6 +12,12 @@ from results import SMALL
 CLASSES = 10
 WIDTH, HEADS, BLOCKS, TOKENS, VOCABULARY = 256, 4, 4, 128, 8000
 
+RESNET = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+"""(features within a block, blocks, stride of the first) of each stage of `keras.applications.ResNet50`."""
+
+MOBILENET = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""(how many times as many features within a block, features, blocks, stride of the first) of each stage of `MobileNetV2`."""
+
 
 class Workload(NamedTuple):
     """One training.
@@ -148,6 +154,13 @@ def gru(keras: Any) -> tuple[Any, Any]:
     ), keras.optimizers.Adam()
 
 
+def application(keras: Any, name: str) -> tuple[Any, Any]:
+    """A net of `keras.applications`, on small pictures."""
+    shape = (3, 64, 64) if channels(keras) == 1 else (64, 64, 3)
+    model = getattr(keras.applications, name)(weights=None, input_shape=shape, classes=CLASSES)
+    return model, keras.optimizers.SGD(0.1, momentum=0.9)
+
+
 WORKLOADS = {
     "W1 MNIST, two convolutions": Workload(64, 60, 5, floats(28, 28, 1), mnist_loop),
     "W1 MNIST, one convolution": Workload(64, 100, 5, floats(28, 28, 1), mnist_fit, from_logits=True),
@@ -156,6 +169,8 @@ WORKLOADS = {
     "W3 MLP, batch 6000": Workload(6000, 20, 5, floats(28, 28), mlp),
     "W4 transformer": Workload(32, 6, 3, sentences, transformer, from_logits=True),
     "W5 LSTM": Workload(64, 60, 5, floats(64, 64), lstm, from_logits=True),
+    "W6 ResNet-50": Workload(32, 4, 3, floats(64, 64, 3), partial(application, name="ResNet50")),
+    "W7 MobileNetV2": Workload(32, 10, 3, floats(64, 64, 3), partial(application, name="MobileNetV2")),
     "W8 GRU with masks": Workload(64, 20, 5, sentences, gru, from_logits=True),
 }
 MORE = {

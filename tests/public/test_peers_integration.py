@@ -30,3 +30,31 @@ def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     assert pages.returncode == 0, pages.stderr[-3000:]
     assert (tmp_path / "measured" / "peers.png").stat().st_size > 5_000
     assert "default to the best peer" in (tmp_path / "RESULTS.md").read_text()
+
+
+COUNT = """
+import json
+import by_jax, by_torch, jax, keras
+from workloads import WORKLOADS
+
+def count(name):
+    by_keras, _ = WORKLOADS[name].model(keras)
+    parameters, _, _ = by_jax.MADE[name][0]()
+    return [
+        sum(variable.value.size for variable in by_keras.trainable_variables),
+        sum(array.size for array in jax.tree.leaves(parameters)),
+        sum(parameter.numel() for parameter in by_torch.made(name)[0].parameters()),
+    ]
+
+print(json.dumps({name: count(name) for name in WORKLOADS if name.startswith(("W2", "W6", "W7"))}))
+"""
+
+
+def test_convolutional_nets_by_hand_have_the_parameters_of_those_of_keras():
+    pytest.importorskip("torch")
+    done = python("-c", COUNT, PYTHONPATH=str(BENCHMARKS))
+    assert done.returncode == 0, done.stderr[-3000:]
+    counts = json.loads(done.stdout)
+    assert len(counts) == 3
+    for name, (ours, *others) in counts.items():
+        assert others == [ours, ours], name

@@ -1,0 +1,284 @@
+"""A process of its own: runs native kernels on random shapes, and compares what they return with what XLA returns.
+
+python compare_kernels.py FOLDER SEED COUNT: the kernels are those of the library in FOLDER, and there are so many cases of each kind in
+`KINDS`. What is drawn depends on the seed alone. Prints the build of the library and the names of the kernels that were called, as JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from keras import layers
+
+from digest_operations import LAYOUTS, Draw
+from unisono._src.inlining import inline_calls
+from unisono._src.native import library
+from unisono._src.native.convolutions import call_convolution, call_kernel_gradient
+from unisono._src.native.products import call_product
+from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
+
+TOLERANCE = 1e-5
+"""Of a result's largest element, or of its largest sum of absolute terms."""
+
+
+class Case(NamedTuple):
+    """The same operation twice."""
+
+    what: str
+    natively: Callable[..., Any]
+    plainly: Callable[..., Any]
+    args: list[jax.Array]
+
+
+def product(draw: Draw) -> Case:
+    """Small ones, and some whose rows, columns or sums are cut in pieces."""
+    most = list(draw.of((100, 100, 100), (300, 300, 300), (8, 3000, 700), (6000, 30, 60)))
+    draw.random.shuffle(most)
+    rows, depth, columns = (draw.size(draw.of(1, n // 3), n) for n in most)
+    is_left_transposed, is_right_transposed = draw.of((False, False), (True, False), (False, True))
+    left = (depth, rows) if is_left_transposed else (rows, depth)
+    right = (columns, depth) if is_right_transposed else (depth, columns)
+
+    def multiply(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.matmul(x.T if is_left_transposed else x, y.T if is_right_transposed else y)
+
+    return Case(
+        f"the product of {left}{' transposed' * is_left_transposed} and {right}{' transposed' * is_right_transposed}",
+        lambda x, y: call_product(x, y, is_left_transposed, is_right_transposed),
+        multiply,
+        [draw.array(left, "float32"), draw.array(right, "float32")],
+    )
+
+
+class Convolution(NamedTuple):
+    """The sizes of a convolution over two dimensions."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Pixels of the output; none or fewer where the kernel does not fit."""
+        reach = [(taps - 1) * gap + 1 for taps, gap in zip(self.w, self.dilation, strict=False)]
+        sizes = zip(self.x[1:3], self.padding, reach, self.strides, strict=True)
+        return tuple((n + low + high - taps) // stride + 1 for n, (low, high), taps, stride in sizes)
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether pixels are left of the input and of the output."""
+        left = [n + min(low, 0) + min(high, 0) for n, (low, high) in zip(self.x[1:3], self.padding, strict=True)]
+        return min(*left, *self.results) > 0
+
+    def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            x, w, self.strides, self.padding, rhs_dilation=self.dilation, dimension_numbers=LAYOUTS[2]
+        )
+
+    def differentiate(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
+        """Return the gradient by the kernel."""
+        return jax.vjp(functools.partial(self.convolve, x), jnp.zeros(self.w))[1](gradient)[0]
+
+    def forward(self, draw: Draw) -> Case:
+        before = [low for low, _ in self.padding]
+        return Case(
+            f"the convolution {self}",
+            lambda x, w: call_convolution(x, w, self.results, self.strides, before, self.dilation),
+            self.convolve,
+            [draw.array(self.x, "float32"), draw.array(self.w, "float32")],
+        )
+
+    def backward(self, draw: Draw) -> Case:
+        before = [low for low, _ in self.padding]
+        return Case(
+            f"the gradient by the kernel of {self}",
+            lambda x, gradient: call_kernel_gradient(x, gradient, self.w[:2], self.strides, before, self.dilation),
+            self.differentiate,
+            [draw.array(self.x, "float32"), draw.array((self.x[0], *self.results, self.w[3]), "float32")],
+        )
+
+
+def draw_convolution(draw: Draw) -> Convolution:
+    """All kernels, strides, paddings and dilations: what the kernel for products computes, and now and then Winograd's algorithm."""
+    while True:
+        taps, strides, dilation = ([draw.of(*few), draw.of(*few)] for few in ((1, 2, 3, 3, 4, 5, 7), (1, 1, 2, 3), (1, 1, 2)))
+        found = Convolution(
+            (draw.size(1, 6), draw.size(1, 20), draw.size(1, 20), ins := draw.size(1, 70)),
+            (*taps, ins, draw.size(1, 70)),
+            tuple(strides),
+            tuple((draw.of(-1, 0, 1, 1, 2, 3), draw.of(-1, 0, 1, 1, 2, 3)) for _ in range(2)),
+            tuple(dilation),
+        )
+        if found.is_possible:
+            return found
+
+
+def draw_for_winograd(draw: Draw) -> Convolution:
+    """What `is_for_winograd` in `native/winograd.cc` takes."""
+    while True:
+        ins, outs = draw.of(32, 48, 80, 128), draw.of(32, 48, 80, 128)
+        found = Convolution(
+            (draw.size(1, 9), draw.size(2, 30), draw.size(2, 30), ins),
+            (3, 3, ins, outs),
+            (1, 1),
+            tuple((draw.of(-1, 0, 1, 1, 2), draw.of(-1, 0, 1, 1, 2)) for _ in range(2)),
+            (1, 1),
+        )
+        if found.is_possible and 64 <= found.x[0] * math.prod(-(-n // 2) for n in found.results) <= 600:
+            return found
+
+
+def with_infinity(draw: Draw, case: Case) -> Case:
+    """Return the case, every other time with an infinity in what is convolved: such outputs are computed another way."""
+    if draw.of(True, False):
+        return case
+    x, other = case.args
+    place = tuple(draw.random.integers(0, x.shape))
+    return case._replace(what=f"{case.what} with an infinity at {place}", args=[x.at[place].set(jnp.inf), other])
+
+
+def convolution(draw: Draw) -> Case:
+    return draw_convolution(draw).forward(draw)
+
+
+def kernel_gradient(draw: Draw) -> Case:
+    return draw_convolution(draw).backward(draw)
+
+
+def winograd(draw: Draw) -> Case:
+    return with_infinity(draw, draw_for_winograd(draw).forward(draw))
+
+
+def winograd_gradient(draw: Draw) -> Case:
+    return with_infinity(draw, draw_for_winograd(draw).backward(draw))
+
+
+def row_loop(draw: Draw) -> Case:
+    """Of a recurrent layer: the loop forward, or the one of its gradients."""
+    make = draw.of(layers.LSTM, layers.GRU, layers.SimpleRNN)
+    kind = make.__name__
+    options: dict[str, Any] = {
+        "units": draw.size(1, 70),
+        "activation": draw.of("tanh", "relu", "silu"),
+        "return_sequences": draw.of(True, False),
+        "go_backwards": draw.of(True, False),
+    }
+    options |= {"recurrent_activation": draw.of("sigmoid", "hard_sigmoid")} if kind != "SimpleRNN" else {}
+    options |= {"reset_after": draw.of(True, False)} if kind == "GRU" else {}
+    layer = make(**options)
+    rows, steps, features = shape = draw.size(1, 50), draw.size(2, 9), draw.size(1, 20)
+    layer.build((None, steps, features))
+    mask = jnp.asarray(draw.random.random((rows, steps)) < 0.7) if draw.of(True, False) else None
+    weights, others = ([of.value for of in group] for group in (layer.trainable_variables, layer.non_trainable_variables))
+
+    def loss(weights: list[Any], x: Any) -> Any:
+        return (layer.stateless_call(weights, others, x, mask=mask)[0] ** 2).sum()
+
+    program = inline_calls(jax.make_jaxpr(jax.grad(loss, (0, 1)))(weights, jnp.zeros(shape)))
+    loops = [equation for equation in program.jaxpr.eqns if equation.primitive.name == "scan"]
+    assert len(loops) == 2, f"{kind} has {len(loops)} loops"
+    is_gradient = draw.of(False, True)
+    equation = loops[is_gradient]
+
+    def run(*args: Any) -> Any:
+        return equation.primitive.bind(*args, **equation.params)
+
+    return Case(
+        f"the {'gradient' if is_gradient else 'loop'} of {kind} with {options} for {shape}",
+        rewrite_function(run, "cpu"),
+        run,
+        [draw_value(draw, atom.aval) for atom in equation.invars],
+    )
+
+
+def attention(draw: Draw) -> Case:
+    """Forward, or its gradient."""
+    batch, heads, queries, keys = draw.size(1, 3), draw.size(1, 5), draw.size(8, 150), draw.size(8, 300)
+    depth, width = draw.size(2, 70), draw.size(2, 70)
+    sizes = {"b": batch, "h": heads, "q": queries, "k": keys}
+    shapes = [tuple(sizes[name] if draw.of(True, False) else 1 for name in sizes) for _ in range(4)]
+    bias, *masks = draw.array(shapes[0], "float32"), *(draw.array(shape, "float32") > -1 for shape in shapes[1:])
+    is_masked, is_biased, is_dropped = (draw.of(True, False) for _ in range(3))
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        scores = q @ k.swapaxes(-1, -2) / 8
+        scores = scores + bias if is_biased else scores
+        scores = jnp.where(masks[0] & masks[1], scores, -1e9) if is_masked else scores
+        weights = jax.nn.softmax(scores)
+        return (jnp.where(masks[2], weights / 0.9, 0) if is_dropped else weights) @ v
+
+    def differentiate(function: Callable[..., jax.Array], *args: jax.Array) -> Any:
+        *rows, by_result = args
+        return jax.grad(rewrite_before_gradient(lambda *rows: (function(*rows) * by_result).sum()), (0, 1, 2))(*rows)
+
+    lengths = (queries, depth), (keys, depth), (keys, width), (queries, width)
+    args = [draw.array((batch, heads, *length), "float32") for length in lengths]
+    is_gradient = draw.of(False, True)
+    run = functools.partial(differentiate, attend) if is_gradient else lambda *args: attend(*args[:3])
+    what = f"the {'gradient of ' * is_gradient}attention of {args[0].shape} to {args[2].shape} with {shapes}, {is_masked, is_biased, is_dropped}"
+    return Case(what, rewrite_function(run, "cpu"), run, args)
+
+
+def draw_value(draw: Draw, aval: Any) -> jax.Array:
+    if aval.dtype == "bool":
+        return jnp.asarray(draw.random.random(aval.shape) < 0.7)
+    return draw.array(aval.shape, str(aval.dtype)) * 0.5
+
+
+KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, row_loop, attention)
+"""Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
+sanitizer sees an access beyond it."""
+
+
+def compare(case: Case) -> set[str]:
+    """Return the kernels that were called; raise `AssertionError` where results differ, or are finite in other places."""
+    program = jax.jit(case.natively).lower(*case.args)
+    called = set(re.findall(r"@(unisono_\w+)", program.as_text()))
+    assert called, f"{case.what} is left to XLA"
+    ours = program.compile()(*case.args)
+    plainly = jax.jit(case.plainly)
+    theirs, terms = plainly(*case.args), plainly(*map(jnp.abs, case.args))
+    for native, plain, term in zip(*map(jax.tree.leaves, (ours, theirs, terms)), strict=True):
+        native, plain, term = (np.asarray(value, "float64") for value in (native, plain, term))
+        finite = np.isfinite(plain)
+        np.testing.assert_array_equal(np.isfinite(native), finite, case.what)
+        size = np.abs([plain, term])
+        largest = size[np.isfinite(size)].max(initial=0)
+        np.testing.assert_allclose(native[finite], plain[finite], 0, TOLERANCE * largest, err_msg=case.what)
+    return called
+
+
+def main() -> None:
+    folder, *words = sys.argv[1:]
+    seed, count = map(int, words)
+    library.FOLDER = pathlib.Path(folder)
+    kernels = library.load_kernels()
+    if kernels.level is None:
+        sys.exit(str(kernels))
+    called: set[str] = set()
+    for kind in KINDS:
+        for number in range(count):
+            draw = Draw(seed, KINDS.index(kind), number)
+            try:
+                called |= compare(kind(draw))
+            except Exception as error:
+                error.add_note(f"This was case {number} of {kind.__name__}, of seed {seed}.")
+                raise
+    print(json.dumps({"build": kernels.build, "kernels": sorted(called)}))
+
+
+if __name__ == "__main__":
+    main()
