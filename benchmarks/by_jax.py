@@ -162,8 +162,8 @@ def gru() -> Model:
     return parameters, (), logits
 
 
-def sgd(state: Any, gradients: Any, parameters: Any) -> tuple[Any, Any]:
-    momenta = jax.tree.map(lambda m, g: 0.9 * m - 0.1 * g, state, gradients)
+def sgd(rate: float, state: Any, gradients: Any, parameters: Any) -> tuple[Any, Any]:
+    momenta = jax.tree.map(lambda m, g: 0.9 * m - rate * g, state, gradients)
     return momenta, jax.tree.map(jnp.add, parameters, momenta)
 
 
@@ -180,13 +180,13 @@ def adam(rate: float, state: Any, gradients: Any, parameters: Any) -> tuple[Any,
 MADE: dict[str, tuple[Callable[[], Model], Any]] = {
     "W1 MNIST, two convolutions": (lambda: mnist(32, 64), functools.partial(adam, 1e-3)),
     "W1 MNIST, one convolution": (lambda: mnist(32), functools.partial(adam, 1e-3)),
-    "W2 CIFAR": (cifar, sgd),
+    "W2 CIFAR": (cifar, functools.partial(sgd, 0.1)),
     "W3 MLP, batch 32": (mlp, functools.partial(adam, 1e-4)),
     "W3 MLP, batch 6000": (mlp, functools.partial(adam, 1e-4)),
     "W4 transformer": (transformer, functools.partial(adam, 1e-4)),
     "W5 LSTM": (lstm, functools.partial(adam, 1e-3)),
-    "W6 ResNet-50": (resnet, sgd),
-    "W7 MobileNetV2": (mobilenet, sgd),
+    "W6 ResNet-50": (resnet, functools.partial(sgd, 0.01)),
+    "W7 MobileNetV2": (mobilenet, functools.partial(sgd, 0.01)),
     "W8 GRU with masks": (gru, functools.partial(adam, 1e-3)),
 }
 
@@ -196,7 +196,7 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
     make, optimize = MADE[name]
     parameters, other, logits_of = make()
     zeros = lambda: jax.tree.map(jnp.zeros_like, parameters)  # noqa: E731
-    slots = zeros() if optimize is sgd else (jnp.zeros(()), zeros(), zeros())
+    slots = zeros() if optimize.func is sgd else (jnp.zeros(()), zeros(), zeros())
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         parameters, other, slots, metrics = state

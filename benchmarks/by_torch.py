@@ -159,17 +159,17 @@ def mnist(*features: int) -> nn.Module:
 def made(name: str) -> tuple[nn.Module, Any]:
     """(model, what makes its optimizer)"""
     adam = lambda rate: lambda parameters: torch.optim.Adam(parameters, rate, eps=1e-7)  # noqa: E731
-    momentum = lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9)  # noqa: E731
+    sgd = lambda rate: lambda parameters: torch.optim.SGD(parameters, rate, momentum=0.9)  # noqa: E731
     return {
         "W1 MNIST, two convolutions": lambda: (mnist(32, 64), adam(1e-3)),
         "W1 MNIST, one convolution": lambda: (mnist(32), adam(1e-3)),
-        "W2 CIFAR": lambda: (Cifar(), momentum),
+        "W2 CIFAR": lambda: (Cifar(), sgd(0.1)),
         "W3 MLP, batch 32": lambda: (mlp(), adam(1e-4)),
         "W3 MLP, batch 6000": lambda: (mlp(), adam(1e-4)),
         "W4 transformer": lambda: (Transformer(), adam(1e-4)),
         "W5 LSTM": lambda: (Lstm(), adam(1e-3)),
-        "W6 ResNet-50": lambda: (ResNet(), momentum),
-        "W7 MobileNetV2": lambda: (MobileNet(), momentum),
+        "W6 ResNet-50": lambda: (ResNet(), sgd(0.01)),
+        "W7 MobileNetV2": lambda: (MobileNet(), sgd(0.01)),
         "W8 GRU with masks": lambda: (Gru(), adam(1e-3)),
     }[name]()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ SOME = ("Keras on TensorFlow", "torch DDP", "JAX by hand", "Unisono, default")
 def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")
-    small = {"UNISONO_BENCHMARKS_SMALL": "1", "UNISONO_BENCHMARKS": str(tmp_path / "measured")}
+    small: dict[str, Any] = {"UNISONO_BENCHMARKS_SMALL": "1", "UNISONO_BENCHMARKS": str(tmp_path / "measured")}
     chosen = ["--contenders", *names] if names else []
     done = python(str(BENCHMARKS / "peers.py"), "--workloads", WORKLOAD, *chosen, **small)
     assert done.returncode == 0, done.stderr[-3000:]
