@@ -14,7 +14,7 @@ using Result = ffi::ResultBuffer<ffi::F32>;
 using Integers = ffi::Span<const int64_t>;
 
 // The memory of a result, before it is written.
-inline float* open(Result& result) { return prefer_large_pages(result->typed_data(), static_cast<int64_t>(result->element_count())); }
+inline float* open_result(Result& result) { return prefer_large_pages(result->typed_data(), static_cast<int64_t>(result->element_count())); }
 
 inline Pair to_pair(Integers values) { return {values[0], values[1]}; }
 

@@ -33,13 +33,13 @@ static Scratch& attention_scratch() {
   return scratch;
 }
 
-// Memory for parts of a block, one after the other.
+// Memory for parts of a block, one after the other. A part begins at a whole vector: it may take up to LANES floats more than it holds.
 class Parts {
  public:
   explicit Parts(float* memory) : memory_(memory) {}
   float* take(int64_t floats) {
     float* part = memory_;
-    memory_ += (floats + LANES - 1) / LANES * LANES;
+    memory_ += round_up(floats, LANES);
     return part;
   }
 
@@ -56,7 +56,7 @@ static void copy_rows(const float* from, int64_t distance, int64_t rows, int64_t
 
 // Writes products of some queries with all keys: [keys][QUERIES]. `packed` holds the queries as `pack_queries` writes them.
 static void multiply_with_queries(const AttentionSizes& sizes, const Block& block, const float* rows, int64_t depth, const float* packed, float* to) {
-  multiply_panels<true>(sizes.keys, depth, rows, depth + ROW_GAP, packed, depth, round_up(block.count, TILE_COLUMNS), to, QUERIES, false);
+  multiply_panels<true>(sizes.keys, depth, choose_chain(depth), rows, depth + ROW_GAP, packed, round_up(block.count, TILE_COLUMNS), to, QUERIES, false);
 }
 
 // A score of LANES queries, from the product of query and key.
@@ -121,7 +121,7 @@ static void attend_block(const Attention& x, const Block& block, float* out, con
     store_some(numbers.sum + sizes.row(block) + lane, sum, count);
   }
   float* result = out + sizes.place(out_distances, block);
-  multiply_panels<false>(block.count, sizes.keys, scores, QUERIES, values, sizes.keys, sizes.values, result, out_distances.query, false);
+  multiply_panels<false>(block.count, sizes.keys, KEYS, scores, QUERIES, values, sizes.values, result, out_distances.query, false);
   for (int64_t query = 0; query < block.count; query++) {
     float* row = result + query * out_distances.query;
     for (int64_t i = 0; i < sizes.values; i++) row[i] *= factors[query];
@@ -206,11 +206,11 @@ static void differentiate_block(const Attention& x, const AttentionGradients& g,
   differentiate_scores(x, g, block, masks, scores, gradients);
   pack_rows(query_rows, x.queries.distances.query, block.count, sizes.depth, packed_queries);
   pack_rows(gradient_rows, g.by_out.distances.query, block.count, sizes.values, packed_by_out);
-  multiply_panels<true>(sizes.keys, block.count, scores, QUERIES, packed_by_out, block.count, sizes.values, sums.by_values, sums.value_distance,
+  multiply_panels<true>(sizes.keys, block.count, QUERIES, scores, QUERIES, packed_by_out, sizes.values, sums.by_values, sums.value_distance,
                         !is_first);
-  multiply_panels<true>(sizes.keys, block.count, gradients, QUERIES, packed_queries, block.count, sizes.depth, sums.by_keys, sums.key_distance,
+  multiply_panels<true>(sizes.keys, block.count, QUERIES, gradients, QUERIES, packed_queries, sizes.depth, sums.by_keys, sums.key_distance,
                         !is_first);
-  multiply_panels<false>(block.count, sizes.keys, gradients, QUERIES, item.packed_keys, sizes.keys, sizes.depth,
+  multiply_panels<false>(block.count, sizes.keys, KEYS, gradients, QUERIES, item.packed_keys, sizes.depth,
                          g.by_queries.data + sizes.place(g.by_queries.distances, block), g.by_queries.distances.query, false);
 }
 
@@ -259,12 +259,13 @@ static void differentiate(ffi::ThreadPool& pool, const Attention& x, const Atten
   if (groups == 1) return;
   run_pieces(pool, items, [&](int64_t item) {
     const ItemSums sums = place_sums(item);
-    for (int64_t key = 0; key < sizes.keys; key++)
-      for (int64_t i = 0; i < width; i++) {
-        float sum = 0.0f;
-        for (int64_t group = 0; group < groups; group++) sum += partial[((item * groups + group) * sizes.keys + key) * width + i];
-        (i < sizes.depth ? sums.by_keys[key * sums.key_distance + i] : sums.by_values[key * sums.value_distance + i - sizes.depth]) = sum;
-      }
+    for (int64_t key = 0; key < sizes.keys; key++) {
+      float* first = partial + (item * groups * sizes.keys + key) * width;
+      for (int64_t group = 1; group < groups; group++)
+        for (int64_t i = 0; i < width; i++) first[i] += first[group * sizes.keys * width + i];
+      copy(first, sizes.depth, sums.by_keys + key * sums.key_distance);
+      copy(first + sizes.depth, sizes.values, sums.by_values + key * sums.value_distance);
+    }
   });
 }
 
@@ -294,8 +295,9 @@ static ffi::ErrorOr<Attention> read_attention(const Array& queries, const Array&
   read(x.masks[1], other_mask, 4, 1);
   read(x.bias, bias, 5, 1);
   read(x.kept, kept, 6, 1);
-  if (!fits || x.queries.data == nullptr || x.keys.data == nullptr || x.values.data == nullptr)
-    return ffi::Unexpected(ffi::Error::InvalidArgument("The arrays of attention are smaller than their sizes say."));
+  const bool is_in_order = x.masks[0].data != nullptr || x.masks[1].data == nullptr;
+  if (!fits || !is_in_order || x.queries.data == nullptr || x.keys.data == nullptr || x.values.data == nullptr)
+    return ffi::Unexpected(ffi::Error::InvalidArgument("The arrays of attention are smaller than their sizes say, or the first mask is empty."));
   x.rules = {numbers[0], numbers[1], adds_fill, numbers[2]};
   return x;
 }
@@ -323,7 +325,7 @@ static ffi::Error Attend(ffi::ThreadPool pool, Array queries, Array keys, Array 
     return ffi::Error::InvalidArgument("The results of attention are smaller than its sizes say.");
   const RowNumbers of_rows = read_numbers(x.sizes, numbers->typed_data());
   const Distances out_distances = place_results(x.sizes, x.queries.distances);
-  float* means = open(out);
+  float* means = open_result(out);
   return run_kernel("unisono_attend", [&] {
     const int64_t blocks = x.sizes.blocks();
     run_pieces(pool, x.sizes.item_count() * blocks, [&](int64_t piece) {
@@ -348,9 +350,9 @@ static ffi::Error AttendGradient(ffi::ThreadPool pool, Array queries, Array keys
   const AttentionGradients g{
       {by_out.typed_data(), place_results(x.sizes, x.queries.distances)},
       read_numbers(x.sizes, numbers.typed_data()),
-      {open(by_queries), x.queries.distances},
-      {open(by_keys), x.keys.distances},
-      {open(by_values), x.values.distances},
+      {open_result(by_queries), x.queries.distances},
+      {open_result(by_keys), x.keys.distances},
+      {open_result(by_values), x.values.distances},
       scores == 0 ? nullptr : by_scores->typed_data(),
   };
   return run_kernel("unisono_attend_gradient", [&] { differentiate(pool, x, g); });

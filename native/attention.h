@@ -16,7 +16,13 @@
 namespace unisono {
 
 constexpr int64_t QUERIES = 64;  // rows of queries at a time: a multiple of TILE_COLUMNS
-constexpr int64_t KEYS = 512;    // keys of a product at a time, so that a panel of values stays in the near caches
+constexpr int64_t KEYS = 128;    // keys of a product at a time, so that a panel of values stays in the near caches and chains of sums are short
+
+// How many features of a query and a key are summed at a time. Errors of scores grow in the exponential, so their sums are short.
+inline int64_t choose_chain(int64_t depth) {
+  const int64_t chains = depth <= 16 ? 1 : std::max<int64_t>(2, divide_up(depth, 32));
+  return divide_up(depth, chains);
+}
 
 // Distances of the elements of an array in each dimension, in elements; 0 where all places have the same element.
 struct Distances {
@@ -43,7 +49,7 @@ struct AttentionSizes {
   int64_t values;  // features of a value
 
   int64_t item_count() const { return items[0] * items[1] * items[2]; }
-  int64_t blocks() const { return groups * ((queries + QUERIES - 1) / QUERIES); }  // of an item
+  int64_t blocks() const { return groups * divide_up(queries, QUERIES); }  // of an item
   int64_t rows() const { return item_count() * groups * queries; }
 
   Block block(int64_t item, int64_t number) const {
@@ -186,15 +192,15 @@ inline void pack_rows(const float* from, int64_t distance, int64_t rows, int64_t
   }
 }
 
-// c = a * b for packed b: [panel][depth][TILE_COLUMNS]. The sums are read from c, if they were begun (`is_added`).
+// c = a * b for packed b: [panel][depth][TILE_COLUMNS], `chain` elements of the depth at a time. It is added to c if `is_added`.
 template <bool BY_ROWS>
-inline void multiply_panels(int64_t rows, int64_t depth, const float* a, int64_t a_row, const float* b, int64_t b_depth, int64_t columns,
-                            float* c, int64_t c_row, bool is_added) {
-  for (int64_t k0 = 0; k0 < depth; k0 += KEYS) {
-    const int64_t count = std::min(KEYS, depth - k0);
+inline void multiply_panels(int64_t rows, int64_t depth, int64_t chain, const float* a, int64_t a_row, const float* b, int64_t columns, float* c,
+                            int64_t c_row, bool is_added) {
+  for (int64_t k0 = 0; k0 < depth; k0 += chain) {
+    const int64_t count = std::min(chain, depth - k0);
     const float* left = a + k0 * (BY_ROWS ? 1 : a_row);
     for (int64_t panel = 0; panel < count_panels(columns); panel++) {
-      const float* right = b + (panel * b_depth + k0) * TILE_COLUMNS;
+      const float* right = b + (panel * depth + k0) * TILE_COLUMNS;
       const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
       float* to = c + panel * TILE_COLUMNS;
       if (is_added || k0 > 0)

@@ -30,9 +30,9 @@ static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Resu
   const Geometry& g = *geometry;
   return run_kernel("unisono_convolve", [&] {
     if (is_for_winograd(g))
-      convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), open(output));
+      convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), open_result(output));
     else
-      convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), open(output));
+      convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), open_result(output));
   });
 }
 

@@ -23,7 +23,7 @@ static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result
           [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
             for (int64_t i = 0; i < count; i++) copy(a + (first + i) * rows + k0, k1 - k0, to + i * distance);
           },
-          b, open(result));
+          b, open_result(result));
     multiply(
         pool, {rows, depth, columns},
         [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
@@ -35,7 +35,7 @@ static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result
           else
             pack_panel(b, depth, columns, panel, to);
         },
-        open(result));
+        open_result(result));
   });
 }
 

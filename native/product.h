@@ -14,30 +14,20 @@
 namespace unisono {
 
 constexpr int64_t BLOCK_ROWS = 48;   // rows of the left matrix at a time: a multiple of TILE_ROWS
-constexpr int64_t BLOCK_DEPTH = 1024;  // of the sums at a time, so that a panel stays in the near caches
+constexpr int64_t BLOCK_DEPTH = 512;    // of the sums at a time, so that a panel stays in the near caches and chains of sums are short
 constexpr int64_t MOST_PIECES = 16;
 constexpr int64_t LEAST_PANELS = 4;  // of a piece: each piece reads its rows anew
 constexpr int64_t LEAST_PRODUCTS = 1 << 20;  // of single numbers in a piece, if rows are too few for many pieces
 constexpr int64_t FEW_TO_PACK = 4096;  // rows of panels that one thread packs sooner than it wakes another
 constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
 
-// Adds a * b to the sums of a tile, or begins them. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored.
+// Writes a * b to a tile of c, or adds it. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored.
+//
+// What is added is a sum by itself: the error of a chain of sums grows with its length.
 template <int ROWS, bool ADD>
 inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t row, int64_t step, const float* b, float* c,
                                                          int64_t c_row, int64_t width) {
-  Vector sums[ROWS][TILE_VECTORS];
-  float edge[ROWS * TILE_COLUMNS];
-  const bool is_edge = width < TILE_COLUMNS;
-  if (ADD && is_edge) {
-    std::memset(edge, 0, sizeof(edge));
-    for (int i = 0; i < ROWS; i++) std::memcpy(edge + i * TILE_COLUMNS, c + i * c_row, width * sizeof(float));
-  }
-  const float* from = is_edge ? edge : c;
-  const int64_t from_row = is_edge ? TILE_COLUMNS : c_row;
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 4
-    for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] = ADD ? load(from + i * from_row + j * LANES) : Vector{};
+  Vector sums[ROWS][TILE_VECTORS] = {};
   for (int64_t k = 0; k < depth; k++) {
     Vector columns[TILE_VECTORS];
 #pragma GCC unroll 4
@@ -49,13 +39,21 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
       for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] += element * columns[j];
     }
   }
-  float* to = is_edge ? edge : c;
+  if (width == TILE_COLUMNS) {
 #pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < TILE_VECTORS; j++) store(to + i * from_row + j * LANES, sums[i][j]);
-  if (is_edge)
-    for (int i = 0; i < ROWS; i++) std::memcpy(c + i * c_row, edge + i * TILE_COLUMNS, width * sizeof(float));
+      for (int j = 0; j < TILE_VECTORS; j++) {
+        float* to = c + i * c_row + j * LANES;
+        store(to, ADD ? load(to) + sums[i][j] : sums[i][j]);
+      }
+    return;
+  }
+  for (int i = 0; i < ROWS; i++) {
+    float row_of_sums[TILE_COLUMNS];
+    std::memcpy(row_of_sums, sums[i], sizeof(row_of_sums));
+    for (int64_t j = 0; j < width; j++) c[i * c_row + j] = ADD ? c[i * c_row + j] + row_of_sums[j] : row_of_sums[j];
+  }
 }
 
 // Multiplies `rows` rows of a with one panel of b. BY_ROWS: a is [rows][depth], else [depth][rows]; `a_row` is the distance of its rows.
@@ -81,8 +79,9 @@ inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t 
   if (rows > i) multiply_tile<1, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
 }
 
-inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-inline int64_t count_panels(int64_t columns) { return (columns + TILE_COLUMNS - 1) / TILE_COLUMNS; }
+inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
+inline int64_t count_panels(int64_t columns) { return divide_up(columns, TILE_COLUMNS); }
 
 // Writes rows of b, [depth][columns], as one panel: [depth][TILE_COLUMNS], zeros beyond the last column.
 inline void pack_panel(const float* b, int64_t depth, int64_t columns, int64_t panel, float* to) {
@@ -144,7 +143,7 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
       pack(panel, packed + panel * depth * TILE_COLUMNS);
   });
   // Pieces share the rows, and, if these are few, the columns.
-  const int64_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  const int64_t blocks = divide_up(rows, BLOCK_ROWS);
   const int64_t products = std::min(rows, BLOCK_ROWS) * depth * columns;
   const int64_t groups = std::clamp<int64_t>(std::min({MOST_PIECES / std::max<int64_t>(1, blocks), panels / LEAST_PANELS, products / LEAST_PRODUCTS}), 1, MOST_PIECES);
   run_pieces(pool, blocks * groups, [&](int64_t piece) {
@@ -190,7 +189,7 @@ template <class ReadRows>
 void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const float* right, float* c) {
   const auto [rows, depth, columns] = sizes;
   const int64_t panels = count_panels(columns);
-  const int64_t tiles = (depth + TILE_ROWS - 1) / TILE_ROWS;
+  const int64_t tiles = divide_up(depth, TILE_ROWS);
   const int64_t pieces = std::clamp<int64_t>(depth / DEPTH_OF_A_PIECE, 1, MOST_PIECES);
   const int64_t parts = std::clamp<int64_t>(rows / ROWS_OF_A_PART, 1, std::max<int64_t>(1, 8 / pieces));
   const int64_t size = depth * columns;
@@ -215,11 +214,11 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRo
       for (int64_t panel = 0; panel < panels; panel++) {
         pack_panel(right + first * columns, count, columns, panel, b);
         float* to = result + panel * TILE_COLUMNS;
-        const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
+        const int64_t stored = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
         if (first == begin)
-          multiply_panel<false, true>(k1 - k0, count, a, a_row, b, to, columns, width);
+          multiply_panel<false, true>(k1 - k0, count, a, a_row, b, to, columns, stored);
         else
-          multiply_panel<true, true>(k1 - k0, count, a, a_row, b, to, columns, width);
+          multiply_panel<true, true>(k1 - k0, count, a, a_row, b, to, columns, stored);
       }
     }
   });

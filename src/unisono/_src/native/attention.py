@@ -66,7 +66,7 @@ class AttentionArrays(NamedTuple):
     kept: Array
 
 
-def attend(layout: Layout, arrays: AttentionArrays) -> Array:
+def compute_attention(layout: Layout, arrays: AttentionArrays) -> Array:
     """Return, for each query, the mean of the values, weighted by the softmax of its scores. It has the queries' dimensions."""
     return cast(Array, compute_means(layout, arrays))
 
@@ -87,7 +87,8 @@ def attend_forward(layout: Layout, primals: Sequence[CustomVJPPrimal]) -> tuple[
     """Return the means, and what the gradient needs. Each operand comes with the word whether its gradient is asked for."""
     arrays = AttentionArrays(*(primal.value for primal in primals))
     out, numbers = call_attention(layout, arrays)
-    needs_bias = () if primals[AttentionArrays._fields.index("bias")].perturbed else None
+    is_bias_asked_for = primals[AttentionArrays._fields.index("bias")].perturbed
+    needs_bias = () if is_bias_asked_for else None  # JAX passes on arrays, and trees without any, but no truth
     return out, (arrays, numbers, needs_bias)
 
 
@@ -108,10 +109,6 @@ compute_means.defvjp(attend_forward, attend_backward, symbolic_zeros=True)
 
 
 def sum_over_shared(by_scores: Array, layout: Layout, shape: Shape) -> Array:
-    """Return the gradient by the bias: the sum over all scores that share an element of it."""
-    distances = layout.distances[5]
-    shared = tuple(axis for axis, distance in enumerate(distances) if distance == 0)
-    own = [axis for axis in range(6) if axis not in shared]
-    summed = jnp.sum(by_scores.reshape(layout.sizes[:6]), shared)
-    order = sorted(range(len(own)), key=lambda place: -distances[own[place]])
-    return jnp.transpose(summed, order).reshape(shape)
+    """Return the gradient by a bias of this shape: the sum over all scores that share an element of it."""
+    shared = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return jnp.sum(by_scores.reshape(layout.sizes[:6]), shared, keepdims=True)

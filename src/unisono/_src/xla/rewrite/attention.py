@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn, Literal
 
-from unisono._src.native.attention import NOWHERE, AttentionArrays, Distances, Layout, attend
+from unisono._src.native.attention import NOWHERE, AttentionArrays, Distances, Layout, compute_attention
 from unisono._src.native.library import load_kernels
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_dtype, get_shape
@@ -150,7 +150,7 @@ def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
     rows = sorted(queries.names - items, key=queries.measure)
     if not 1 <= len(rows) <= 2 or len(items) > 3 or queries.names | {key} != {label for label in names if label is not None}:
         raise NoAttentionError
-    roles = (*pad(sorted(items), 3), *pad(rows, 2), key)
+    roles = (*pad_names(sorted(items), 3), *pad_names(rows, 2), key)
     if min(queries.measure(roles[4]), keys.measure(key)) < LEAST_ROWS:
         raise NoAttentionError
     masks = [Shared((mask,)) for mask in split_masks(scores.masks, 2, made_by)]
@@ -171,7 +171,7 @@ def expect_one(labels: Iterable[Label]) -> int:
     return names[0]
 
 
-def pad(labels: Sequence[int], count: int) -> tuple[Label, ...]:
+def pad_names(labels: Sequence[int], count: int) -> tuple[Label, ...]:
     return (*[None] * (count - len(labels)), *labels)
 
 
@@ -219,7 +219,7 @@ def run_by_kernel(attention: Attention, shape: Shape, *operands: Array) -> Array
         for part, dtype in zip(attention.shared, (bool, bool, jnp.float32, bool), strict=True)
     ]
     rows = [rows.arrange(array) for rows, array in zip(attention.rows, operands[:3], strict=True)]
-    out = attend(attention.layout, AttentionArrays(*rows, *shared))
+    out = compute_attention(attention.layout, AttentionArrays(*rows, *shared))
     labels = [label for label in attention.rows[0].labels if label is not None]
     named = [label for label in attention.result if label is not None]
     out = lax.reshape(out, [size for size in out.shape if size != 1])

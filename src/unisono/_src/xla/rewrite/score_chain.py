@@ -92,14 +92,14 @@ def read_softmax(view: View, division: JaxprEqn, key: int, made_by: Producers) -
     """Return the scores of exp(score - largest) / sum."""
     exponentials = skip_arrangement(view.rename(division.invars[0]), made_by)
     check_reduction(exponentials, skip_arrangement(view.rename(division.invars[1]), made_by), "reduce_sum", key, made_by)
-    difference_view = exponentials.rename(expect(exponentials, "exp", made_by).invars[0])
-    difference = expect(difference_view, "sub", made_by)
+    difference_view = exponentials.rename(expect_primitive(exponentials, "exp", made_by).invars[0])
+    difference = expect_primitive(difference_view, "sub", made_by)
     scores = difference_view.rename(difference.invars[0])
     largest = skip_arrangement(difference_view.rename(difference.invars[1]), made_by)
     if is_made_by(largest, "stop_gradient", made_by):
-        largest = skip_arrangement(largest.rename(expect(largest, "stop_gradient", made_by).invars[0]), made_by)
+        largest = skip_arrangement(largest.rename(expect_primitive(largest, "stop_gradient", made_by).invars[0]), made_by)
     if is_made_by(largest, "max", made_by):
-        start, other = expect(largest, "max", made_by).invars
+        start, other = expect_primitive(largest, "max", made_by).invars
         if read_number(start, made_by) != float("-inf"):
             raise NoAttentionError
         largest = skip_arrangement(largest.rename(other), made_by)
@@ -112,7 +112,7 @@ def is_made_by(view: View, name: str, made_by: Producers) -> bool:
     return eqn is not None and eqn.primitive.name == name
 
 
-def expect(view: View, name: str, made_by: Producers) -> JaxprEqn:
+def expect_primitive(view: View, name: str, made_by: Producers) -> JaxprEqn:
     """Return the equation that made an array, if it is of this primitive."""
     eqn = find_maker(view, made_by)
     if eqn is None or eqn.primitive.name != name:
@@ -122,7 +122,7 @@ def expect(view: View, name: str, made_by: Producers) -> JaxprEqn:
 
 def check_reduction(view: View, result: View, name: str, key: int, made_by: Producers) -> None:
     """Raise `NoAttentionError` if `result` is not made from the array by reducing the dimension of keys alone."""
-    eqn = expect(result, name, made_by)
+    eqn = expect_primitive(result, name, made_by)
     (operand,) = eqn.invars
     left = iter(result.labels)
     reduced = [key if size > 1 else None for size in (get_shape(operand)[axis] for axis in eqn.params["axes"])]

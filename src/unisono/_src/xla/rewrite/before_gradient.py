@@ -1,0 +1,79 @@
+"""What is rewritten before the gradient is taken: kernels that bring a gradient of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar, cast
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from unisono._src.inlining import inline_short_calls
+from unisono._src.native.library import load_kernels
+from unisono._src.typing import PyTree
+from unisono._src.xla.rewrite import attention
+from unisono._src.xla.rewrite.equations import Rewriter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LEFT_UNDIFFERENTIATED = ("custom_jvp_call", "custom_vjp_call")
+"""Primitives whose programs are not what is differentiated."""
+
+_platform: contextvars.ContextVar[str | None] = contextvars.ContextVar("platform", default=None)
+"""The platform for which a program is traced."""
+
+
+@contextlib.contextmanager
+def trace_for(platform: str) -> Iterator[None]:
+    """Let `rewrite_before_gradient` know the platform.
+
+    JAX keeps the traces of functions, such as bodies of loops. So a program is traced with an axis that has the platform's name and that
+    nothing uses: then JAX does not take a trace that was made elsewhere.
+    """
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
+    """Return `function`, whose gradient is taken next, with the kernels that bring their own gradient.
+
+    They are put in where `rewrite_function` traces a program for CPUs; elsewhere the function stays as it is.
+    """
+    if _platform.get() != "cpu" or load_kernels().level is None:
+        return function
+
+    def call_with(arguments: PyTree) -> T:
+        args, kwargs = arguments
+        return cast(Callable[..., T], function)(*args, **kwargs)
+
+    @functools.wraps(function)
+    def with_kernels(*args: P.args, **kwargs: P.kwargs) -> T:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        results: list[tuple[PyTree, list[bool], list[object]]] = []
+
+        def compute_arrays(*leaves: jax.Array) -> list[jax.Array]:
+            values, result = jax.tree.flatten(call_with(jax.tree.unflatten(tree, leaves)))
+            is_array = [isinstance(value, jax.Array) for value in values]
+            results.append((result, is_array, values))
+            return [value for known, value in zip(is_array, values, strict=True) if known]
+
+        traced = jax.make_jaxpr(compute_arrays)(*leaves)
+        arrays = iter(jaxpr_as_fun(rewrite_attention(traced))(*leaves))
+        result, is_array, values = results.pop()
+        return jax.tree.unflatten(
+            result, [next(arrays) if known else value for known, value in zip(is_array, values, strict=True)]
+        )
+
+    return with_kernels
+
+
+def rewrite_attention(program: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a program with its attention computed by the native kernel."""
+    return Rewriter(attention.replace_attention, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
