@@ -19,6 +19,9 @@ namespace unisono {
 
 namespace ffi = xla::ffi;
 
+inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
+
 // Memory that a kernel asked for, and did not get.
 class NoMemory : public std::bad_alloc {
  public:

@@ -79,8 +79,6 @@ inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t 
   if (rows > i) multiply_tile<1, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
 }
 
-inline int64_t divide_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
-inline int64_t round_up(int64_t count, int64_t unit) { return divide_up(count, unit) * unit; }
 inline int64_t count_panels(int64_t columns) { return divide_up(columns, TILE_COLUMNS); }
 
 // Writes rows of b, [depth][columns], as one panel: [depth][TILE_COLUMNS], zeros beyond the last column.

@@ -292,7 +292,7 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
     loop.instructions.resize(program.size() / 18);
     std::memcpy(loop.instructions.data(), program.begin(), program.size() * sizeof(int64_t));
     pack_matrices(pool, matrices, transposed, loop);
-    run_pieces(pool, (rows + ROWS_OF_A_PIECE - 1) / ROWS_OF_A_PIECE, [&](int64_t number) {
+    run_pieces(pool, divide_up(rows, ROWS_OF_A_PIECE), [&](int64_t number) {
       Piece(loop, number * ROWS_OF_A_PIECE, std::min(rows, (number + 1) * ROWS_OF_A_PIECE)).run();
     });
   });

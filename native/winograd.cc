@@ -21,7 +21,7 @@ struct Tiles {
 
   explicit Tiles(const Geometry& geometry) : g(geometry), count{(geometry.results.y + 1) / 2, (geometry.results.x + 1) / 2} {}
   int64_t total() const { return g.rows * count.y * count.x; }
-  int64_t blocks() const { return (total() + BLOCK_TILES - 1) / BLOCK_TILES; }
+  int64_t blocks() const { return divide_up(total(), BLOCK_TILES); }
 };
 
 struct Tile {

@@ -25,6 +25,7 @@ from digest_operations import LAYOUTS, Draw
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
 from unisono._src.native.convolutions import call_convolution, call_kernel_gradient
+from unisono._src.native.depthwise import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.native.products import call_product
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
@@ -141,6 +142,36 @@ def draw_for_winograd(draw: Draw) -> Convolution:
             return found
 
 
+def depthwise(draw: Draw) -> Case:
+    """Forward, or the gradient by the kernel."""
+    convolution, features = draw_convolution(draw), draw.size(1, 150)
+    x, w = (*convolution.x[:3], features), (*convolution.w[:2], features)
+    convolution = convolution._replace(x=x, w=(*w[:2], 1, features))
+    window = (convolution.results, convolution.strides, [low for low, _ in convolution.padding], convolution.dilation)
+    convolve = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=convolution.strides,
+        padding=convolution.padding,
+        rhs_dilation=convolution.dilation,
+        dimension_numbers=LAYOUTS[2],
+        feature_group_count=features,
+    )
+    if draw.of(True, False):
+        args = [draw.array(x, "float32"), draw.array(w, "float32")]
+        return Case(
+            f"the depthwise convolution {convolution}",
+            lambda x, w: call_depthwise(x, w, *window, (1, 1)),
+            lambda x, w: convolve(x, w[:, :, None]),
+            args,
+        )
+    return Case(
+        f"the gradient by the kernel of the depthwise convolution {convolution}",
+        lambda x, gradient: call_depthwise_kernel_gradient(x, gradient, w[:2], *window[1:]),
+        lambda x, gradient: jax.vjp(functools.partial(convolve, x), jnp.zeros((*w[:2], 1, features)))[1](gradient)[0][:, :, 0],
+        [draw.array(x, "float32"), draw.array((x[0], *convolution.results, features), "float32")],
+    )
+
+
 def with_infinity(draw: Draw, case: Case) -> Case:
     """Return the case, every other time with an infinity in what is convolved: such outputs are computed another way."""
     if draw.of(True, False):
@@ -238,7 +269,7 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
     return draw.array(aval.shape, str(aval.dtype)) * 0.5
 
 
-KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, row_loop, attention)
+KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, depthwise, row_loop, attention)
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
 

@@ -21,7 +21,7 @@ def call_convolution(x: Array, w: Array, results: Shape, strides: Pair, padding:
     """
     shape = (x.shape[0], *results, w.shape[3])
     return jax.ffi.ffi_call("unisono_convolve", jax.ShapeDtypeStruct(shape, x.dtype))(
-        x, w, **pack_numbers(strides, padding, dilation)
+        x, w, **pack_numbers(strides=strides, padding=padding, dilation=dilation)
     )
 
 
@@ -29,10 +29,9 @@ def call_kernel_gradient(x: Array, gradient: Array, taps: Shape, strides: Pair, 
     """Return the gradient of `call_convolution` by w, whose size in space is `taps`, from the gradient by its output."""
     shape = (*taps, x.shape[3], gradient.shape[3])
     call = jax.ffi.ffi_call("unisono_convolution_kernel_gradient", jax.ShapeDtypeStruct(shape, x.dtype))
-    return call(x, gradient, **pack_numbers(strides, padding, dilation))
+    return call(x, gradient, **pack_numbers(strides=strides, padding=padding, dilation=dilation))
 
 
-def pack_numbers(strides: Pair, padding: Pair, dilation: Pair) -> Keywords:
-    """Return the numbers as attributes of a call."""
-    numbers = {"strides": strides, "padding": padding, "dilation": dilation}
-    return {name: np.array(pair, np.int64) for name, pair in numbers.items()}
+def pack_numbers(**pairs: Pair) -> Keywords:
+    """Return pairs of numbers as attributes of a call."""
+    return {name: np.array(pair, np.int64) for name, pair in pairs.items()}

@@ -38,7 +38,9 @@ TARGETS = (
     "unisono_attend",
     "unisono_attend_gradient",
     "unisono_convolve",
+    "unisono_convolve_depthwise",
     "unisono_convolution_kernel_gradient",
+    "unisono_depthwise_kernel_gradient",
     "unisono_multiply",
     "unisono_run_row_loop",
 )

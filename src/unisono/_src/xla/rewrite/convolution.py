@@ -27,12 +27,16 @@ from unisono._src.xla.rewrite.kernel import (
     make_channels_last,
 )
 from unisono._src.xla.rewrite.native_convolution import convolve_natively, has_native_kernel
+from unisono._src.xla.rewrite.native_depthwise import convolve_features, has_depthwise_kernel
 from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window, is_larger
 
-ConvolveDense = Callable[[Array, Array, Window], Array]
-"""Computes the convolution of arrays in the fast layout, whose input is not spread."""
+Convolve = Callable[[Array, Array, Window], Array]
+"""Computes the convolution of arrays in the fast layout."""
+
+ConvolveDense = Convolve
+"""Computes such a convolution whose input is not spread."""
 
 MOST_GROUPS = 64
 """Groups with a convolution for each; more groups are left to the kernel, which is slow for them but faster than XLA's other one."""
@@ -45,6 +49,8 @@ def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     if not 1 <= len(params["window_strides"]) <= 3:
         return None
     sizes = ConvolutionSizes.from_shapes(x, w, params)
+    if has_depthwise_kernel(eqn):
+        return Replacement(lambda x, w: convolve_with_features_last(convolve_features(params), x, w, params), eqn.invars)
     if has_native_kernel(eqn, sizes):
         return Replacement(lambda x, w: convolve_at_once(x, w, params, convolve_natively), eqn.invars)
     is_at_once = not sizes.is_for_one_thread and sizes.rows_at_once == sizes.rows
@@ -96,17 +102,21 @@ def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSiz
 
 def convolve_at_once(x: Array, w: Array, params: Params, convolve: ConvolveDense | None = None) -> Array:
     """Return the convolution, computed in the fast layout: of a single group by `convolve`, if that is given."""
-    (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
-    x = lax.transpose(x, (row, *space, feature))
-    w = lax.transpose(w, (*w_space, w_in, w_out))
-    window = Window.of(params)
     precision = Arithmetic(params["precision"], params["preferred_element_type"])
     if params["batch_group_count"] > 1:
-        y = convolve_groups(x, w, window, precision, params["batch_group_count"], 0)
+        compute = functools.partial(convolve_groups, precision=precision, groups=params["batch_group_count"], by_rows=True)
     elif params["feature_group_count"] > 1:
-        y = convolve_groups(x, w, window, precision, params["feature_group_count"], x.ndim - 1)
+        compute = functools.partial(convolve_groups, precision=precision, groups=params["feature_group_count"], by_rows=False)
     else:
-        y = convolve_one_group(x, w, window, convolve or functools.partial(convolve_dense, precision=precision))
+        convolve = convolve or functools.partial(convolve_dense, precision=precision)
+        compute = functools.partial(convolve_one_group, convolve=convolve)
+    return convolve_with_features_last(compute, x, w, params)
+
+
+def convolve_with_features_last(compute: Convolve, x: Array, w: Array, params: Params) -> Array:
+    """Return the result of `compute`, which takes and returns arrays in the fast layout."""
+    (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
+    y = compute(lax.transpose(x, (row, *space, feature)), lax.transpose(w, (*w_space, w_in, w_out)), Window.of(params))
     places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
     return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
 
@@ -115,11 +125,11 @@ def convolve_one_group(x: Array, w: Array, window: Window, convolve: ConvolveDen
     return convolve_in_phases(convolve, x, w, window) if has_phases(window) else convolve(x, w, window)
 
 
-def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int, axis: int) -> Array:
-    """Return the convolution of groups. They lie in `axis` of x: among features (the forward pass) or rows (a gradient by the kernel)."""
+def convolve_groups(x: Array, w: Array, window: Window, precision: Arithmetic, groups: int, by_rows: bool) -> Array:
+    """Return the convolution of groups. They lie among the features of x (the forward pass) or its rows (a gradient by the kernel)."""
+    axis = 0 if by_rows else x.ndim - 1
     ins = x.shape[axis] // groups
     outs = w.shape[-1] // groups
-    by_rows = axis == 0
     unrolled = window.results(x.shape[1:-1], w.shape[:-2]) if by_rows else w.shape[:-2]
     if ins * outs <= depthwise.MOST_PAIRS and math.prod(unrolled) <= depthwise.MOST_TAPS:
         pairs = depthwise.FeaturePairs(groups, ins, outs, precision.result or x.dtype)

@@ -14,19 +14,23 @@ from unisono._src.xla.rewrite.phases import has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window, is_larger
 
-LEAST_DEPTH = 32
+LEAST_DEPTH = 16
 """Products for each result from which on the native kernels are faster than XLA's."""
+
+LEAST_GRADIENT_DEPTH = 8
+"""The same of a gradient by a kernel, for the convolution whose kernel it is."""
 
 
 def has_native_kernel(eqn: JaxprEqn, sizes: ConvolutionSizes) -> bool:
     """Return whether a native kernel is there for a convolution, and is faster for it."""
     params = eqn.params
     depth = math.prod(sizes.results) * sizes.rows if sizes.is_gradient else math.prod(sizes.taps) * sizes.ins
+    least = LEAST_GRADIENT_DEPTH if sizes.is_gradient else LEAST_DEPTH
     return (
         sizes.is_one_group
         and len(sizes.taps) <= 2
         and all(atom.aval.dtype == "float32" for atom in [*eqn.invars, *eqn.outvars])
-        and depth >= LEAST_DEPTH
+        and depth >= least
         and is_dense_or_has_phases(params)
         and load_kernels().level is not None
     )
