@@ -283,12 +283,16 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
     take(counts[3], 1, loop.shared);
     std::vector<ffi::AnyBuffer> matrices;
     for (int64_t i = 0; i < counts[4]; i++) matrices.push_back(*arguments.get<ffi::AnyBuffer>(next++));
+    std::vector<Memory> written;
     for (int64_t i = 0; i < counts[0] + counts[5]; i++) {
       auto array = *returned.get<ffi::AnyBuffer>(i);
+      const auto begin = reinterpret_cast<uintptr_t>(array->untyped_data());
+      written.push_back({begin, begin + array->size_bytes()});
       const bool is_last = i < counts[0];
       const int64_t all_rows = is_last ? rows : rows * steps;
       (is_last ? loop.lasts : loop.results).push_back({array->untyped_data(), static_cast<int64_t>(array->element_count()) / all_rows});
     }
+    prefer_large_pages(written);
     loop.instructions.resize(program.size() / 18);
     std::memcpy(loop.instructions.data(), program.begin(), program.size() * sizeof(int64_t));
     pack_matrices(pool, matrices, transposed, loop);

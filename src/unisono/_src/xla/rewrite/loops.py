@@ -221,15 +221,8 @@ def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands
         eqns=hoisted.remove_from(body.program.eqns),
         debug_info=drop_names(body.program),
     )
-    run_step = jaxpr_as_fun(ClosedJaxpr(step, params["jaxpr"].consts))
-
-    def run(state: Arrays, places: Arrays) -> tuple[Arrays, Arrays]:
-        outputs = run_step(*inputs.consts, *state, *places)
-        return list(outputs[: len(carried)]), list(outputs[len(carried) :])
-
     first = [inputs.carries[number] for number in carried]
-    places = list(values.stacked.values())
-    last, made = lax.scan(run, first, places, length=body.length, reverse=params["reverse"], unroll=params["unroll"])
+    last, made = run_loop(step, params, LoopInputs(inputs.consts, first, list(values.stacked.values())))
     values.stacked.update(zip(kept, made[len(written) :], strict=True))
 
     finals = dict(zip(carried, last, strict=True))
@@ -237,6 +230,19 @@ def run_shorter_loop(body: LoopBody, hoisted: Hoisted, params: Params, *operands
     finals |= {number: add_up(body, number, total, inputs.carries[number], values) for number, total in hoisted.sums.items()}
     results |= {number: multiply_at_all_steps(product, values) for number, product in hoisted.after.items()}
     return (*(finals[number] for number in range(len(body.carries))), *(results[number] for number in range(len(body.results))))
+
+
+def run_loop(step: Jaxpr, params: Params, inputs: LoopInputs[Array]) -> tuple[Arrays, Arrays]:
+    """Return what a loop with these parameters, but another step, returns: its carries after all steps, and its results at all steps."""
+    run_step = jaxpr_as_fun(ClosedJaxpr(step, params["jaxpr"].consts))
+    count = len(inputs.carries)
+
+    def run(state: Arrays, places: Arrays) -> tuple[Arrays, Arrays]:
+        outputs = run_step(*inputs.consts, *state, *places)
+        return list(outputs[:count]), list(outputs[count:])
+
+    places = list(inputs.places)
+    return lax.scan(run, list(inputs.carries), places, params["length"], reverse=params["reverse"], unroll=params["unroll"])
 
 
 def multiply_at_all_steps(product: JaxprEqn, values: Operands) -> Array:

@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn, jaxpr_as_fun
 from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_loop, pooling, reduction
 from unisono._src.xla.rewrite.before_gradient import rewrite_attention, trace_for
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
+from unisono._src.xla.rewrite.residuals import recompute_residuals
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +55,9 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
     3.0
     """
     rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
-    loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if platform == "cpu" else {})
+    is_on_cpu = platform == "cpu"
+    loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
+    rewrite_loops = Rewriter(loop_rule, prepare=recompute_residuals if is_on_cpu else None)
 
     @functools.wraps(function)
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,9 +67,9 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
             # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
             traced, out = jax.make_jaxpr(functools.partial(function), return_shape=True)(*args, **kwargs)
-        if platform == "cpu":  # what is only computed forward
+        if is_on_cpu:  # what is only computed forward
             traced = rewrite_attention(traced)
-        run = jaxpr_as_fun(Rewriter(rule)(Rewriter(loop_rule)(traced)))
+        run = jaxpr_as_fun(Rewriter(rule)(rewrite_loops(traced)))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
     return with_replacements
