@@ -53,7 +53,7 @@ def program_of_cells(page):
     """The cells of a page that is a notebook, as one program. Where a cell is to raise, the program ends if it does not."""
     program = []
     for tags, cell in re.findall(
-        r"^```\{code-cell\} python\n(:tags: .*\n)?(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+        r"^```\{code-cell\} python\n(:tags: [^\n]*\n)?(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
     ):
         if "raises-exception" in tags:
             cell = (
