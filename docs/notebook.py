@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "tutorial_fit.md"
@@ -34,13 +33,13 @@ def make_notebook(page: str) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def make_text_cell(text: str) -> list[dict[str, Any]]:
+def make_text_cell(text: str) -> list[dict[str, object]]:
     """Return the cell of a text between code, or nothing if there is none. Links to pages lead from the notebook to the page."""
     text = re.sub(r"\]\((?=\w+\.md)", "](../docs/", text.strip())
     return [{"cell_type": "markdown", "metadata": {}, "source": split_lines(text)}] if text else []
 
 
-def make_code_cell(options: str, code: str) -> dict[str, Any]:
+def make_code_cell(options: str, code: str) -> dict[str, object]:
     """Return the cell of code. Where the site has a line for each epoch, Jupyter shows Keras' progress bar."""
     tags = re.findall(r"[\w-]+", "".join(re.findall(r"^:tags: (.*)", options, re.MULTILINE)))
     source = split_lines(code.rstrip("\n").replace("verbose=2", "verbose=1"))

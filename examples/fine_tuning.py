@@ -25,7 +25,10 @@ parser.add_argument("--epochs", type=int, default=12, help="epochs of the pre-tr
 options = parser.parse_args()
 
 strategy = un.MirroredStrategy(devices=options.devices, replicas=4)  # first: it makes the CPU devices where there is no GPU
-BATCH_SIZE, LENGTH, WIDTH, BLOCKS = 64, 24, 48, 2
+BATCH_SIZE = 64
+LENGTH = 24  # words of a row
+WIDTH = 48
+BLOCKS = 2
 
 # --- Text ---------------------------------------------------------------------------------------------------------------------
 
@@ -71,10 +74,9 @@ def write_text(rows, names):
     return words, tags
 
 
-SOME_NAMES, OTHER_NAMES = slice(0, 20), slice(20, 60)
-plain_words, _ = write_text(2000, slice(0, 60))
-train_words, train_tags = write_text(200, SOME_NAMES)
-test_words, test_tags = write_text(500, OTHER_NAMES)
+plain_words, _ = write_text(2000, names=slice(0, 60))
+train_words, train_tags = write_text(200, names=slice(0, 20))
+test_words, test_tags = write_text(500, names=slice(20, 60))
 
 # --- Model --------------------------------------------------------------------------------------------------------------------
 

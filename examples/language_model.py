@@ -33,7 +33,11 @@ options = parser.parse_args()
 
 strategy = un.MirroredStrategy(devices=options.devices, replicas=4)  # first: it makes the CPU devices where there is no GPU
 keras.config.set_dtype_policy("mixed_bfloat16")  # computes in bfloat16; variables and sums of gradients are float32
-EPOCHS, BATCH_SIZE, LENGTH, WIDTH, BLOCKS = 3, 32, 64, 96, 2
+EPOCHS = 3
+BATCH_SIZE = 32
+LENGTH = 64  # characters of a window
+WIDTH = 96
+BLOCKS = 2
 
 # --- Text ---------------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +45,8 @@ text = "\n".join(" ".join(part.split()) for topic in pydoc_data.topics.topics.va
 CHARACTERS = sorted(set(text))
 codes = np.searchsorted(CHARACTERS, list(text)).astype("int32")
 windows = np.lib.stride_tricks.sliding_window_view(codes, LENGTH + 1)
-held_out = windows[-20_000::LENGTH]
+HELD_OUT = 20_000  # characters at the end of the text
+held_out = windows[-HELD_OUT::LENGTH]
 
 
 class Windows(keras.utils.PyDataset):
@@ -51,7 +56,7 @@ class Windows(keras.utils.PyDataset):
         return EPOCHS * options.steps
 
     def __getitem__(self, index):
-        places = np.random.default_rng(index).integers(len(windows) - 20_000 - LENGTH, size=BATCH_SIZE)
+        places = np.random.default_rng(index).integers(len(windows) - HELD_OUT - LENGTH, size=BATCH_SIZE)
         return windows[places, :-1], windows[places, 1:]
 
 
