@@ -19,7 +19,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo docs test test-processes test-all compat lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -32,6 +32,7 @@ help:
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
+	@echo "make dist     the wheel and the sdist, into out/dist, built twice, compared, and tried in a clean environment"
 	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (hours)"
 	@echo "make clean    remove .venv and its siblings"
 	@echo "CONTRIBUTING.md says what runs where, and how long it takes."
@@ -70,6 +71,10 @@ soak: $(VENV)-all/made
 # Alone on the machine.
 bench: $(VENV)-bench/made
 	$(VENV)-bench/bin/python benchmarks/run.py --out benchmarks $(ARGS)
+
+# Of extras the fresh environment has none; a compiler is found by the build alone.
+dist: $(VENV)/dev.stamp
+	$(BIN)/python tests/packages.py out/dist
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

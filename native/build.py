@@ -76,7 +76,10 @@ def compile_level(compiler: str, level: str, options: list[str], folder: pathlib
     build_name = describe_build(compiler, options)
     if library.exists() and build_name.encode() in library.read_bytes():
         return library
-    command = [compiler, *options, f'-DUNISONO_BUILD="{build_name}"', "-isystem", str(find_headers())]
+    headers = find_headers().resolve()  # GCC names headers of the system by the place to which links lead
+    # Two builds in two folders have the same bytes: the names of the folders do not go into the library.
+    places = [f"-ffile-prefix-map={headers}=jaxlib/include", f"-ffile-prefix-map={HERE}=native"]
+    command = [compiler, *options, *places, f'-DUNISONO_BUILD="{build_name}"', "-isystem", str(headers)]
     partial = library.with_suffix(f".{os.getpid()}")
     done = subprocess.run([*command, *map(str, sorted(HERE.glob("*.cc"))), "-o", str(partial)], capture_output=True, text=True)
     if done.returncode:

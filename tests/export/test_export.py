@@ -629,9 +629,9 @@ def test_layers_choose_no_kernels_of_this_machine(monkeypatch):
 @pytest.mark.parametrize(
     ("format", "path", "text"),
     [
-        ("saved_model", "m", r"A SavedModel needs tensorflow, which is not installed\. Write pip install unisono\[tf\]\."),
+        ("saved_model", "m", r"A SavedModel needs tensorflow, which is not installed\. Write: pip install \"unisono\[tf\]\""),
         ("tf_saved_model", "m", r"A SavedModel needs tensorflow"),
-        ("onnx", "m.onnx", r'format="onnx" needs jax2onnx, which is not installed\. Write pip install unisono\[onnx\]\.'),
+        ("onnx", "m.onnx", r'format="onnx" needs jax2onnx, which is not installed\. Write: pip install "unisono\[onnx\]"'),
     ],
 )
 def test_what_is_missing_is_named_with_what_to_write(tmp_path, monkeypatch, format, path, text):

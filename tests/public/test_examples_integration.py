@@ -173,3 +173,95 @@ def test_two_networks_train_each_other(tmp_path):
     right = [int(percent) for percent in re.findall(r"\((\d+)% right\)", finished.stdout)]
     assert right[0] > 70 > right[-1]
     assert is_picture(picture)
+
+
+def run_on_both_placements(name, *arguments, **variables):
+    """Run an example on one device and on two; return what the two have printed, and check that both fingerprints are equal."""
+    printed = []
+    for devices in ("1", "2"):
+        finished = python(str(EXAMPLES / name), "--devices", devices, *arguments, timeout=500, **variables)
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        assert "Warning" not in finished.stderr
+        printed.append(finished.stdout)
+    one, two = (re.findall(r"[0-9a-f]{32}", text) for text in printed)
+    assert one == two != []
+    return printed[0]
+
+
+def read_parts(printed):
+    """Return the table of the fine-tuning: for each part the losses and the accuracy in per cent."""
+    lines = re.findall(r"^(.+?) +[\d,]+ weights  loss ([\d.]+) -> ([\d.]+)  [a-z ]+ +([\d.]+)%", printed, re.MULTILINE)
+    parts = {name: tuple(map(float, numbers)) for name, *numbers in lines}
+    assert list(parts) == ["pre-training", "head, encoder frozen", "all, encoder unfrozen", "all, without pre-training"]
+    return parts
+
+
+@pytest.mark.slow
+def test_fine_tuning_has_the_same_bits_on_both_placements(tmp_path):
+    parts = read_parts(run_on_both_placements("fine_tuning.py", "--epochs", "3", **kept_in(tmp_path)))
+    assert all(last < first for first, last, _ in parts.values())
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_pre_trained_encoder_knows_the_names_of_the_test():
+    finished = python(str(EXAMPLES / "fine_tuning.py"), timeout=500)
+    assert finished.returncode == 0, finished.stderr
+    parts = read_parts(finished.stdout)
+    assert all(last < first for first, last, _ in parts.values())
+    frozen, unfrozen, without = (parts[name][-1] for name in list(parts)[1:])
+    assert frozen > 70
+    assert unfrozen > frozen
+    assert without < 50
+
+
+@pytest.mark.slow
+@pytest.mark.compat
+def test_images_from_grain_have_the_same_bits_on_both_placements(tmp_path):
+    pytest.importorskip("grain")
+    picture = tmp_path / "result.png"
+    short = ("--epochs", "1", "--pictures", "192", "--picture", str(picture))
+    run_on_both_placements("image_classification.py", *short, **kept_in(tmp_path / "programs"))
+    assert is_picture(picture)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_net_of_keras_applications_learns_shapes(tmp_path):
+    pytest.importorskip("grain")
+    picture = tmp_path / "result.png"
+    finished = python(str(EXAMPLES / "image_classification.py"), "--picture", str(picture), timeout=500)
+    assert finished.returncode == 0, finished.stderr
+    losses = [float(loss) for loss in re.findall(r" loss: ([\d.]+)", finished.stdout)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(losses) == 8
+    assert float(re.search(r"test accuracy ([\d.]+)%, by guessing 12.5%", finished.stdout)[1]) > 80
+    assert is_picture(picture)
+
+
+def read_language_model(*arguments, **variables):
+    """Return (losses of the epochs on held out text, characters that are right, characters by guessing)."""
+    finished = python(str(EXAMPLES / "language_model.py"), *arguments, timeout=500, **variables)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert "Warning" not in finished.stderr
+    (whole,) = re.findall(r"^whole .* ([0-9a-f]{32})$", finished.stdout, re.MULTILINE)
+    (resumed,) = re.findall(r"^resumed .* ([0-9a-f]{32})$", finished.stdout, re.MULTILINE)
+    assert whole == resumed
+    assert re.search(r"^killed .* none: SIGKILL$", finished.stdout, re.MULTILINE)
+    assert "The resumed run has the bits of the whole one." in finished.stdout
+    right, guessed = re.findall(r"right: ([\d.]+)%; always the most frequent one: ([\d.]+)%", finished.stdout)[0]
+    return [float(loss) for loss in re.findall(r" val_loss: ([\d.]+)", finished.stdout)], float(right), float(guessed)
+
+
+@pytest.mark.slow
+def test_a_language_model_that_is_killed_resumes_with_the_same_bits(tmp_path):
+    losses, *_ = read_language_model("--steps", "6", **kept_in(tmp_path))
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_language_model_learns_to_predict_characters():
+    losses, right, guessed = read_language_model()
+    assert losses == sorted(losses, reverse=True)
+    assert right > 40 > 2 * guessed

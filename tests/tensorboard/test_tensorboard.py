@@ -702,7 +702,7 @@ def test_without_tensorboardx(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     for name in [name for name in sys.modules if name.startswith("tensorboardX.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError, match=r"tensorboardX, which cannot be imported.*pip install unisono\[tensorboard\]"):
+    with pytest.raises(ImportError, match=r"tensorboardX, which cannot be imported.*pip install \"unisono\[tensorboard\]\""):
         TensorBoard(tmp_path)
 
 

@@ -8,8 +8,14 @@ from collections.abc import Sequence
 import tyro
 
 from unisono._src.cli import launch_command
+from unisono._src.cli.completion import make_completion
 from unisono._src.cli.errors import CommandError
 from unisono._src.cluster.launch.target import split_command_line
+from unisono._src.versions import VERSION
+
+DESCRIPTION = """Trains Keras models on JAX with the same bits on every placement.
+
+unisono COMMAND --help describes a subcommand; unisono --version prints the version."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -22,6 +28,9 @@ def main(args: Sequence[str] | None = None) -> None:
         >>> main(["demo", "--epochs", "5"])  # doctest: +SKIP
     """
     words = list(sys.argv[1:] if args is None else args)
+    if words == ["--version"]:
+        print(f"unisono {VERSION}")
+        sys.exit()
     if words[:1] == ["launch"]:  # the options of the program are not read here
         options, program = split_command_line(words[1:], launch_command.FLAGS)
         words = ["launch", *options, *(["--", *program] if program else [])]
@@ -31,10 +40,9 @@ def main(args: Sequence[str] | None = None) -> None:
         from unisono._src.cli import demo
 
         app.command(demo.demo)
+        app.command(make_completion(app))
     try:
-        code = app.cli(
-            prog="unisono", description="Trains Keras models on JAX with the same bits on every placement.", args=words
-        )
+        code = app.cli(prog="unisono", description=DESCRIPTION, args=words)
     except CommandError as error:
         print(f"unisono: {error}", file=sys.stderr)
         code = 2

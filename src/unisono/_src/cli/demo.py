@@ -6,9 +6,11 @@ import dataclasses
 import importlib.util
 import time
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import keras
+import tyro
 
 import unisono as un
 from unisono._src.cli import datasets
@@ -39,29 +41,29 @@ class DemoRun:
 def demo(
     *,
     dataset: datasets.DatasetName = "digits",
-    epochs: int | None = None,
+    epochs: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: 40 for digits, else 2)")] = None,
     batch_size: int = 64,
     replicas: int = 8,
     seed: int = 0,
     out: Path = Path("out"),
 ) -> int:
-    """Trains a small conv net twice, on several devices and on one, and compares the bits.
+    """Trains a small conv net on several devices and on one, and compares the bits.
 
-    The same model, data, seed and number of replicas give the same fingerprint wherever the replicas run. The learning
-    curves and the model are written to a folder. The exit code is 1 where the fingerprints differ.
+    The same model, data, seed and number of replicas give the same fingerprint on every placement. The learning curves and the
+    model are written to a folder. The exit code is 1 if the fingerprints differ.
 
     Args:
-        dataset: What to train on. The digits come with scikit-learn; Keras downloads the others.
-        epochs: How often to go through the data; by default 40 times for the digits and twice for the others.
-        batch_size: Rows in a global batch, which all replicas share.
-        replicas: R, the number of parts into which each batch is cut.
-        seed: What the weights and the order of the data start from.
+        dataset: The images to train on. The digits come with scikit-learn; Keras downloads the others.
+        epochs: Passes over the data.
+        batch_size: Rows of a global batch, over all replicas.
+        replicas: R, the number of logical replicas that each global batch is cut into.
+        seed: The seed of the weights, the dropout and the order of rows.
         out: The folder for the learning curves and the model.
     """
     check_counts(" Leave it out to have its default.", epochs=epochs, batch_size=batch_size, replicas=replicas)
     missing = [module for module in ("sklearn", "matplotlib") if importlib.util.find_spec(module) is None]
     if missing:
-        raise CommandError(f"the demo needs {' and '.join(missing)}, not installed here. Write: pip install 'unisono[demo]'")
+        raise CommandError(f'the demo needs {" and ".join(missing)}. Write: pip install "unisono[demo]"')
     try:
         out.mkdir(parents=True, exist_ok=True)  # before the training, so that no result is lost for want of a place
     except OSError as error:

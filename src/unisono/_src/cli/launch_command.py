@@ -17,29 +17,34 @@ FLAGS = ("--cpu", "--no-cpu", "-h", "--help")
 
 
 def launch(
-    program: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PROGRAM ...")] = (),
+    program: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PROGRAM ...", help_behavior_hint="(required)")
+    ] = (),
     *,
     processes: int,
-    devices_per_process: int | None = None,
+    devices_per_process: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: all GPUs, divided)")
+    ] = None,
     restarts: int = 0,
-    min_processes: int | None = None,
+    min_processes: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: start all again)")] = None,
     cpu: bool = False,
     bound: float = names.DEFAULT_BOUND,
 ) -> int:
-    """Runs a script, or with -m a module, in several processes of one training on this machine.
+    """Runs a program in several processes on this machine, as one training.
 
-    What stands after the script's name is passed on to it. The processes talk over loopback alone. Their output is one, with
-    the number of the process in front of each line; signals reach all of them. The exit code is that of the process which failed
-    first, and its traceback comes last.
+    For example: unisono launch --processes 4 --restarts 3 train.py --epochs 10
+
+    Options of the launcher stand before the program, and options of the program after it. Each line of output begins with the
+    number of its process. Signals reach all processes. If one fails, the others end, its traceback is printed last, and the
+    exit code is its own. The processes talk over loopback alone.
 
     Args:
-        program: script.py and its arguments, or -m, a module and its arguments.
-        processes: How many.
-        devices_per_process: GPUs of each process, or CPU devices where there is no GPU; by default all GPUs are divided.
-        restarts: How often the program is started again after a failure; it goes on from what it has saved.
-        min_processes: After a failure, go on with the processes that are left, and never with fewer than these. By default all
-            are started again.
-        cpu: Run on CPU where there is a GPU too.
+        program: A script and its arguments, or -m, a module and its arguments.
+        processes: The number of processes.
+        devices_per_process: GPUs of each process, or CPU devices where there is no GPU.
+        restarts: How often the program is started again after a failure. It resumes from its last checkpoint.
+        min_processes: After a failure, continue with the processes that are left, if they are at least this many.
+        cpu: Run on CPU, also where there are GPUs.
         bound: Seconds within which a lost process is noticed and the others end.
     """
     check_counts(processes=processes, devices_per_process=devices_per_process, min_processes=min_processes)

@@ -127,4 +127,4 @@ def check_installed(kind: str) -> None:
     if kind in NEEDED:
         module, extra, what = NEEDED[kind]
         if importlib.util.find_spec(module) is None:
-            raise ImportError(f"{what} needs {module}, which is not installed. Write pip install unisono[{extra}].")
+            raise ImportError(f'{what} needs {module}, which is not installed. Write: pip install "unisono[{extra}]"')

@@ -84,8 +84,8 @@ def import_tensorboardx() -> SimpleNamespace:
         writer, records, events, graphs = (importlib.import_module(f"tensorboardX.{name}") for name in names)
     except ImportError as e:
         raise ImportError(
-            f"unisono's TensorBoard writes its files by tensorboardX, which cannot be imported ({e}). Install it with: pip install "
-            f"unisono[tensorboard]"
+            f"unisono's TensorBoard writes its files by tensorboardX, which cannot be imported ({e}). Write: "
+            f'pip install "unisono[tensorboard]"'
         ) from e
     finally:
         if before is None:  # importing tensorboardX sets it, for every program that this process starts

@@ -1,0 +1,63 @@
+"""What the command says of itself: help, version and completion."""
+
+import shutil
+import subprocess
+
+import pytest
+
+import unisono as un
+from unisono._src import cli
+
+
+def printed_by(capsys, *words):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert not stopped.value.code
+    return capsys.readouterr().out
+
+
+def test_the_version_is_printed(capsys):
+    assert printed_by(capsys, "--version") == f"unisono {un.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--help"], ["{launch,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
+        (["launch", "--help"], ["unisono launch --processes 4 --restarts 3 train.py", "--processes INT", "(default: all GPUs"]),
+        (["demo", "--help"], ["--epochs INT", "(default: 40 for digits, else 2)", "(default: digits)"]),
+        (["completion", "--help"], ["{bash,zsh}", "unisono completion bash >"]),
+    ],
+    ids=" ".join,
+)
+def test_help_says_what_to_write(capsys, words, parts):
+    text = printed_by(capsys, *words)
+    assert [part for part in parts if part not in text] == []
+    assert "None" not in text
+
+
+COMPLETED = """
+source /dev/stdin
+complete_words() {
+    COMP_WORDS=("$@")
+    COMP_CWORD=$(($# - 1))
+    COMPREPLY=()
+    _tyro_unisono
+    echo "${COMPREPLY[@]}"
+}
+complete_words unisono la
+complete_words unisono launch --re
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_subcommands_and_options(capsys):
+    script = printed_by(capsys, "completion", "bash")
+    done = subprocess.run(["bash", "-c", COMPLETED], input=script, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["launch", "--restarts"]
+
+
+def test_zsh_has_a_script(capsys):
+    script = printed_by(capsys, "completion", "zsh")
+    assert script.startswith("#compdef unisono")
+    assert "launch" in script
