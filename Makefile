@@ -1,5 +1,7 @@
-# Every target sets up what it needs in a fresh .venv, with the exact versions of constraints.txt.
+# Every target sets up what it needs in a fresh .venv, with the exact versions of constraints.txt: the oldest JAX that is supported.
 #   make demo ARGS="--epochs 5"      make test ARGS="-k fingerprint"
+# Any target runs with the newest JAX instead, on Python 3.12 or newer, by
+#   make test VENV=.venv-newest CONSTRAINTS=constraints-newest.txt PYTHON=python3.13
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,13 +15,15 @@ OLDEST_KERAS := keras==3.15.0
 # The sources of the native kernels, which an installation compiles.
 KERNELS := $(wildcard native/*)
 
+CONSTRAINTS := constraints.txt
+
 # As environment variables, and not as options, they also hold for the environment in which pip builds this package;
 # older versions of pip read the first there, newer ones the second.
-export PIP_CONSTRAINT := constraints.txt
-export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_CONSTRAINT := $(CONSTRAINTS)
+export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo dist docs test test-processes test-all compat lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat newest latest lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -28,6 +32,8 @@ help:
 	@echo "make test-all all tests, with short forms of matrix and soak"
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
+	@echo "make newest   the demo and the tests with the newest JAX, on Python 3.12 or newer, or on that of a Debian in a folder"
+	@echo "make latest   the demo and the tests with the newest releases of JAX and Keras, tried or not"
 	@echo "make lint     ruff and pyright"
 	@echo "make format   let ruff write"
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
@@ -58,6 +64,17 @@ test-all: $(VENV)-all/made
 compat: $(VENV)-compat/made
 	UNISONO_TESTS=quick $(VENV)-compat/bin/$(PYTEST) -m compat $(ARGS)
 
+# The other end of the window of versions.
+newest:
+	.ci/newest "$(PYTHON)"
+
+# Whatever is newest today, also beyond the window.
+latest:
+	$(MAKE) VENV=$(VENV)-latest CONSTRAINTS=/dev/null KERAS=keras $(VENV)-latest/dev.stamp
+	PIP_CONSTRAINT= $(VENV)-latest/bin/python -m pip install --quiet --upgrade jax keras
+	$(VENV)-latest/bin/unisono demo
+	UNISONO_TESTS=quick $(VENV)-latest/bin/$(PYTEST) -m "not slow" $(ARGS)
+
 # No limits of time: it may run on a slow or loaded machine.
 matrix: $(VENV)-all/made
 	UNISONO_MATRIX=full $(VENV)-all/bin/$(PYTEST) -m matrix --timeout 0 $(ARGS)
@@ -86,10 +103,10 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
 
 # A stamp is an extra of pyproject.toml that .venv has.
-$(VENV)/%.stamp: pyproject.toml constraints.txt $(KERNELS) $(VENV)/made
+$(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS) $(VENV)/made
 	@echo "Installing unisono[$*] into $(VENV); this takes a minute or two the first time."
 	$(BIN)/python -m pip install --quiet $(KERAS) --editable '.[$*]'
 	@touch $@
@@ -103,7 +120,7 @@ $(VENV)-compat/made: WITH := $(OLDEST_KERAS)
 $(VENV)-all/made $(VENV)-bench/made: WITH := $(KERAS)
 
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
-$(VENV)-%/made: pyproject.toml constraints.txt $(KERNELS)
+$(VENV)-%/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@

@@ -12,19 +12,24 @@ from __future__ import annotations
 
 import os
 
+import jaxlib.version
+
+HAS_OLDER_EMITTERS = jaxlib.version.__version_info__ < (0, 11)
+"""Whether XLA has the option to compile without its fusion emitters. XLA ends a process over the name of an option that it does not have."""
+
 QUICK: dict[str, str | int | bool] = {
-    "xla_cpu_use_fusion_emitters": False,
+    **({"xla_cpu_use_fusion_emitters": False} if HAS_OLDER_EMITTERS else {}),
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
 FOR_USERS: dict[str, str | int | bool] = {
-    "xla_cpu_use_fusion_emitters": True,
+    **({"xla_cpu_use_fusion_emitters": True} if HAS_OLDER_EMITTERS else {}),
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
     "xla_cpu_parallel_codegen_split_count": 32,
 }
-"""The defaults of jaxlib 0.10.2."""
+"""The defaults of jaxlib 0.10.2 and 0.12.0."""
 
 
 def is_wanted() -> bool:

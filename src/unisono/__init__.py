@@ -28,6 +28,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from unisono._src.versions import VERSION as _VERSION
+from unisono._src.versions import check_versions as _check_versions
 
 if TYPE_CHECKING:
     from unisono import callbacks as callbacks
@@ -99,11 +100,12 @@ _settle_backend()
 
 
 def __getattr__(name: str) -> Any:
-    """Return what a public name stands for, imported at its first use."""
+    """Return what a public name stands for, imported at its first use, with versions of Keras and JAX for which it was written."""
+    if name not in __all__:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    _check_versions()
     if name == "callbacks":
         return importlib.import_module("unisono.callbacks")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"unisono._src.{_MODULES[name]}"), name)
     return value
 

@@ -183,3 +183,16 @@ VALIDATIONS = {
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
     assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))
+
+
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
+def test_whole_numbers_of_64_bits_are_no_warning_of_jax():
+    """JAX has them in 32 bits, and says so where it is told of them as they are."""
+    x = np.arange(40).reshape(10, 4) % 5
+    with on(2, 4).scope():
+        model = keras.Sequential([layers.Embedding(5, 3, mask_zero=True), layers.GlobalAveragePooling1D(), layers.Dense(3)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    model.fit(x, x[:, 0] % 3, batch_size=5, verbose=0)
+    model.evaluate(x, x[:, 0] % 3, batch_size=5, verbose=0)
+    assert x.dtype == "int64"
+    assert model.predict(x, verbose=0).shape == (10, 3)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from jax.extend import core
 
-CALLS = ("jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat2")
+CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
 
 SHORT = 16

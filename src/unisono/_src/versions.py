@@ -1,8 +1,63 @@
-"""The version of Unisono, and of the libraries on which the bits depend."""
+"""The version of Unisono, those of the libraries on which the bits depend, and the versions of these with which Unisono works."""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
+import re
+import warnings
+from typing import NamedTuple
+
 VERSION = "0.1.0"
+
+
+class Window(NamedTuple):
+    """The releases of a library with which Unisono works: it uses private parts of the library, which change without notice."""
+
+    package: str
+    oldest: str
+    end: str
+    """The first release that is too new."""
+    tried: tuple[str, ...]
+    """The releases with which the tests were run."""
+
+    @property
+    def requirement(self) -> str:
+        """Return the window as pyproject.toml and pip write it."""
+        return f"{self.package}>={self.oldest},<{self.end}"
+
+    def check(self, version: str) -> None:
+        """Refuse a release outside of the window, and warn of one inside that was not tried."""
+        if not read_numbers(self.oldest) <= read_numbers(version) < read_numbers(self.end):
+            raise ImportError(
+                f"Unisono works with {self.requirement}, and this is {self.package} {version}. Unisono uses private parts of {self.package}, "
+                f"which change from release to release. Install a release of the window: pip install '{self.requirement}'."
+            )
+        if version not in self.tried:
+            warnings.warn(
+                f"Unisono was not tried with {self.package} {version}, but with {', '.join(self.tried)}. Unisono uses private parts of "
+                f"{self.package}, which seldom change in a patch release. Install a release that was tried if something fails.",
+                stacklevel=4,
+            )
+
+
+WINDOWS = (
+    Window("keras", "3.15.0", "3.16", tried=("3.15.0", "3.15.1")),
+    Window("jax", "0.10.2", "0.13", tried=("0.10.2", "0.11.2", "0.12.0.1")),
+)
+
+
+def read_numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version, which order the releases."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
+    return (*numbers, 0, 0)[:3]
+
+
+@functools.cache
+def check_versions() -> None:
+    """Check the installed libraries, once in a process."""
+    for window in WINDOWS:
+        window.check(importlib.metadata.version(window.package))
 
 
 def list_versions() -> dict[str, str]:

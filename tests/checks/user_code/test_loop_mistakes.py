@@ -263,6 +263,7 @@ def test_what_meets_the_rows_of_a_replica_is_refused(loop, how):
         loop.strategy.run(code, args=(first(loop),))
 
 
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")  # also where the labels are int64, which JAX has as int32
 def test_one_replica_may_have_its_arrays_where_it_wants():
     loop = Loop(on(1, 1))
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters import partial_eval
 
 
 def enter_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
     """Return a context with the mesh and the compute type that were set where an equation was traced."""
     return eqn.ctx.manager
+
+
+def close_program(program: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """Return a nested program with its constants: itself if it has them. Since JAX 0.11, all programs are of the class that may have them."""
+    return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())
+
+
+class LoopInputCounts(NamedTuple):
+    """How many inputs of a `lax.scan` have each of the first two roles; of the others, each step reads its own place."""
+
+    consts: int
+    carries: int
+
+
+def count_loop_inputs(params: Mapping[str, Any]) -> LoopInputCounts:
+    """Return how many inputs of a `lax.scan` with these parameters are constants and carries."""
+    if "ft_in" in params:  # since JAX 0.11: a tree of the inputs, by their roles
+        consts, carries, _ = params["ft_in"].unpack()
+        return LoopInputCounts(len(consts), len(carries))
+    return LoopInputCounts(params["num_consts"], params["num_carry"])
 
 
 def drop_unneeded(program: ClosedJaxpr, is_wanted: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:

@@ -93,7 +93,10 @@ class FunctionCompiler:
         self._replicas = strategy.num_replicas_in_sync
         self._rows = next(size for size in count_shard_rows(batch, self._replicas) if size)
         """The rows of the first replica that has any."""
-        self._constant_shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arguments.constants]
+        self._constant_shapes = [
+            jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True))
+            for array in arguments.constants
+        ]
         self._has_only_rows = bool(arguments.rows) and not arguments.carried
         self._share_positions: frozenset[int] = frozenset()
         self._traces: dict[int, Provenance] = {}

@@ -14,6 +14,7 @@ import numpy as np
 from jax.extend import core
 from numpy.typing import ArrayLike
 
+from unisono._src.jax_private.jaxprs import close_program
 from unisono._src.typed_jax import finfo
 
 EQUALITIES = ("eq", "ne")
@@ -93,9 +94,10 @@ def find_inner_programs(eqn: core.JaxprEqn) -> Sequence[core.ClosedJaxpr]:
     if eqn.primitive.name == "cond":
         return eqn.params["branches"]
     inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
-    if isinstance(inner, core.Jaxpr):
-        inner = core.ClosedJaxpr(inner, ())
-    return [inner] if isinstance(inner, core.ClosedJaxpr) and len(inner.jaxpr.invars) == len(eqn.invars) else []
+    if not isinstance(inner, core.Jaxpr | core.ClosedJaxpr):
+        return []
+    program = close_program(inner)
+    return [program] if len(program.jaxpr.invars) == len(eqn.invars) else []
 
 
 def find_scalar_constants(program: core.ClosedJaxpr) -> dict[core.Var, float]:

@@ -18,7 +18,6 @@ from unisono._src.distributed.dataset import DistributedDataset, refuse_distribu
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.jax_private.backends import has_jax_started
-from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.near_names import refuses_by, says_near_names
@@ -67,7 +66,6 @@ class Strategy(ReplicaStrategy):
         accumulate: int | None = None,
         deterministic: bool = True,
     ) -> None:
-        check_keras_version()
         arguments = check_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
         self._check(arguments)
         if not has_jax_started():

@@ -11,7 +11,6 @@ import jax
 import keras
 
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
-from unisono._src.keras_private.keras_versions import check_keras_version
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.placement import Placement
 from unisono._src.strategy.base import Strategy
@@ -66,7 +65,6 @@ class DefaultStrategy(Strategy):
     """One replica on JAX's first device: the result of `get_strategy()` outside every scope. Models stay plain Keras models."""
 
     def __init__(self) -> None:
-        check_keras_version()
         ReplicaStrategy.__init__(self, deterministic=True, is_number_of_machine=False)
         self._runs = FunctionCache(self)
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from unisono._src.jax_private.jaxprs import drop_unneeded
+from unisono._src.jax_private.jaxprs import close_program, drop_unneeded
 from unisono._src.typing import AnyArray, Array
 
 COLLECTIVES = {
@@ -122,10 +122,8 @@ def walk_programs(program: core.ClosedJaxpr) -> Iterator[core.ClosedJaxpr]:
     for equation in program.jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(inner, core.ClosedJaxpr):
-                    yield from walk_programs(inner)
-                elif isinstance(inner, core.Jaxpr):
-                    yield from walk_programs(core.ClosedJaxpr(inner, ()))
+                if isinstance(inner, core.Jaxpr | core.ClosedJaxpr):
+                    yield from walk_programs(close_program(inner))
 
 
 def walk_equations(program: core.ClosedJaxpr) -> Iterator[core.JaxprEqn]:

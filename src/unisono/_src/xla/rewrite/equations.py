@@ -76,6 +76,7 @@ NESTED = {
     "jit": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
     "core_call": ("call_jaxpr",),
+    "eval_jaxpr": ("call_jaxpr",),
     "custom_jvp_call": ("call_jaxpr",),
     "custom_vjp_call": ("call_jaxpr",),
     "remat2": ("jaxpr",),
@@ -115,9 +116,8 @@ class Rewriter:
 
     def __call__(self, program: ProgramT) -> ProgramT:
         if program not in self._done:
-            self._done[program] = (
-                self._rewrite_closed(program) if isinstance(program, ClosedJaxpr) else self._rewrite_open(program)
-            )
+            # Asked in this order: since JAX 0.11 all programs are of the class Jaxpr, and keep their constants when they are replaced.
+            self._done[program] = self._rewrite_open(program) if isinstance(program, Jaxpr) else self._rewrite_closed(program)
         return self._done[program]
 
     def _rewrite_closed(self, program: ClosedJaxpr) -> ClosedJaxpr:

@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
+from unisono._src.jax_private.jaxprs import count_loop_inputs
 from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, drop_names, get_shape
 
 MOST_STACKED = 1 << 28
@@ -42,9 +43,9 @@ class LoopInputs(NamedTuple, Generic[InputT]):
 
 def split_inputs(params: Params, inputs: Sequence[InputT]) -> LoopInputs[InputT]:
     """Return the inputs of a `lax.scan` with these parameters by their roles."""
-    first = params["num_consts"]
-    end = first + params["num_carry"]
-    return LoopInputs(inputs[:first], inputs[first:end], inputs[end:])
+    counts = count_loop_inputs(params)
+    end = counts.consts + counts.carries
+    return LoopInputs(inputs[: counts.consts], inputs[counts.consts : end], inputs[end:])
 
 
 class LoopBody:
@@ -54,13 +55,12 @@ class LoopBody:
         self.program: Jaxpr = params["jaxpr"].jaxpr
         self.length: int = params["length"]
         self.made_by = Producers(self.program)
-        carries: int = params["num_carry"]
         inputs = split_inputs(params, self.program.invars)
         self.consts = inputs.consts
         self.carries = inputs.carries
         self.places = inputs.places
-        self.next_carries = self.program.outvars[:carries]
-        self.results = self.program.outvars[carries:]
+        self.next_carries = self.program.outvars[: len(inputs.carries)]
+        self.results = self.program.outvars[len(inputs.carries) :]
         """Outputs of which each step writes its own place."""
         read = [atom for eqn in self.program.eqns for atom in eqn.invars] + list(self.program.outvars)
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))

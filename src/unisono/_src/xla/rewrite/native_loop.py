@@ -39,7 +39,7 @@ class RowLoop(NamedTuple):
 
 def replace_loop(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Replace a `lax.scan` whose rows do not meet by a call of the kernel."""
-    if load_kernels().level is None or eqn.effects or eqn.params["num_carry"] == 0:
+    if load_kernels().level is None or eqn.effects or not split_inputs(eqn.params, eqn.invars).carries:
         return None
     try:
         loop = read_loop(eqn.params)

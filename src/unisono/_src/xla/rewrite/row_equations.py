@@ -60,6 +60,9 @@ def compute_elements(step: RowStep, eqn: JaxprEqn) -> Value:
     (x,) = operands
     if name == "not":
         return step.make("subtract", width, step.read_number(1.0), x)
+    if name == "one_minus_square":  # in the form in which JAX gives it to XLA
+        one = step.read_number(1.0)
+        return step.make("multiply", width, step.make("add", width, x, one), step.make("subtract", width, one, x))
     if name == "rsqrt":
         return step.make("divide", width, step.read_number(1.0), step.make("square root", width, x))
     power = 2 if name == "square" else eqn.params["y"]
@@ -165,7 +168,7 @@ def convert_rows(step: RowStep, eqn: JaxprEqn) -> Value:
     return step.make("unequal", value.width, value, step.read_number(0.0)) if is_test else value
 
 
-ELEMENTWISE = (*OPERATIONS, *SWAPPED, "clamp", "integer_pow", "not", "rsqrt", "select_n", "square")
+ELEMENTWISE = (*OPERATIONS, *SWAPPED, "clamp", "integer_pow", "not", "one_minus_square", "rsqrt", "select_n", "square")
 RESHAPES = (
     "copy", "copy_p", "reshape", "squeeze", "stop_gradient",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",  # over dimensions of size 1
