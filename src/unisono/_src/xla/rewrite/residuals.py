@@ -19,7 +19,7 @@ from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, drop_names, drop_unread, make_call
 from unisono._src.xla.rewrite.loops import LoopBody, LoopInputs, run_loop, split_inputs
 
-CHEAP = ("add", "add_any", "sub", "mul", "neg", "copy", "broadcast_in_dim")
+CHEAP = ("add", "add_any", "sub", "mul", "neg", "square", "one_minus_square", "copy", "broadcast_in_dim")
 MOST_EQUATIONS = 4
 """With which a value may be computed again."""
 
