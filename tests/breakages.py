@@ -22,6 +22,7 @@ from unisono._src.data.global_batch import BatchArray, is_batch_array
 from unisono._src.exchange import collectives, transfers
 from unisono._src.export import model_variables
 from unisono._src.keras_private import trainer_state
+from unisono._src.packing import pack_tree
 from unisono._src.replica import losses, optimizer_update, random_keys, state_merging
 from unisono._src.step import loss_divisors, running_sums
 from unisono._src.xla.rewrite import pooling
@@ -42,6 +43,7 @@ def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
         return running_sums.set_place(held, 0, {n: jnp.where(before > 0, there[n] + new, new) for n, new in value.items()})
 
     patch.setattr(running_sums, "push_value", pushed)
+    patch.setattr(running_sums, "push_tree", lambda held, before, tree: pushed(held, before, pack_tree(tree)))
     patch.setattr(running_sums, "fold_sums", lambda held, count: held)
 
 

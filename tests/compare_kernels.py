@@ -27,6 +27,9 @@ from unisono._src.native import library
 from unisono._src.native.convolutions import call_convolution, call_kernel_gradient
 from unisono._src.native.depthwise import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.native.products import call_product
+from unisono._src.native.running_sums import call_push
+from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
+from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
 TOLERANCE = 1e-5
@@ -263,13 +266,27 @@ def attention(draw: Draw) -> Case:
     return Case(what, rewrite_function(run, "cpu"), run, args)
 
 
+def contribution(draw: Draw) -> Case:
+    """One more contribution to the sums of a reduction tree."""
+    arrays = [draw.array(draw.shape(draw.size(1, 3), draw.of(40, 50_000)), "float32") for _ in range(draw.size(1, 9))]
+    number = draw.size(1, 100) - 1
+    length = -(-sum(array.size for array in arrays) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    sums = draw.array((count_places(number + 1), length), "float32")
+    return Case(
+        f"a contribution of {[array.shape for array in arrays]} after {number}",
+        lambda sums, before, *arrays: call_push(sums + 0, before, arrays),
+        lambda sums, before, *arrays: push_value({"float32": sums}, before, pack_tree(arrays)),
+        [sums, jnp.int32(number), *arrays],
+    )
+
+
 def draw_value(draw: Draw, aval: Any) -> jax.Array:
     if aval.dtype == "bool":
         return jnp.asarray(draw.random.random(aval.shape) < 0.7)
     return draw.array(aval.shape, str(aval.dtype)) * 0.5
 
 
-KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, depthwise, row_loop, attention)
+KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, depthwise, row_loop, attention, contribution)
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
 

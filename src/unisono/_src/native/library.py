@@ -42,6 +42,7 @@ TARGETS = (
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
     "unisono_multiply",
+    "unisono_push_contribution",
     "unisono_run_row_loop",
 )
 """The kernels, by the names that compiled programs call them by."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.packing import pack_tree, unpack_tree
+from unisono._src.packing import unpack_tree
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
@@ -184,7 +184,7 @@ class StepProgram:
             replica = orders.first + number
             result = self._contribution(work.state, shard_of(replica), replica, row_fraction, divisors, constants)
             contribution, output = optimization_barrier(result)  # how it is packed must not change how it is computed
-            sums = running_sums.push_value(contributions, orders.before + number, pack_tree(contribution))
+            sums = running_sums.push_tree(contributions, orders.before + number, contribution)
             return sums, map_tree(lambda stacked, one: update_index(stacked, one, number, 0), outputs, output)
 
         contributions, outputs = fori_loop(0, orders.replicas * orders.running, run, (work.contributions, outputs))

@@ -9,12 +9,15 @@ What is added was written outside of the loop that adds it, so that no multiplic
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.packing import PackedTree
+from unisono._src.native.running_sums import call_push
+from unisono._src.packing import PackedTree, pack_tree
 from unisono._src.typed_jax import fori_loop, map_tree, optimization_barrier, take_index, update_index
-from unisono._src.typing import Array
+from unisono._src.typing import Array, PyTree
+from unisono._src.xla.rewrite import uses_kernels
 
 Sums = PackedTree
 """(place, element) of each dtype. A complete sum lies at the first place."""
@@ -48,6 +51,17 @@ def push_value(sums: Sums, before: Array, value: PackedTree) -> Sums:
         return map_tree(jnp.add, get_place(sums, height - 1 - number), right)
 
     return set_place(sums, height - carries, fori_loop(0, carries, carry, value))
+
+
+def push_tree(sums: Sums, before: Array, tree: PyTree) -> Sums:
+    """Add one more value, the arrays of a tree, after `before` others. A kernel does not pack them first: it adds in one pass over memory."""
+    leaves = jax.tree.leaves(tree)
+    singles = [leaf for leaf in leaves if leaf.dtype == "float32"]
+    if not singles or not uses_kernels():
+        return push_value(sums, before, pack_tree(tree))
+    others = pack_tree([leaf for leaf in leaves if leaf.dtype != "float32"])
+    left = push_value({name: sums[name] for name in others}, before, others) if others else {}
+    return {**sums, **left, "float32": call_push(sums["float32"], before, singles)}
 
 
 def fold_sums(sums: Sums, count: Array) -> Sums:

@@ -16,7 +16,7 @@ convolutions and Fourier transforms also for their bits, which then do not depen
   inside loops as well.
 """
 
-from unisono._src.xla.rewrite.before_gradient import rewrite_before_gradient
+from unisono._src.xla.rewrite.before_gradient import rewrite_before_gradient, uses_kernels
 from unisono._src.xla.rewrite.rules import rewrite_function
 
-__all__ = ["rewrite_before_gradient", "rewrite_function"]
+__all__ = ["rewrite_before_gradient", "rewrite_function", "uses_kernels"]

@@ -1,4 +1,4 @@
-"""What is rewritten before the gradient is taken: kernels that bring a gradient of their own."""
+"""What is rewritten while a program is traced, before the gradient is taken: kernels that bring a gradient of their own."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ def trace_for(platform: str) -> Iterator[None]:
         _platform.reset(token)
 
 
+def uses_kernels() -> bool:
+    """Return whether a program is traced that will call native kernels: by `rewrite_function`, for CPUs."""
+    return _platform.get() == "cpu" and load_kernels().level is not None
+
+
 def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
     """Return `function`, whose gradient is taken next, with the kernels that bring their own gradient.
 
     They are put in where `rewrite_function` traces a program for CPUs; elsewhere the function stays as it is.
     """
-    if _platform.get() != "cpu" or load_kernels().level is None:
+    if not uses_kernels():
         return function
 
     def call_with(arguments: PyTree) -> T:
