@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 WINDOWS = (
     Window("keras", "3.15.0", "3.16", tried=("3.15.0", "3.15.1")),
-    Window("jax", "0.10.2", "0.13", tried=("0.10.2", "0.11.2", "0.12.0.1")),
+    Window("jax", "0.10.2", "0.13", tried=("0.10.2", "0.12.0.1")),
 )
 
 
