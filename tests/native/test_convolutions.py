@@ -182,3 +182,25 @@ def test_programs_call_the_kernels():
         )
         assert text.count("@unisono_") == calls
         assert "stablehlo.convolution" not in text
+
+
+@pytest.mark.parametrize("preferred", [None, "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_arrays_of_few_bits_are_convolved_in_float32(dtype, preferred):
+    """The result is the exact one, rounded once, but for errors of float32."""
+    convolve = functools.partial(
+        lax.conv_general_dilated,
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=NUMBERS,
+        preferred_element_type=preferred,
+    )
+    x, w = (jnp.asarray(normal(shape, seed), dtype) for seed, shape in enumerate([(3, 9, 9, 32), (3, 3, 32, 48)]))
+    program = jax.jit(rewrite_function(convolve, "cpu"))
+    assert program.lower(x, w).as_text().count("@unisono_convolve") == 1
+    y = program(x, w)
+    assert y.dtype == (preferred or dtype)
+    exact = in_float64(functools.partial(convolve, preferred_element_type=None), x, w)
+    terms = in_float64(functools.partial(convolve, preferred_element_type=None), *(abs(array) for array in (x, w)))
+    error = abs(np.asarray(y, "float64") - exact)
+    assert (error <= abs(exact) * float(jnp.finfo(y.dtype).eps) / 2 + 3e-7 * terms.max()).all()

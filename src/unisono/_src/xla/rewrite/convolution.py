@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_dtype, get_shape
 from unisono._src.xla.rewrite.kernel import (
     Arithmetic,
     convolve_dense,
@@ -52,7 +52,8 @@ def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     if has_depthwise_kernel(eqn):
         return Replacement(lambda x, w: convolve_with_features_last(convolve_features(params), x, w, params), eqn.invars)
     if has_native_kernel(eqn, sizes):
-        return Replacement(lambda x, w: convolve_at_once(x, w, params, convolve_natively), eqn.invars)
+        dtype = get_dtype(eqn.outvars[0])
+        return Replacement(lambda x, w: convolve_at_once(x, w, params, convolve_natively).astype(dtype), eqn.invars)
     is_at_once = not sizes.is_for_one_thread and sizes.rows_at_once == sizes.rows
     if is_at_once and is_fast_convolution(params, x, w):
         return None

@@ -22,14 +22,13 @@ LEAST_GRADIENT_DEPTH = 8
 
 
 def has_native_kernel(eqn: JaxprEqn, sizes: ConvolutionSizes) -> bool:
-    """Return whether a native kernel is there for a convolution, and is faster for it."""
+    """Return whether a native kernel is there for a convolution, and is faster for it: in bfloat16 and float16 too, computed in float32."""
     params = eqn.params
     depth = math.prod(sizes.results) * sizes.rows if sizes.is_gradient else math.prod(sizes.taps) * sizes.ins
     least = LEAST_GRADIENT_DEPTH if sizes.is_gradient else LEAST_DEPTH
     return (
         sizes.is_one_group
         and len(sizes.taps) <= 2
-        and all(atom.aval.dtype == "float32" for atom in [*eqn.invars, *eqn.outvars])
         and depth >= least
         and is_dense_or_has_phases(params)
         and load_kernels().level is not None
@@ -42,7 +41,8 @@ def is_dense_or_has_phases(params: Params) -> bool:
 
 
 def convolve_natively(x: Array, w: Array, window: Window) -> Array:
-    """Return the convolution of arrays in the fast layout, in one or two dimensions of space."""
+    """Return the convolution of arrays in the fast layout, in one or two dimensions of space, as float32."""
+    x, w = (array.astype("float32") for array in (x, w))
     if len(window.strides) == 1:
         y = convolve_natively(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension())
         return lax.squeeze(y, [1])
