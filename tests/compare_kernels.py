@@ -145,33 +145,48 @@ def draw_for_winograd(draw: Draw) -> Convolution:
             return found
 
 
-def depthwise(draw: Draw) -> Case:
-    """Forward, or the gradient by the kernel."""
+def draw_depthwise(draw: Draw) -> Convolution:
     convolution, features = draw_convolution(draw), draw.size(1, 150)
-    x, w = (*convolution.x[:3], features), (*convolution.w[:2], features)
-    convolution = convolution._replace(x=x, w=(*w[:2], 1, features))
-    window = (convolution.results, convolution.strides, [low for low, _ in convolution.padding], convolution.dilation)
-    convolve = functools.partial(
-        lax.conv_general_dilated,
-        window_strides=convolution.strides,
-        padding=convolution.padding,
+    return convolution._replace(x=(*convolution.x[:3], features), w=(*convolution.w[:2], 1, features))
+
+
+def convolve_depthwise(convolution: Convolution, x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        w,
+        convolution.strides,
+        convolution.padding,
         rhs_dilation=convolution.dilation,
         dimension_numbers=LAYOUTS[2],
-        feature_group_count=features,
+        feature_group_count=w.shape[3],
     )
-    if draw.of(True, False):
-        args = [draw.array(x, "float32"), draw.array(w, "float32")]
-        return Case(
-            f"the depthwise convolution {convolution}",
-            lambda x, w: call_depthwise(x, w, *window, (1, 1)),
-            lambda x, w: convolve(x, w[:, :, None]),
-            args,
-        )
+
+
+def depthwise(draw: Draw) -> Case:
+    convolution = draw_depthwise(draw)
+    results, strides, padding, dilation = convolution.results, convolution.strides, convolution.padding, convolution.dilation
+    before = [low for low, _ in padding]
+    return Case(
+        f"the depthwise convolution {convolution}",
+        lambda x, w: call_depthwise(x, w[:, :, 0], results, strides, before, dilation, (1, 1)),
+        functools.partial(convolve_depthwise, convolution),
+        [draw.array(convolution.x, "float32"), draw.array(convolution.w, "float32")],
+    )
+
+
+def depthwise_gradient(draw: Draw) -> Case:
+    convolution = draw_depthwise(draw)
+    taps, before = convolution.w[:2], [low for low, _ in convolution.padding]
+
+    def differentiate(x: jax.Array, gradient: jax.Array) -> jax.Array:
+        pull = jax.vjp(functools.partial(convolve_depthwise, convolution, x), jnp.zeros(convolution.w))[1]
+        return pull(gradient)[0][:, :, 0]
+
     return Case(
         f"the gradient by the kernel of the depthwise convolution {convolution}",
-        lambda x, gradient: call_depthwise_kernel_gradient(x, gradient, w[:2], *window[1:]),
-        lambda x, gradient: jax.vjp(functools.partial(convolve, x), jnp.zeros((*w[:2], 1, features)))[1](gradient)[0][:, :, 0],
-        [draw.array(x, "float32"), draw.array((x[0], *convolution.results, features), "float32")],
+        lambda x, dy: call_depthwise_kernel_gradient(x, dy, taps, convolution.strides, before, convolution.dilation),
+        differentiate,
+        [draw.array(shape, "float32") for shape in (convolution.x, (convolution.x[0], *convolution.results, convolution.w[3]))],
     )
 
 
@@ -286,7 +301,18 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
     return draw.array(aval.shape, str(aval.dtype)) * 0.5
 
 
-KINDS = (product, convolution, kernel_gradient, winograd, winograd_gradient, depthwise, row_loop, attention, contribution)
+KINDS = (
+    product,
+    convolution,
+    kernel_gradient,
+    winograd,
+    winograd_gradient,
+    depthwise,
+    depthwise_gradient,
+    row_loop,
+    attention,
+    contribution,
+)
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
 

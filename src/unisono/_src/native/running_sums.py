@@ -12,4 +12,4 @@ def call_push(sums: Array, before: Array, arrays: Sequence[Array]) -> Array:
     """Return sums (place, element) of `before` contributions with one more, which is the elements of these arrays in order."""
     result = jax.ShapeDtypeStruct(sums.shape, sums.dtype)
     call = jax.ffi.ffi_call("unisono_push_contribution", result, input_output_aliases={0: 0})
-    return call(sums, before, *arrays)
+    return call(sums, before.astype("int32"), *arrays)
