@@ -70,6 +70,7 @@ def test_builds_that_differ_are_found(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_libraries_do_not_depend_on_the_folders_of_headers_and_sources(tmp_path):
     """The environment in which pip builds lies in another folder each time."""
     code = """

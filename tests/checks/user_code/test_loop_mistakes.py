@@ -1217,6 +1217,26 @@ DIVIDED = {
     ),
     "twice": (lambda losses, n: losses / 12, r"divides the loss of each example by 12, and the engine.*12 rows.*divided twice"),
     "twice, in an average": (lambda losses, n: un.compute_average_loss(losses / 12), r"divides the loss of each example by 12"),
+    "twice, in an average by a size": (
+        lambda losses, n: un.compute_average_loss(losses / 12, global_batch_size=12),
+        r"divides the loss of each example by 12, and the engine.*divided twice. Give the losses as they are",
+    ),
+    "twice, behind an average": (
+        lambda losses, n: un.compute_average_loss(losses) / 12,
+        r"divides by 12 what un.compute_average_loss returned.*divided twice. Return it as it is.*write 0.0833 \* loss",
+    ),
+    "twice, behind an average by a size": (
+        lambda losses, n: 0.1 + un.compute_average_loss(losses, global_batch_size=12) / 12,
+        r"divides by 12 what un.compute_average_loss returned",
+    ),
+    "by the replicas, behind an average": (
+        lambda losses, n: un.compute_average_loss(losses) / 4,
+        r"divides by 4 what un.compute_average_loss returned",
+    ),
+    "by the replicas, in an average": (
+        lambda losses, n: un.compute_average_loss(losses / 4),
+        r"divides the loss of each example by 4, and the engine",
+    ),
     "weights of a replica": (
         lambda losses, n: ops.average(losses, weights=losses + 1),
         r"stays the same where a replica's rows are taken twice, as a mean",
@@ -1255,6 +1275,7 @@ RIGHT = {
     "a sum": lambda losses, n: ops.sum(losses),
     "half a sum": lambda losses, n: ops.sum(losses) / 2,
     "weighted": lambda losses, n: un.compute_average_loss(losses) / 10 + 3 * un.compute_average_loss(losses),
+    "weighted by a quarter": lambda losses, n: 0.25 * un.compute_average_loss(losses) + un.compute_average_loss(losses * 0.25),
     "weighted examples": lambda losses, n: losses * 0.3,
     "a regularizer": lambda losses, n: (
         un.compute_average_loss(losses) + un.scale_regularization_loss(ops.sum(ops.square(WEIGHTS[0])))

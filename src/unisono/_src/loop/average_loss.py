@@ -41,11 +41,12 @@ def compute_average_loss(
     total: KerasObject = reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
         code.note("vector", values)
-        return code.note("share", code.divided(total, float(values.shape[0])))
+        return code.note("share", code.note("mean", code.divided(total, float(values.shape[0]))))
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
+    code.note("divided", values)
     divisor = code.make_fixed_divisor(float(global_batch_size), values.size // values.shape[0])
-    return code.note("share", ops.divide_no_nan(total, divisor))
+    return code.note("share", code.note("mean", ops.divide_no_nan(total, divisor)))
 
 
 @says_near_names

@@ -199,14 +199,14 @@ class FunctionCompiler:
     def _check_losses(self, sources: Provenance) -> DivisorCheck:
         """Return the check of what the function divides its losses by, as far as its trace tells that."""
         if not self._has_only_rows or not sources.trace.noted.keys() & {"loss", "vector"}:
-            return DivisorCheck(self._call.name, self._replicas, [], [])
+            return DivisorCheck(self._call.name, self._replicas)
         constants = self._arguments.constants
         parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
         if self._replicas > 1:
             of_rows = [part for part in parts if part.of_rows]
             with_losses = bool(of_rows) and all(is_additive(part, self._replicas) for part in of_rows)
             warn_of_coupled_rows(self._call.name, sources, self._trace_rows, self._rows, constants, with_losses)
-        return DivisorCheck(self._call.name, self._replicas, parts, find_vector_losses(sources))
+        return DivisorCheck(self._call.name, self._replicas, parts, find_vector_losses(sources), sources.mean_scalings)
 
     def _warn_of_float16(self, sources: Provenance, variables: UsedVariables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied_optimizers if not list_loss_scales(optimizer)]

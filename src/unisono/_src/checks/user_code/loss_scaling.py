@@ -32,18 +32,30 @@ class VectorLoss(NamedTuple):
 
 
 def find_vector_losses(sources: Provenance) -> list[VectorLoss]:
-    return [VectorLoss(vector.aval.shape, sources.scaling(vector)) for vector in sources.list_noted("vector")]
+    vectors = [*sources.list_noted("vector"), *sources.list_noted("divided")]
+    return [VectorLoss(vector.aval.shape, sources.scaling(vector)) for vector in vectors]
 
 
 class DivisorCheck:
     """The check of the divisors in one user function."""
 
-    def __init__(self, name: str, replicas: int, parts: Sequence[LossPart], vectors: Sequence[VectorLoss]) -> None:
-        """Keep the name of the function, R, and what is known of its losses: the measured `parts`, and the losses of examples."""
+    def __init__(
+        self,
+        name: str,
+        replicas: int,
+        parts: Sequence[LossPart] = (),
+        vectors: Sequence[VectorLoss] = (),
+        means: Sequence[Scaling] = (),
+    ) -> None:
+        """Keep the name of the function, R, and what is known of its losses.
+
+        `parts` are measured, `vectors` are losses of examples, and `means` what means over the global batch are divided by.
+        """
         self._name = name
         self._replicas = replicas
         self._parts = parts
         self._vectors = vectors
+        self._means = means
         self._most_rows = 0
         self._seen: set[object] = set()
         self._warned = False
@@ -85,6 +97,8 @@ class DivisorCheck:
                 yield from self._judge_constants(part, divisors, numbers, rows)
         for shape, scaling in self._vectors:
             yield from self._judge_vector(shape, resolve_divisors(scaling.divisors, arguments), rows)
+        for scaling in self._means:
+            yield from self._judge_mean(resolve_divisors(scaling.divisors, arguments))
         for divisor, values_per_row in fixed:
             if divisor not in (rows, rows * values_per_row):
                 yield self._describe_constant(divisor, rows)
@@ -137,16 +151,26 @@ class DivisorCheck:
         )
 
     def _judge_vector(self, shape: Shape, divisors: list[float], rows: int) -> Iterator[str]:
-        twice = [
-            divisor
-            for divisor in list_products(divisors)
-            if divisor > HALF and (is_near_number(divisor, rows) or is_near_number(divisor, self._most_rows))
-        ]
-        if twice and not is_near_number(twice[0], math.prod(shape[1:])):
+        twice = self._find_second_divisor(divisors, rows)
+        if twice is not None and not is_near_number(twice, math.prod(shape[1:])):
             yield (
-                f"The function {self._name!r} divides the loss of each example by {twice[0]:.0f}, and the engine divides their sum by the "
-                f"{rows} rows of this global batch: it is divided twice. Return the losses as they are."
+                f"The function {self._name!r} divides the loss of each example by {twice:.0f}, and the engine divides their sum by the "
+                f"{rows} rows of this global batch: it is divided twice. Give the losses as they are."
             )
+
+    def _judge_mean(self, divisors: list[float]) -> Iterator[str]:
+        twice = self._find_second_divisor(divisors, self._most_rows)
+        if twice is not None:
+            yield (
+                f"The function {self._name!r} divides by {twice:.0f} what un.compute_average_loss returned, which is divided by the rows of the "
+                f"global batch already: it is divided twice. Return it as it is. If a weight is meant, write {1 / twice:.3g} * loss."
+            )
+
+    def _find_second_divisor(self, divisors: list[float], rows: int) -> float | None:
+        """Return a divisor, or a product of divisors, that is the rows of a batch or the number of replicas."""
+        sizes = rows, self._most_rows, self._replicas
+        products = [number for number in list_products(divisors) if number > HALF]
+        return next((number for number in products if any(is_near_number(number, size) for size in sizes)), None)
 
 
 def is_additive(part: LossPart, replicas: int) -> bool:

@@ -99,6 +99,32 @@ class Provenance:
         shares = [share for kind, share in noted.get("share", []) if kind is None]
         return [term for _, loss in noted.get("loss", []) for term in self.terms(loss, shares)]
 
+    @functools.cached_property
+    def mean_scalings(self) -> list[Scaling]:
+        """Return what the code divides and multiplies means over the global batch by, which functions of `un` returned."""
+        means = set(self.list_noted("mean"))
+        return [scaling for _, loss in self.trace.noted.get("loss", []) for scaling in self._list_scalings(loss, means)]
+
+    def _list_scalings(self, variable: Atom, targets: Collection[Atom], path: Scaling = UNSCALED) -> Iterator[Scaling]:
+        """Yield the constants between a number and each target that is a term of the number."""
+        if isinstance(variable, core.Literal):
+            return
+        if variable in targets:
+            yield path
+            return
+        equation = self._equations.get(variable)
+        name = "" if equation is None else equation.primitive.name
+        inputs = [] if equation is None else equation.invars
+        number = find_literal_number(inputs)
+        if name in (*UNCHANGED, *SUMS):
+            for source in inputs:
+                yield from self._list_scalings(source, targets, path)
+        elif name == "div":
+            yield from self._list_scalings(inputs[0], targets, self._divide_path(path, inputs[1]))
+        elif name == "mul" and number:
+            for source in inputs:
+                yield from self._list_scalings(source, targets, path.multiply_by(number))
+
     def can_reach(self, variable: Atom, targets: Iterable[Atom]) -> bool:
         """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
         targets = set(targets)
