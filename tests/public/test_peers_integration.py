@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from processes import HERE, python
+from sizes import thorough
 
 pytestmark = pytest.mark.compat
 
@@ -16,7 +17,7 @@ WORKLOAD = "W3 MLP, batch 32"
 SOME = ("Keras on TensorFlow", "torch DDP", "JAX by hand", "Unisono, default")
 
 
-@pytest.mark.parametrize("names", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("names", [SOME, *thorough(((),))], ids=["some", "all"])
 def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")
