@@ -16,6 +16,12 @@ using Integers = ffi::Span<const int64_t>;
 // The memory of a result, before it is written.
 inline float* open_result(Result& result) { return prefer_large_pages(result->typed_data(), static_cast<int64_t>(result->element_count())); }
 
+// A handler of two arrays, which returns one, with the numbers of a window.
+inline auto bind_convolution() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Ret<Array>().Attr<Integers>("strides").Attr<Integers>("padding").Attr<Integers>(
+      "dilation");
+}
+
 inline Pair to_pair(Integers values) { return {values[0], values[1]}; }
 
 // input: (rows, y, x, features); kernel: (y, x, in, out); output: (rows, y, x, features).

@@ -50,17 +50,7 @@ static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradie
 
 }  // namespace unisono
 
-#define UNISONO_CONVOLUTION                                   \
-  xla::ffi::Ffi::Bind()                                       \
-      .Ctx<xla::ffi::ThreadPool>()                            \
-      .Arg<unisono::Array>()                                  \
-      .Arg<unisono::Array>()                                  \
-      .Ret<unisono::Array>()                                  \
-      .Attr<unisono::Integers>("strides")                     \
-      .Attr<unisono::Integers>("padding")                     \
-      .Attr<unisono::Integers>("dilation")
-
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, UNISONO_CONVOLUTION);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, UNISONO_CONVOLUTION);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, unisono::bind_convolution());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, unisono::bind_convolution());
 #pragma GCC visibility pop

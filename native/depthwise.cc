@@ -191,18 +191,7 @@ ffi::Error DepthwiseGradient(ffi::ThreadPool pool, Array input, Array gradient, 
 }  // namespace
 }  // namespace unisono
 
-#define UNISONO_DEPTHWISE                                     \
-  xla::ffi::Ffi::Bind()                                       \
-      .Ctx<xla::ffi::ThreadPool>()                            \
-      .Arg<unisono::Array>()                                  \
-      .Arg<unisono::Array>()                                  \
-      .Ret<unisono::Array>()                                  \
-      .Attr<unisono::Integers>("strides")                     \
-      .Attr<unisono::Integers>("padding")                     \
-      .Attr<unisono::Integers>("dilation")                    \
-      .Attr<unisono::Integers>("spread")
-
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve_depthwise, unisono::ConvolveDepthwise, UNISONO_DEPTHWISE);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_depthwise_kernel_gradient, unisono::DepthwiseGradient, UNISONO_DEPTHWISE);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve_depthwise, unisono::ConvolveDepthwise, unisono::bind_convolution().Attr<unisono::Integers>("spread"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_depthwise_kernel_gradient, unisono::DepthwiseGradient, unisono::bind_convolution().Attr<unisono::Integers>("spread"));
 #pragma GCC visibility pop

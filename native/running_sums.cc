@@ -45,6 +45,10 @@ ffi::Error PushContribution(ffi::ThreadPool pool, Array sums, ffi::Buffer<ffi::S
     return ffi::Error::InvalidArgument("A stack of sums has the dimensions (places, length), and a number of contributions.");
   if (result->typed_data() != sums.typed_data()) return ffi::Error::InvalidArgument("A stack of sums is changed where it is.");
   const int64_t length = sums.dimensions()[1];
+  const auto number = static_cast<uint64_t>(*before.typed_data());
+  const int64_t height = count_bits(number);
+  const int64_t lowest = height - count_bits(number & ~(number + 1));
+  if (std::max(height, lowest + 1) > sums.dimensions()[0]) return ffi::Error::InvalidArgument("A stack of sums has too few places.");
   return run_kernel("unisono_push_contribution", [&] {
     std::vector<Part> parts;
     int64_t end = 0;
@@ -55,9 +59,6 @@ ffi::Error PushContribution(ffi::ThreadPool pool, Array sums, ffi::Buffer<ffi::S
       end += count;
     }
     if (end < length) parts.push_back({nullptr, end, length - end});
-    const auto number = static_cast<uint64_t>(*before.typed_data());
-    const int64_t height = count_bits(number);
-    const int64_t lowest = height - count_bits(number & ~(number + 1));
     run_pieces(pool, divide_up(length, ELEMENTS_OF_A_PIECE), [&](int64_t piece) {
       const int64_t first = piece * ELEMENTS_OF_A_PIECE;
       const int64_t last = std::min(length, first + ELEMENTS_OF_A_PIECE);

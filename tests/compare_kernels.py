@@ -24,10 +24,14 @@ from keras import layers
 from digest_operations import LAYOUTS, Draw
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
-from unisono._src.native.convolutions import call_convolution, call_kernel_gradient
-from unisono._src.native.depthwise import call_depthwise, call_depthwise_kernel_gradient
+from unisono._src.native.contributions import call_push
+from unisono._src.native.convolutions import (
+    call_convolution,
+    call_depthwise,
+    call_depthwise_kernel_gradient,
+    call_kernel_gradient,
+)
 from unisono._src.native.products import call_product
-from unisono._src.native.running_sums import call_push
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function

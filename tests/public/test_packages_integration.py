@@ -96,6 +96,7 @@ def test_every_extra_is_known():
     assert set(EXTRAS) == set(PYPROJECT["project"]["optional-dependencies"])
 
 
+@pytest.mark.compat  # there, tf, data and onnx are installed
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_modules_of_an_extra_can_be_imported(extra):
     """In a process of their own: some change settings when they are imported."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from unisono._src import reduction_tree
+from unisono._src.native.contributions import call_push
 from unisono._src.native.library import load_kernels
 from unisono._src.placement import split_evenly
 from unisono._src.step import running_sums
@@ -64,14 +65,21 @@ def test_any_placement_and_any_number_of_empty_replicas(platform, case, seed):
     assert np.array_equal(total, expected)
 
 
+@pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 def test_programs_for_cpus_call_the_kernel():
-    if load_kernels().level is None:
-        pytest.skip(str(load_kernels()))
     args = np.zeros((MOST, WIDTH), "float32"), 0, 1, 2
     assert [summed(platform).lower(*args).as_text().count("@unisono_push_contribution") for platform in ("cpu", "another")] == [
         2,
         0,
     ]
+
+
+@pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
+@pytest.mark.parametrize("before", [2, 3, 4])
+def test_the_kernel_writes_no_place_that_is_not_there(before):
+    """The third and the fifth contribution need two places, and the fourth needs them to read."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="A stack of sums has too few places"):
+        jax.block_until_ready(call_push(jnp.zeros((1, 64)), jnp.int32(before), [jnp.ones(3)]))
 
 
 @pytest.mark.parametrize("replicas", range(1, 40))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 VERSION = "0.1.0"
 
 
-class Window(NamedTuple):
+class ReleaseWindow(NamedTuple):
     """The releases of a library with which Unisono works: it uses private parts of the library, which change without notice."""
 
     package: str
@@ -42,8 +42,8 @@ class Window(NamedTuple):
 
 
 WINDOWS = (
-    Window("keras", "3.15.0", "3.16", tried=("3.15.0", "3.15.1")),
-    Window("jax", "0.10.2", "0.13", tried=("0.10.2", "0.12.0.1")),
+    ReleaseWindow("keras", "3.15.0", "3.16", tried=("3.15.0", "3.15.1")),
+    ReleaseWindow("jax", "0.10.2", "0.13", tried=("0.10.2", "0.12.0.1")),
 )
 
 

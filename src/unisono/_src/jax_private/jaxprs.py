@@ -21,7 +21,7 @@ def close_program(program: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 
 class LoopInputCounts(NamedTuple):
-    """How many inputs of a `lax.scan` have each of the first two roles; of the others, each step reads its own place."""
+    """Counts of the inputs of a `lax.scan` in the first two roles; of the others, each step reads its own place."""
 
     consts: int
     carries: int

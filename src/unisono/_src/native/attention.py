@@ -20,7 +20,7 @@ Distances: TypeAlias = tuple[int, ...]
 NOWHERE: Distances = (0, 0, 0, 0, 0, 0)
 
 
-class Layout(NamedTuple):
+class AttentionLayout(NamedTuple):
     """Where the elements of the arrays lie, and the numbers of an attention."""
 
     sizes: tuple[int, ...]
@@ -66,24 +66,24 @@ class AttentionArrays(NamedTuple):
     kept: Array
 
 
-def compute_attention(layout: Layout, arrays: AttentionArrays) -> Array:
+def compute_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
     """Return, for each query, the mean of the values, weighted by the softmax of its scores. It has the queries' dimensions."""
     return cast(Array, compute_means(layout, arrays))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def compute_means(layout: Layout, arrays: AttentionArrays) -> Array:
+def compute_means(layout: AttentionLayout, arrays: AttentionArrays) -> Array:
     return call_attention(layout, arrays)[0]
 
 
-def call_attention(layout: Layout, arrays: AttentionArrays) -> Sequence[Array]:
+def call_attention(layout: AttentionLayout, arrays: AttentionArrays) -> Sequence[Array]:
     """Return the means, and what the gradient needs of each row."""
     shape: Shape = (*arrays.queries.shape[:-1], layout.sizes[7])
     results = [jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct((2, layout.rows), jnp.float32)]
     return jax.ffi.ffi_call("unisono_attend", results)(*arrays, **layout.attributes)
 
 
-def attend_forward(layout: Layout, primals: Sequence[CustomVJPPrimal]) -> tuple[Array, tuple[Any, ...]]:
+def attend_forward(layout: AttentionLayout, primals: Sequence[CustomVJPPrimal]) -> tuple[Array, tuple[Any, ...]]:
     """Return the means, and what the gradient needs. Each operand comes with the word whether its gradient is asked for."""
     arrays = AttentionArrays(*(primal.value for primal in primals))
     out, numbers = call_attention(layout, arrays)
@@ -92,7 +92,7 @@ def attend_forward(layout: Layout, primals: Sequence[CustomVJPPrimal]) -> tuple[
     return out, (arrays, numbers, needs_bias)
 
 
-def attend_backward(layout: Layout, residuals: tuple[Any, ...], by_out: Array | SymbolicZero) -> tuple[PyTree]:
+def attend_backward(layout: AttentionLayout, residuals: tuple[Any, ...], by_out: Array | SymbolicZero) -> tuple[PyTree]:
     """Return the gradients by the operands."""
     arrays, numbers, needs_bias = residuals
     if isinstance(by_out, SymbolicZero):
@@ -108,7 +108,7 @@ def attend_backward(layout: Layout, residuals: tuple[Any, ...], by_out: Array | 
 compute_means.defvjp(attend_forward, attend_backward, symbolic_zeros=True)
 
 
-def sum_over_shared(by_scores: Array, layout: Layout, shape: Shape) -> Array:
+def sum_over_shared(by_scores: Array, layout: AttentionLayout, shape: Shape) -> Array:
     """Return the gradient by a bias of this shape: the sum over all scores that share an element of it."""
     shared = tuple(axis for axis, size in enumerate(shape) if size == 1)
     return jnp.sum(by_scores.reshape(layout.sizes[:6]), shared, keepdims=True)

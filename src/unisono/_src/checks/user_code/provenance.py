@@ -112,18 +112,19 @@ class Provenance:
         if variable in targets:
             yield path
             return
-        equation = self._equations.get(variable)
+        for source, scaled in self._list_sources(self._equations.get(variable), path):
+            yield from self._list_scalings(source, targets, scaled)
+
+    def _list_sources(self, equation: core.JaxprEqn | None, path: Scaling) -> list[tuple[Atom, Scaling]]:
+        """Return the numbers whose sum an equation is, each with its constants; none if the equation is no sum, quotient or multiple."""
         name = "" if equation is None else equation.primitive.name
         inputs = [] if equation is None else equation.invars
         number = find_literal_number(inputs)
         if name in (*UNCHANGED, *SUMS):
-            for source in inputs:
-                yield from self._list_scalings(source, targets, path)
-        elif name == "div":
-            yield from self._list_scalings(inputs[0], targets, self._divide_path(path, inputs[1]))
-        elif name == "mul" and number:
-            for source in inputs:
-                yield from self._list_scalings(source, targets, path.multiply_by(number))
+            return [(source, path) for source in inputs]
+        if name == "div":
+            return [(inputs[0], self._divide_path(path, inputs[1]))]
+        return [(source, path.multiply_by(number)) for source in inputs] if name == "mul" and number else []
 
     def can_reach(self, variable: Atom, targets: Iterable[Atom]) -> bool:
         """Return whether a number, or an element of an array, is one of the targets, a part of one, or a sum that has one as a term."""
@@ -155,15 +156,13 @@ class Provenance:
         equation = self._equations.get(variable)
         name = "" if equation is None else equation.primitive.name
         inputs = [] if equation is None else equation.invars
-        number = find_literal_number(inputs)
-        if name in (*UNCHANGED, *SUMS):
-            for source in inputs:
-                yield from self.terms(source, shares, path)
-        elif name == "div" and not self._depends_on_rows(inputs[1]) and (of_rows or not self._depends_on_state(inputs[1])):
-            yield from self.terms(inputs[0], shares, self._divide_path(path, inputs[1]))
-        elif name == "mul" and number:
-            for source in inputs:
-                yield from self.terms(source, shares, path.multiply_by(number))
+        is_by_number = name != "div" or not (
+            self._depends_on_rows(inputs[1]) or (self._depends_on_state(inputs[1]) and not of_rows)
+        )
+        sources = self._list_sources(equation, path) if is_by_number else []
+        if sources:
+            for source, scaled in sources:
+                yield from self.terms(source, shares, scaled)
         elif name == "mul" and len(factors := [source for source in inputs if self._depends_on_rows(source)]) == 1:
             yield from self.terms(factors[0], shares, path)  # the other factor weights it
         elif of_rows and is_sum_of_rows(equation) and not self.can_reach(inputs[0], shares):

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn, Literal
 
-from unisono._src.native.attention import NOWHERE, AttentionArrays, Distances, Layout, compute_attention
+from unisono._src.native.attention import NOWHERE, AttentionArrays, AttentionLayout, Distances, compute_attention
 from unisono._src.native.library import load_kernels
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_dtype, get_shape
@@ -104,7 +104,7 @@ def arrange_roles(mask: Mask, array: Array, roles: Roles) -> Array:
 class Attention(NamedTuple):
     """An attention, read from a program."""
 
-    layout: Layout
+    layout: AttentionLayout
     roles: Roles
     rows: tuple[Rows, ...]
     """Queries, keys and values."""
@@ -127,7 +127,7 @@ def replace_attention(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
             attention = read_attention(eqn, side, made_by)
         except NoAttentionError:
             continue
-        return Replacement(functools.partial(run_by_kernel, attention, get_shape(eqn.outvars[0])), attention.operands)
+        return Replacement(functools.partial(run_attention, attention, get_shape(eqn.outvars[0])), attention.operands)
     return None
 
 
@@ -159,7 +159,7 @@ def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
     sizes = (*(queries.measure(label) for label in roles[:5]), keys.measure(key), queries.shape[-1], of_values.shape[-1])
     arrays = (queries, keys, of_values)
     distances = [rows.place(roles) for rows in arrays] + [part.place(roles) if part.parts else NOWHERE for part in shared]
-    layout = Layout(sizes, tuple(distances), scores.scale, scores.fill, scores.adds_fill, chain.factor)
+    layout = AttentionLayout(sizes, tuple(distances), scores.scale, scores.fill, scores.adds_fill, chain.factor)
     return Attention(layout, roles, arrays, shared, result)
 
 
@@ -211,7 +211,7 @@ def name_product(eqn: JaxprEqn, product: View, key: int) -> tuple[View, View]:
     return (right, left) if key in left.labels else (left, right)
 
 
-def run_by_kernel(attention: Attention, shape: Shape, *operands: Array) -> Array:
+def run_attention(attention: Attention, shape: Shape, *operands: Array) -> Array:
     """Return what the second product returns."""
     rest = list(operands[3:])
     shared = [

@@ -1,4 +1,4 @@
-"""What is rewritten while a program is traced, before the gradient is taken: kernels that bring a gradient of their own."""
+"""Rewriting while a program is traced, before the gradient is taken: kernels that bring a gradient of their own."""
 
 from __future__ import annotations
 

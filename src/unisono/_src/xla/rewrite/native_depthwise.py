@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
-from unisono._src.native.depthwise import call_depthwise, call_depthwise_kernel_gradient
+from unisono._src.native.convolutions import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite.equations import Params, get_shape
 from unisono._src.xla.rewrite.window import Window
@@ -23,7 +23,8 @@ def has_depthwise_kernel(eqn: JaxprEqn) -> bool:
     params = eqn.params
     x, w = map(get_shape, eqn.invars)
     row, feature, *space = params["dimension_numbers"][0]
-    by_rows, by_features = params["batch_group_count"], params["feature_group_count"]
+    by_rows = params["batch_group_count"]
+    by_features = params["feature_group_count"]
     ins = x[row] // by_rows if by_rows > 1 else x[feature] // by_features
     outs = w[params["dimension_numbers"][1][0]] // max(by_rows, by_features)
     return (
@@ -64,7 +65,8 @@ def sum_gradient(x: Array, w: Array, window: Window, groups: int) -> Array:
     if len(window.strides) == 1:
         y = sum_gradient(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension(), groups)
         return lax.squeeze(y, [1])
-    ins, outs = x.shape[0] // groups, w.shape[3] // groups
+    ins = x.shape[0] // groups
+    outs = w.shape[3] // groups
     before = [low for low, _ in window.padding]
     taps = window.results(x.shape[1:3], w.shape[:2])
     rows = jnp.repeat(lax.transpose(x, (3, 1, 2, 0)), outs, 3)

@@ -25,7 +25,7 @@ MOST_EQUATIONS = 4
 
 
 class Recipe(NamedTuple):
-    """How a result of a step is computed from other results of the step."""
+    """The equations that compute a result of a step from other results of the step."""
 
     equations: list[JaxprEqn]
     made: Var
