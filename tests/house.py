@@ -17,13 +17,13 @@ FLOORS = {
     "commands and files": ["callbacks", "tensorboard", "export", "cli"],
     "what users hold": ["strategy"],
     "ways to train": ["loop", "fit", "checks.user_code", "distributed"],
-    "one step": ["step", "checks"],
+    "one step": ["record", "step", "checks"],
     "what a step is made of": ["replica", "exchange", "checkpoint", "cluster"],
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
-        "keras_private", "jax_private", "native", "placement", "reduction_tree", "packing", "versions", "execution_mode", "near_names",
-        "function_names", "inlining", "typed_jax", "typing",
+        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
+        "execution_mode", "near_names", "function_names", "inlining", "typed_jax", "typing",
     ],
 }  # fmt: skip
 """From the top down. A room imports from its own floor and from the floors below."""

@@ -86,3 +86,8 @@ vjp: Callable[..., tuple[PyTree, Callable[[PyTree], PyTree]]] = jax.vjp
 wrap_key_data: Callable[..., Array] = jax.random.wrap_key_data
 
 settings = cast("Settings", jax.config)
+
+
+def is_ready(array: Array) -> bool:
+    """Return whether a device has computed an array."""
+    return bool(array.is_ready())  # pyright: ignore[reportAttributeAccessIssue]  # JAX documents it, and leaves it out of the class

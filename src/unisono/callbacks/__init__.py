@@ -1,9 +1,10 @@
-"""Callbacks for fit: BackupAndRestore and TensorBoard. The modules beside them are internal."""
+"""Callbacks for fit: BackupAndRestore, Record and TensorBoard. The modules beside them are internal."""
 
 from unisono._src.callbacks.backup import BackupAndRestore
+from unisono._src.callbacks.record import Record
 from unisono._src.tensorboard.callback import TensorBoard
 
-__all__ = ["BackupAndRestore", "TensorBoard"]
+__all__ = ["BackupAndRestore", "Record", "TensorBoard"]
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.fingerprint import UNPROMISED
 from unisono._src.ownership import find_strategy
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Array, PyTree
 
 
@@ -63,7 +64,8 @@ class RunCheckpoint:
         on_device = [name for name, value in current_values.items() if not isinstance(value, np.ndarray)]
         copies = dict(zip(on_device, copy_on_device([current_values[name] for name in on_device]), strict=True))
         fingerprints = {name: self.keras.fingerprint(name) for name in self.keras.things}
-        record = run | (self._description or self.keras.describe()) | {"states": encoded}
+        steps = get_step_count().steps
+        record = run | (self._description or self.keras.describe()) | {"states": encoded, "steps": steps}
 
         def make_content() -> tuple[dict[str, np.ndarray], Record]:
             arrays = {name: np.asarray(value) for name, value in (current_values | copies | state_arrays).items()}
@@ -92,6 +94,7 @@ class RunCheckpoint:
         for text in [*unbuilt, *compatibility.describe_differences(where, record, run | self.keras.describe())]:
             warnings.warn(text, stacklevel=4)
         self._check_bits(where, record["fingerprints"], loaded.arrays)
+        get_step_count().steps = record.get("steps", get_step_count().steps)  # older checkpoints do not know it
         return decode_state(record["states"], loaded.arrays)
 
     def assign_again(self, loaded: LoadedCheckpoint) -> None:

@@ -66,6 +66,9 @@ class Bond(ModelBond):
         self.callbacks = callbacks
         self._awaits_position = True
         try:
+            for callback in callbacks:
+                if isinstance(callback, FitCallback):
+                    callback.fit_begins()
             yield
         finally:
             callbacks = self.callbacks

@@ -23,6 +23,9 @@ class FitCallback(keras.callbacks.Callback, abc.ABC):
     def steps_until_due(self, step: int) -> int:
         """Return the number of steps from `step` on that one call may take, so that it ends where the callback acts."""
 
+    def fit_begins(self) -> None:
+        """Prepare for a call of fit, before Keras makes the train function."""
+
     def fit_is_over(self) -> None:
         """Clean up. It is called however fit ended."""
 

@@ -20,6 +20,8 @@ from unisono._src.keras_private.trainer_state import (
     list_model_variables,
     list_variable_ids,
 )
+from unisono._src.record.program_recorder import ProgramRecorder
+from unisono._src.record.run_recorder import is_recording
 from unisono._src.replica.keras_step import KerasStepComputation
 from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
 from unisono._src.replica.protocol import State
@@ -48,6 +50,7 @@ class StepFunction:
         """The ids of the model's variables for which the function was made."""
         self._settings = read_optimizer_settings(bond.model)
         """The settings that a trace takes as fixed."""
+        self._is_recorded = is_recording()
         self._step = self._make_step()
 
     @property
@@ -57,8 +60,8 @@ class StepFunction:
 
     @property
     def has_other_mode(self) -> bool:
-        """Return whether the function is compiled and steps are not to be compiled now, or the reverse."""
-        return self._eager != self._bond.is_eager
+        """Return whether the function is compiled and steps are not to be compiled now, or the reverse; and so for steps that are recorded."""
+        return self._eager != self._bond.is_eager or (self._mode == "train" and self._is_recorded != is_recording())
 
     def __call__(self, state: State, iterator: Iterator[UserBatch]) -> tuple[PyTree, State]:
         """Return (logs or outputs, new state)."""
@@ -113,7 +116,10 @@ class StepFunction:
             return PredictStep(PredictComputation(self._model, replicas, self._eager), *where)
         kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
         functions = kind(self._model, self._mode, replicas, self._eager)
-        return EagerStep(functions, *where) if self._eager else Step(self._mode, functions, *where)
+        recorder = ProgramRecorder(self._mode, self._strategy, functions.list_recorded) if self._mode == "train" else None
+        if self._eager:
+            return EagerStep(functions, *where, recorder=recorder)
+        return Step(self._mode, functions, *where, recorder=recorder)
 
 
 def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[GlobalBatch], Exception | None]:

@@ -7,6 +7,7 @@ the devices, and nothing waits for them. Any other function is compiled as a who
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar, overload
@@ -36,6 +37,7 @@ from unisono._src.keras_private.trainer_state import (
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.loop.run_arguments import ArgumentLeaves, RunArguments, sort_leaves
 from unisono._src.near_names import says_near_names
+from unisono._src.record.run_recorder import get_recorder
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
 from unisono._src.xla.programs import DeviceProgram
@@ -50,15 +52,19 @@ MOST_TRACED = 64
 
 
 @overload
-def function(fn: Callable[P, T], *, eager: bool = False) -> Callable[P, T]: ...
+def function(fn: Callable[P, T], *, eager: bool = False, record: str | os.PathLike[str] | None = None) -> Callable[P, T]: ...
 
 
 @overload
-def function(*, eager: bool = False) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+def function(
+    *, eager: bool = False, record: str | os.PathLike[str] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
 
 @says_near_names
-def function(fn: UserFunction | None = None, *, eager: bool = False) -> UserFunction:
+def function(
+    fn: UserFunction | None = None, *, eager: bool = False, record: str | os.PathLike[str] | None = None
+) -> UserFunction:
     """Compile a function that reads and assigns Keras variables: models, optimizers, metrics, random state.
 
     Args:
@@ -66,6 +72,7 @@ def function(fn: UserFunction | None = None, *, eager: bool = False) -> UserFunc
             a whole, and Python runs its lines once for each kind of arguments.
         eager: Whether nothing is compiled, neither the function nor what it runs on replicas. Replicas are then run one after another,
             operation by operation: slow, with other last bits, and with breakpoints and known values.
+        record: A directory. From the first call on, the steps of this process are recorded there, as `callbacks.Record` does it for fit.
 
     Returns:
         A function of the same arguments; without `fn`, a decorator that makes one.
@@ -77,8 +84,8 @@ def function(fn: UserFunction | None = None, *, eager: bool = False) -> UserFunc
         (2.0, 5.0, 5.0)
     """
     if fn is None:
-        return lambda fn: function(fn, eager=eager)
-    return functools.wraps(fn)(Function(fn, eager))
+        return lambda fn: function(fn, eager=eager, record=record)
+    return functools.wraps(fn)(Function(fn, eager, record))
 
 
 _compilations: RecentItems[Hashable, int] = RecentItems(MOST_COUNTS)
@@ -98,8 +105,9 @@ class TracedFunction(NamedTuple):
 class Function:
     """A user function that `function` has wrapped."""
 
-    def __init__(self, fn: UserFunction, eager: bool) -> None:
+    def __init__(self, fn: UserFunction, eager: bool, record: str | os.PathLike[str] | None) -> None:
         self._fn = fn
+        self._record = record
         self._name = get_function_name(fn)
         self._eager = eager
         self._runs_replicas: bool | None = None
@@ -108,6 +116,8 @@ class Function:
         """Counts of the traces for arguments of one structure, whose arrays have these shapes and dtypes."""
 
     def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
+        if self._record is not None:
+            get_recorder().record_from_here(self._record)
         if self._eager:
             with execution_mode.disable_compilation():
                 return self._fn(*args, **kwargs)

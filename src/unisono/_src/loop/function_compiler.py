@@ -31,6 +31,7 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
+from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserComputation
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
@@ -129,11 +130,13 @@ class FunctionCompiler:
         strategy.agree([v for group in variables.all for v in group])
         if sources is not None:
             self._warn_of_float16(sources, variables)
+        trains = bool(variables.applied_optimizers)
+        recorder = ProgramRecorder(self._call.name, strategy, code.list_recorded) if trains else None
         if self._eager:
             strategy.warn_of_slow_steps(f"The function {self._call.name!r} is not compiled")
-            step = EagerStep(code, *strategy.on_lead)
+            step = EagerStep(code, *strategy.on_lead, recorder=recorder)
         else:
-            step = Step(self._call.name, code, strategy.placement, strategy.exchange, most_steps=1)
+            step = Step(self._call.name, code, strategy.placement, strategy.exchange, most_steps=1, recorder=recorder)
         return CompiledStep(step, code, divisor_check, self._share_positions)
 
     def _discover(self, captures: list[Capture], call: bool) -> tuple[UsedVariables, Provenance | None]:

@@ -16,6 +16,7 @@ from unisono._src.jax_private import tracing
 from unisono._src.loop.compiled_function import CompiledFunction
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
 from unisono._src.loop.run_arguments import sort_arguments
+from unisono._src.record.run_recorder import is_recording
 from unisono._src.typing import Keywords, Outputs, UserFunction, UserObject
 
 MOST_FUNCTIONS = 64
@@ -37,7 +38,7 @@ class FunctionCache:
         """Run the function on every replica; compile it first, if no compiled form is current."""
         arguments = sort_arguments(args, kwargs, self._strategy.num_replicas_in_sync)
         eager = self._is_eager()
-        key = make_function_key(function), eager, arguments.template, arguments.constant_shapes
+        key = make_function_key(function), eager, is_recording(), arguments.template, arguments.constant_shapes
         variants = self._functions.get(key, [])
         compiled = next((variant for variant in variants if variant.is_current), None)
         if compiled is not None:

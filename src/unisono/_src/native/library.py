@@ -41,6 +41,7 @@ TARGETS = (
     "unisono_convolve_depthwise",
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
+    "unisono_digest_parts",
     "unisono_multiply",
     "unisono_push_contribution",
     "unisono_run_row_loop",
@@ -76,6 +77,13 @@ def load_kernels() -> Kernels:
         return register_library(level, load_library(level))
     except KernelsUnavailableError as error:
         return Kernels(None, None, str(error))
+
+
+@functools.cache
+def load_in_use() -> ctypes.CDLL | None:
+    """Return the library of the kernels in use; None where there are none."""
+    level = load_kernels().level
+    return None if level is None else load_library(level)
 
 
 class KernelsUnavailableError(Exception):

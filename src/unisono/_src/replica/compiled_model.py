@@ -14,13 +14,13 @@ from unisono._src.keras_private.compiled_losses import list_loss_terms, list_met
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.keras_private.optimizers import list_loss_scales
-from unisono._src.keras_private.trainer_state import STATE_NAMES, WITHOUT_OPTIMIZER
+from unisono._src.keras_private.trainer_state import STATE_NAMES, WITHOUT_OPTIMIZER, group_variables
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.growth import Growth
 from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.probe import ModelProbe, ProbedFunctions
-from unisono._src.replica.protocol import State
+from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.typing import Array, Logs, PyTree
 
@@ -62,6 +62,13 @@ class ModelComputation(ProbedFunctions):
         """Return, for each group of the state, whether replicas read it. A user step may read all of the state."""
         groups = STATE_NAMES if self._mode == "train" else WITHOUT_OPTIMIZER
         return [self.has_user_step or name in ("trainable_variables", "non_trainable_variables") for name in groups]
+
+    def list_recorded(self) -> RecordedVariables:
+        groups = group_variables(self.model)
+        kinds = {"weight": "trainable_variables", "state": "non_trainable_variables", "optimizer": "optimizer_variables"}
+        of_state = [(kind, groups[name]) for kind, name in kinds.items()]
+        has_gradients = self._mode == "train" and not (self.has_user_step and self.has_one_replica)
+        return [("gradient", groups["trainable_variables"]), *of_state] if has_gradients else of_state
 
     def scales(self) -> list[tuple[int, int]]:
         if self._mode != "train":

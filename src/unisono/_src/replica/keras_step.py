@@ -90,6 +90,9 @@ class KerasStepComputation(ModelComputation):
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 
+    def read_loss(self, total: Contribution) -> Array:
+        return total.loss
+
     def _run_forward(
         self,
         weights: list[Array],

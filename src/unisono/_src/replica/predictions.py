@@ -14,7 +14,7 @@ from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.trainer_state import list_scope_values
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.model_state import ModelState
-from unisono._src.replica.protocol import Divisor, State
+from unisono._src.replica.protocol import Divisor, RecordedVariables, State
 from unisono._src.replica.user_step import is_user_step, run_predict_step
 from unisono._src.typing import Array, Logs, Outputs, PyTree
 
@@ -70,6 +70,12 @@ class PredictComputation:
         weights, non_trainable = state
         non_trainable, disagree = self._state.merge_assigned(non_trainable, total.assigned, rows, present)
         return (weights, non_trainable), disagree
+
+    def read_loss(self, total: Contribution) -> Array:
+        return total.loss
+
+    def list_recorded(self) -> RecordedVariables:
+        return []
 
     def results(self, state: State) -> Logs:
         return {}

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+import keras
+
 from unisono._src.replica.contribution import Contribution
 from unisono._src.typing import Array, Logs, PyTree
 
 State: TypeAlias = tuple[list[Array], ...]
 """Groups of arrays. Most steps have the groups of Keras' loops."""
+
+RecordedVariables: TypeAlias = list[tuple[str, list[keras.Variable]]]
+"""(kind, variables) of what is recorded of a step: gradients, then the groups of the state without the metrics."""
 
 Divisor: TypeAlias = float | Array | None
 """A replica's part of the divisor of a loss term: a Python number, a traced number, or None where the term has no divisor."""
@@ -59,6 +64,14 @@ class ReplicaComputation(Protocol):
 
     def run_alone(self, state: State, batch: PyTree) -> tuple[State, Logs] | None:
         """Return (new state, logs) of one replica alone whose step is no sum of contributions; None for all other steps."""
+        ...
+
+    def read_loss(self, total: Contribution) -> Array:
+        """Return the loss of a step, from the total of the replicas; NaN where the step does not tell it."""
+        ...
+
+    def list_recorded(self) -> RecordedVariables:
+        """Return the variables of what is recorded of a step. It is not traced."""
         ...
 
     def read(self) -> list[bool]:

@@ -16,7 +16,7 @@ from unisono._src.replica import metrics, optimizer_update, overwritten, state_m
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
 from unisono._src.replica.function_probe import FunctionProbe
-from unisono._src.replica.protocol import Divisor, State
+from unisono._src.replica.protocol import Divisor, RecordedVariables, State
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.used_variables import UsedVariables
@@ -187,6 +187,16 @@ class UserComputation:
 
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
+
+    def read_loss(self, total: Contribution) -> Array:
+        """Return the sum over replicas of the first number that the code returns: the loss, as loops are written."""
+        numbers = [value for _, value in sorted(total.logs.items()) if value.size == 1]
+        return numbers[0].reshape(()) if numbers else jnp.float32(jnp.nan)
+
+    def list_recorded(self) -> RecordedVariables:
+        variables = self.variables
+        state = [("weight", variables.weights), ("state", variables.non_trainable), ("optimizer", variables.slots)]
+        return [("gradient", self._updated_weights), *state]
 
     def read(self) -> list[bool]:
         return [True, True, self.variables.reads_slots, False]

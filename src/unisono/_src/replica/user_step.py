@@ -89,6 +89,9 @@ class UserStepComputation(ModelComputation):
         logs, new_state = call_user_step(self.model, self._mode, state, batch)
         return new_state, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1))
 
+    def read_loss(self, total: Contribution) -> Array:
+        return total.logs["loss"] if "loss" in total.logs else jnp.float32(jnp.nan)
+
     def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
         return {}  # the gradients that the step applies are measured themselves
 

@@ -25,6 +25,7 @@ from unisono._src.step.loss_divisors import list_known_divisors
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import ReplicaOutputs, keep_dtypes
+from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput, describe_replica_batch
 from unisono._src.step.totals import ReplicaSum
 from unisono._src.typed_jax import device_put, eval_shape, map_tree
@@ -62,8 +63,11 @@ class EagerStep:
 
     has_more_logs = True
 
-    def __init__(self, functions: ReplicaComputation, placement: Placement, exchange: Exchange) -> None:
-        """`placement` and `exchange` have one device in each process."""
+    def __init__(
+        self, functions: ReplicaComputation, placement: Placement, exchange: Exchange, recorder: StepRecorder | None = None
+    ) -> None:
+        """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
+        self._recorder = recorder
         self._functions = functions
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
@@ -95,6 +99,8 @@ class EagerStep:
             for batch in batches:
                 step_input = StepInput(batch, self._plans(batch.rows, batch.sizes), carried, device_constants)
                 logs, outputs = self._step(step_input)
+                if self._recorder is not None:
+                    self._recorder.note_steps([batch], [])
         return logs, outputs
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:

@@ -18,7 +18,8 @@ from jax import lax
 from unisono._src.packing import unpack_tree
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
-from unisono._src.step import running_sums
+from unisono._src.step import running_sums, step_digests
+from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import (
     eval_shape,
     fori_loop,
@@ -79,23 +80,42 @@ class CallResult(NamedTuple):
     """For each counter whether replicas disagreed on it."""
     outputs: ReplicaOutputs
     """The outputs of the replicas that were run, stacked; what lies behind the last of them must not be read."""
+    digests: list[StepDigests]
+    """One item, with a row for each step, where steps are recorded; else none."""
 
 
 ShardOf: TypeAlias = Callable[[Array], PyTree]
 """A replica's number to its rows."""
 
 
+class Carry(NamedTuple):
+    """What one step hands to the next step of a call."""
+
+    work: StepBuffers
+    extras: Logs
+    disagree: list[Array]
+    outputs: ReplicaOutputs
+    digests: list[StepDigests]
+
+
 class StepProgram:
     """The step program as a function of Python."""
 
     def __init__(
-        self, name: str, functions: ReplicaComputation, contribution: ContributionFunction, counted: bool, replicas: int
+        self,
+        name: str,
+        functions: ReplicaComputation,
+        contribution: ContributionFunction,
+        counted: bool,
+        replicas: int,
+        is_recorded: bool,
     ) -> None:
         self._functions = functions
         self._contribution = contribution
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
         self._replicas = replicas
+        self._is_recorded = is_recorded
         self.__name__ = name
         self.has_more_logs = False
         """Whether logs hold more than the metrics' state; known when the program was traced."""
@@ -120,21 +140,24 @@ class StepProgram:
         self.has_more_logs = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
         outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
+        digests = self._make_digests(work.state, replica, batches)
 
-        def step(
-            number: Array, carry: tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]
-        ) -> tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]:
-            work, extras, disagree, outputs = carry
+        def step(number: Array, carry: Carry) -> Carry:
+            work, extras, disagree, outputs, digests = carry
             if self._functions.has_one_replica:
-                return self._run_alone(work, row_fraction, rows, divisors, constants, take_slot(batches, number))
+                return self._run_alone(carry, row_fraction, rows, divisors, constants, take_slot(batches, number), number, orders)
             offset = number * orders.replicas - orders.first
             shard_of: ShardOf = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
             work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
             work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
-            return *self._finish(work, orders, rows, replica, extras, disagree), outputs
+            work, extras, disagree = self._finish(work, orders, rows, replica, extras, disagree)
+            digests = self._digest_sums(digests, number, orders, work, replica)
+            return Carry(work, extras, disagree, outputs, digests)
 
-        work, extras, disagree, outputs = fori_loop(0, orders.steps, step, (work, extras, disagree, outputs))
-        return work, CallResult(self._make_logs(work.state, orders, extras), disagree, outputs)
+        work, extras, disagree, outputs, digests = fori_loop(
+            0, orders.steps, step, Carry(work, extras, disagree, outputs, digests)
+        )
+        return work, CallResult(self._make_logs(work.state, orders, extras), disagree, outputs, digests)
 
     def _make_shapes(
         self, state: State, batches: PyTree, row_fraction: Array, divisors: Array, constants: Sequence[Array]
@@ -205,14 +228,26 @@ class StepProgram:
         return work._replace(state=state), extras, disagree
 
     def _run_alone(
-        self, work: StepBuffers, row_fraction: Array, rows: Array, divisors: Array, constants: Sequence[Array], batch: PyTree
-    ) -> tuple[StepBuffers, Logs, list[Array], ReplicaOutputs]:
+        self,
+        carry: Carry,
+        row_fraction: Array,
+        rows: Array,
+        divisors: Array,
+        constants: Sequence[Array],
+        batch: PyTree,
+        number: Array,
+        orders: CallOrders,
+    ) -> Carry:
         """Run the step of one replica: nothing is added."""
+        work = carry.work
         replica = jnp.int32(0)
         by_itself = self._functions.run_alone(work.state, batch)
         if by_itself is not None:
             new, extras = by_itself
-            return work._replace(state=keep_dtypes(new, work.state)), extras, [], ()
+            work = work._replace(state=keep_dtypes(new, work.state))
+            loss = extras.get("loss", jnp.float32(jnp.nan))
+            digests = self._digest_step(carry.digests, number, orders, list_state_parts(work.state), loss)
+            return Carry(work, extras, [], (), digests)
         if self._counted:
             terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
             divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
@@ -220,13 +255,49 @@ class StepProgram:
         total, outputs = optimization_barrier(result)
         new, differ = self._functions.finish_step(work.state, total, rows, jnp.int32(1))
         outputs = map_tree(lambda a: a[None], outputs)
-        return work._replace(state=keep_dtypes(new, work.state)), total.logs, differ, outputs
+        work = work._replace(state=keep_dtypes(new, work.state))
+        parts = [*map(step_digests.take_whole, total.gradients), *list_state_parts(work.state)]
+        digests = self._digest_step(carry.digests, number, orders, parts, self._functions.read_loss(total))
+        return Carry(work, total.logs, differ, outputs, digests)
+
+    def _make_digests(self, state: State, replica: Contribution, batches: PyTree) -> list[StepDigests]:
+        """Return room for the digests of the steps of a call, where steps are recorded."""
+        if not self._is_recorded:
+            return []
+        steps = max(1, len(jax.tree.leaves(batches)[0]) // self._replicas)
+        return [step_digests.make_room(steps, len(replica.gradients) + len(list_state_parts(state)))]
+
+    def _digest_sums(
+        self, digests: list[StepDigests], number: Array, orders: CallOrders, work: StepBuffers, like: Contribution
+    ) -> list[StepDigests]:
+        """Put the digests of a step, whose gradients are the sums at the first place, where steps are recorded."""
+        if not digests:
+            return []
+        gradients = step_digests.list_first_parts(work.contributions, like.gradients)
+        total = unpack_tree(running_sums.get_place(work.contributions), like)
+        loss = self._functions.read_loss(total)
+        return self._digest_step(digests, number, orders, [*gradients, *list_state_parts(work.state)], loss)
+
+    def _digest_step(
+        self, digests: list[StepDigests], number: Array, orders: CallOrders, parts: list[step_digests.Part], loss: Array
+    ) -> list[StepDigests]:
+        """Put the digests of a step that was finished. The loop keeps them apart: they must not change how the step is computed."""
+
+        def put(_: Array, digests: StepDigests) -> StepDigests:
+            return step_digests.put_step(digests, number, parts, loss)
+
+        return [fori_loop(0, orders.finishing, put, one) for one in digests]
 
     def _make_logs(self, state: State, orders: CallOrders, extras: Logs) -> Logs:
         def results(*_: Array | Logs) -> Logs:
             return self._functions.results(state) | extras
 
         return fori_loop(0, orders.finishing, results, make_zeros(eval_shape(results)))
+
+
+def list_state_parts(state: State) -> list[step_digests.Part]:
+    """Return the arrays of the state that are recorded: all but those of metrics, the last group."""
+    return [step_digests.take_whole(array) for group in state[:-1] for array in group]
 
 
 def take_slot(batches: PyTree, index: Array) -> PyTree:

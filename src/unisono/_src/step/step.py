@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import numpy as np
 
 from unisono._src import packing
-from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.data.global_batch import GlobalBatch, want_row_digests
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
@@ -25,7 +25,9 @@ from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
+from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput
+from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.totals import DeviceTotal
 from unisono._src.typed_jax import eval_shape, jit
 from unisono._src.typing import AnyArray, Array, Logs
@@ -36,6 +38,15 @@ from unisono._src.xla.rewrite import rewrite_function
 MOST_STEPS = 64
 
 
+class StepResult(NamedTuple):
+    """The results of the steps of one call, or of one step on several devices."""
+
+    logs: Logs
+    disagree: list[Array]
+    outputs: list[RunOutput]
+    digests: list[StepDigests]
+
+
 class Step:
     """Steps of a placement's replicas, whatever they compute.
 
@@ -44,10 +55,20 @@ class Step:
     """
 
     def __init__(
-        self, name: str, functions: ReplicaComputation, placement: Placement, exchange: Exchange, most_steps: int = MOST_STEPS
+        self,
+        name: str,
+        functions: ReplicaComputation,
+        placement: Placement,
+        exchange: Exchange,
+        most_steps: int = MOST_STEPS,
+        recorder: StepRecorder | None = None,
     ) -> None:
-        """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them."""
+        """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them.
+
+        `recorder` is told of the steps that train.
+        """
         self._name = name
+        self._recorder = recorder
         self._functions = functions
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
@@ -75,6 +96,8 @@ class Step:
         logs = {}
         outputs = []
         self._has_state = False
+        if self._recorder is not None and self._recorder.is_on:
+            want_row_digests(batches)
         self._inputs.keep(constants, carried)
         while batches:
             if self._probe_schedule.is_due(self._functions.is_undecided):
@@ -87,8 +110,10 @@ class Step:
             self._has_state = True
             for group in self._group_batches(now):
                 whole = self._plan_of(group[0]).whole
-                logs, disagree, outputs = self._run_together(group, whole) if whole else self._run_parts(group[0])
+                logs, disagree, outputs, digests = self._run_together(group, whole) if whole else self._run_parts(group[0])
                 self._functions.check(disagree)
+                if self._recorder is not None:
+                    self._recorder.note_steps(group, digests)
             if batches:
                 state = self.state
         return logs, outputs
@@ -119,10 +144,12 @@ class Step:
     def _make_programs(self) -> None:
         functions = self._functions
         replicas = self._placement.replicas
+        is_recorded = self._recorder is not None and self._recorder.is_on
         # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
         self._contribution = jit(functools.partial(functions.contribution))
         self._blocks = {
-            counted: StepProgram(self._name, functions, self._contribution, counted, replicas) for counted in (False, True)
+            counted: StepProgram(self._name, functions, self._contribution, counted, replicas, is_recorded)
+            for counted in (False, True)
         }
         self._programs = {
             counted: DeviceProgram(rewrite_function(block, self._placement.lead.platform), donate=(0,))
@@ -168,15 +195,15 @@ class Step:
             for start in range(0, len(same), most):
                 yield same[start : start + most]
 
-    def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> tuple[Logs, list[Array], list[RunOutput]]:
+    def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> StepResult:
         """Run whole steps in one call, on the lead."""
         orders = CallOrders(
             steps=len(group), replicas=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1
         )
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
-        return done.logs, done.disagree, [RunOutput(0, run, done.outputs)]
+        return StepResult(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
-    def _run_parts(self, batch: GlobalBatch) -> tuple[Logs, list[Array], list[RunOutput]]:
+    def _run_parts(self, batch: GlobalBatch) -> StepResult:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
         divisors = self._place_divisors(batch, range(len(self._placement.devices)))
@@ -196,7 +223,7 @@ class Step:
             results[home] = self._call(home, [batch], end, divisors, CallOrders(present=batch_plan.present, finishing=1))
         self._device_state.note_finished(totals)
         get_activity().report_next_step()
-        return results[0].logs, results[0].disagree, outputs
+        return StepResult(results[0].logs, results[0].disagree, outputs, results[0].digests)
 
     def _place_divisors(self, batch: GlobalBatch, devices: Iterable[int]) -> BatchDivisors:
         return self._divisors.place(batch, self._plan_of(batch).sizes, self._device_state[0].state, devices)

@@ -1,0 +1,73 @@
+"""The recorder of one step program: counts its steps, and describes it in the record."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+from unisono._src.checkpoint.run_description import describe_run
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.ownership import OwningStrategy
+from unisono._src.record.run_recorder import WaitingSteps, get_recorder, is_recording, writes_record
+from unisono._src.replica.protocol import RecordedVariables
+from unisono._src.step.step_digests import StepDigests
+from unisono._src.step_count import get_step_count
+from unisono._src.typing import Json
+
+
+class ProgramRecorder:
+    """Counts the steps of a program that trains, and hands their digests to the recorder of the process, if there is a record."""
+
+    def __init__(self, name: str, strategy: OwningStrategy, list_recorded: Callable[[], RecordedVariables]) -> None:
+        """`list_recorded` returns the variables that the digests are of."""
+        self._name = name
+        self._strategy = strategy
+        self._list_recorded = list_recorded
+        self._numbers: dict[tuple[int, int], int] = {}
+        """Numbers of the program in the record, by the session of the recorder and the arrays of a batch."""
+        self._has_warned = False
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether there is a record."""
+        return is_recording()
+
+    def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
+        first = get_step_count().add(len(batches))
+        if not self.is_on or not writes_record():
+            return
+        if not digests:
+            self._warn_of_gap()
+            return
+        recorder = get_recorder()
+        key = recorder.session, len(batches[0].leaves)
+        if key not in self._numbers:
+            number = self._find_number(first, key[1])
+            key = recorder.session, key[1]  # of the record that may have begun
+            self._numbers[key] = number
+        recorder.note_steps(WaitingSteps(self._numbers[key], first, list(batches), digests[0]))
+
+    def _warn_of_gap(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"The steps of {self._name!r} are not compiled, and such steps are not recorded. Leave out run_eagerly=True and "
+                f"jax.disable_jit() to record them.",
+                stacklevel=2,
+            )
+
+    def _find_number(self, first: int, arrays: int) -> int:
+        """Return the number of the program in the record, which this may begin."""
+        recorded = self._list_recorded()
+        key = self._name, arrays, tuple(id(variable) for _, variables in recorded for variable in variables)
+        return get_recorder().note_program(key, first, self._describe(recorded, arrays))
+
+    def _describe(self, recorded: RecordedVariables, arrays: int) -> Json:
+        placement = self._strategy.placement
+        return {
+            "name": self._name,
+            "variables": [(kind, variable.path, list(variable.shape)) for kind, variables in recorded for variable in variables],
+            "arrays": arrays,
+            "facts": describe_run(self._strategy, self._strategy.num_replicas_in_sync),
+            "placement": {"devices": len(placement.devices), "processes": len(placement.of_processes)},
+        }

@@ -1,0 +1,114 @@
+"""The file of a record: frames that are only ever added, so that a process that is killed damages the last one at most.
+
+A frame is its length, the CRC-32 of its content, and the content: a letter for its kind, then JSON or arrays.
+
+    B  a run begins or goes on: its facts, in JSON
+    P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
+    S  steps of one program
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from unisono._src.typing import Json
+
+NAME = "steps.record"
+FORMAT = 1
+
+HEAD = struct.Struct("<II")
+STEPS = struct.Struct("<IQI")
+
+BEGIN, PROGRAM, STEP = b"B", b"P", b"S"
+
+
+class Steps(NamedTuple):
+    """Steps that follow one another."""
+
+    program: int
+    """The number of their program."""
+    first: int
+    """The number of the first step in the model's life."""
+    positions: np.ndarray
+    """(step, 2), int64: pass and batch of the pass; -1 where a batch has no position."""
+    rows: np.ndarray
+    """(step,), int64: the rows of the global batch."""
+    losses: np.ndarray
+    """(step,), float32; NaN where a step does not tell its loss."""
+    row_digests: np.ndarray
+    """(step, array of the batch, lane), uint32"""
+    digests: np.ndarray
+    """(step, variable, lane), uint32"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+DTYPES = ("<i8", "<i8", "<f4", "<u4", "<u4")
+"""Of the arrays of `Steps`, in their order."""
+
+
+def open_to_append(directory: Path) -> BinaryIO:
+    """Open the file of a directory, behind its last whole frame. The directory is made if it is not there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / NAME
+    end = max((place for place, _ in iterate_frames(path)), default=0) if path.exists() else 0
+    file = path.open("r+b" if path.exists() else "w+b")
+    file.truncate(end)
+    file.seek(end)
+    return file
+
+
+def write_json(file: BinaryIO, kind: bytes, content: Json) -> None:
+    write_frame(file, kind + json.dumps(content, sort_keys=True).encode())
+
+
+def write_steps(file: BinaryIO, steps: Steps) -> None:
+    arrays = (np.ascontiguousarray(array, dtype).tobytes() for array, dtype in zip(steps[2:], DTYPES, strict=True))
+    write_frame(file, STEP + STEPS.pack(steps.program, steps.first, len(steps)) + b"".join(arrays))
+
+
+def write_frame(file: BinaryIO, content: bytes) -> None:
+    """Add a frame in one write: a process that is killed has written it or not, and what a system writes in part is found by the CRC."""
+    file.write(HEAD.pack(len(content), zlib.crc32(content)) + content)
+    file.flush()
+
+
+def iterate_frames(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Return (the place behind a frame, its content) for each whole frame; what lies behind the last one is left."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while len(head := file.read(HEAD.size)) == HEAD.size:
+            length, checksum = HEAD.unpack(head)
+            if length > size:
+                return
+            content = file.read(length)
+            if len(content) < length or zlib.crc32(content) != checksum:
+                return
+            yield file.tell(), content
+
+
+def read_program_number(content: bytes) -> int:
+    """Return the number of the program of a frame of steps."""
+    return STEPS.unpack_from(content, 1)[0]
+
+
+def read_steps(content: bytes, arrays: int, variables: int) -> Steps:
+    """Return the steps of a frame; `arrays` of a batch and `variables` have digests."""
+    program, first, count = STEPS.unpack_from(content, 1)
+    shapes = (count, 2), (count,), (count,), (count, arrays, 2), (count, variables, 2)
+    offset = 1 + STEPS.size
+    read = []
+    for shape, dtype in zip(shapes, DTYPES, strict=True):
+        array = np.frombuffer(content, dtype, int(np.prod(shape)), offset).reshape(shape)
+        offset += array.nbytes
+        read.append(array)
+    return Steps(program, first, *read)

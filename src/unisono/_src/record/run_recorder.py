@@ -1,0 +1,161 @@
+"""The recorder of this process: writes the digests of the steps that train, where a record is asked for."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.processes.agreement import get_agreement
+from unisono._src.record import record_file
+from unisono._src.step.step_digests import StepDigests
+from unisono._src.typed_jax import is_ready
+from unisono._src.typing import Json
+
+SWITCH = "UNISONO_RECORD"
+"""The environment variable that names the directory of a record."""
+
+MOST_WAITING = 8
+"""Calls whose digests may still be on the way. Waiting for an older one costs a training nothing."""
+
+SECONDS = 0.5
+"""Digests that have arrived are written after this time at the latest."""
+
+
+class WaitingSteps(NamedTuple):
+    """Steps that were started, whose digests the devices compute."""
+
+    program: int
+    first: int
+    batches: list[GlobalBatch]
+    digests: StepDigests
+
+
+class RunRecorder:
+    """Writes the steps of all programs of a process into one directory, if there is one."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+        self._directory = None if directory is None else Path(directory)
+        self._file: BinaryIO | None = None
+        self._programs: dict[Hashable, int] = {}
+        self._waiting: collections.deque[WaitingSteps] = collections.deque()
+        self._written_at = 0.0
+        self.session = 0
+        """Another number for each file that was opened; 0 while none is open. Numbers of programs hold for a session."""
+        self._sessions = 0
+
+    @property
+    def directory(self) -> Path | None:
+        """Return the directory of the record; None where nothing is recorded."""
+        return self._directory
+
+    @contextlib.contextmanager
+    def record_into(self, directory: str | os.PathLike[str]) -> Iterator[None]:
+        """Record the steps of the block into a directory."""
+        before = self._directory
+        self._change_directory(Path(directory))
+        try:
+            yield
+        finally:
+            self._change_directory(before)
+
+    def record_from_here(self, directory: str | os.PathLike[str]) -> None:
+        """Record the steps of this process from here on; refuse another directory than that of a record that goes on."""
+        if self._directory not in (None, Path(directory)):
+            raise ValueError(
+                f"record={os.fspath(directory)!r}, and this process records into {os.fspath(self._directory)!r} already. Name one directory for "
+                f"all steps of a run."
+            )
+        self._change_directory(Path(directory))
+
+    def _change_directory(self, directory: Path | None) -> None:
+        if directory != self._directory:
+            self.close()
+            self._directory = directory
+
+    def note_program(self, key: Hashable, first: int, description: Json) -> int:
+        """Return the number of a program in the file. A program that comes for the first time is described there, and so is the run."""
+        if self._file is None:
+            self._begin(first)
+        if key not in self._programs:
+            assert self._file is not None
+            self._programs[key] = len(self._programs)
+            record_file.write_json(self._file, record_file.PROGRAM, description)
+        return self._programs[key]
+
+    def note_steps(self, steps: WaitingSteps) -> None:
+        """Note steps, to be written when their digests have arrived."""
+        self._waiting.append(steps)
+        if len(self._waiting) > MOST_WAITING or time.monotonic() - self._written_at > SECONDS:
+            self._write_arrived()
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        if self._file is not None:
+            self._write_arrived(all_of_them=True)
+            self._file.close()
+            atexit.unregister(self.close)
+        self._file = None
+        self._programs = {}
+        self.session = 0
+
+    def _begin(self, first: int) -> None:
+        assert self._directory is not None
+        self._file = record_file.open_to_append(self._directory)
+        self._written_at = time.monotonic()
+        self._sessions += 1
+        self.session = self._sessions
+        begin = {"format": record_file.FORMAT, "first": first, "command": sys.argv, "time": time.time()}
+        record_file.write_json(self._file, record_file.BEGIN, begin)
+        atexit.register(self.close)
+
+    def _write_arrived(self, all_of_them: bool = False) -> None:
+        """Write the digests that have arrived, and wait for those that are overdue."""
+        assert self._file is not None
+        while self._waiting:
+            steps = self._waiting[0]
+            if not (all_of_them or len(self._waiting) > MOST_WAITING or is_ready(steps.digests.digests)):
+                break
+            record_file.write_steps(self._file, read_waiting(self._waiting.popleft()))
+        self._written_at = time.monotonic()
+
+
+_recorder = RunRecorder(os.environ.get(SWITCH) or None)
+
+
+def get_recorder() -> RunRecorder:
+    """Return the recorder of this process."""
+    return _recorder
+
+
+def is_recording() -> bool:
+    """Return whether steps are recorded. It is so in all processes, or in none: their programs must be the same."""
+    return _recorder.directory is not None
+
+
+def writes_record() -> bool:
+    """Return whether this process writes the record for all processes."""
+    return get_agreement().is_first
+
+
+def read_waiting(steps: WaitingSteps) -> record_file.Steps:
+    """Return steps with their digests, which are waited for."""
+    count = len(steps.batches)
+    return record_file.Steps(
+        steps.program,
+        steps.first,
+        np.array([batch.position or (-1, -1) for batch in steps.batches], np.int64),
+        np.array([batch.rows for batch in steps.batches], np.int64),
+        np.asarray(steps.digests.losses)[:count],
+        np.array([[leaf.row_digests.total(leaf) for leaf in batch.leaves] for batch in steps.batches], np.uint32),
+        np.asarray(steps.digests.digests)[:count],
+    )

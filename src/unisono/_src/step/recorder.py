@@ -1,0 +1,22 @@
+"""What a step tells of the steps that train: their batches, and their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.step.step_digests import StepDigests
+
+
+class StepRecorder(Protocol):
+    """The recorder of one step program."""
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether digests are wanted: programs are compiled for it."""
+        ...
+
+    def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
+        """Note steps that were started, one for each batch; `digests` has one item where digests are wanted."""
+        ...
