@@ -12,7 +12,7 @@ from unisono._src.record.run_recorder import WaitingSteps, get_recorder, is_reco
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step_count import get_step_count
-from unisono._src.typing import Json
+from unisono._src.typing import Array, Json
 
 
 class ProgramRecorder:
@@ -25,12 +25,17 @@ class ProgramRecorder:
         self._list_recorded = list_recorded
         self._numbers: dict[tuple[int, int], int] = {}
         """Numbers of the program in the record, by the session of the recorder and the arrays of a batch."""
+        self._entry: Array | None = None
+        """The digests of the state from which the next step starts, where no step has made this state."""
         self._has_warned = False
 
     @property
     def is_on(self) -> bool:
         """Return whether there is a record."""
         return is_recording()
+
+    def note_entry(self, digests: Array) -> None:
+        self._entry = digests
 
     def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         first = get_step_count().add(len(batches))
@@ -45,7 +50,8 @@ class ProgramRecorder:
             number = self._find_number(first, key[1])
             key = recorder.session, key[1]  # of the record that may have begun
             self._numbers[key] = number
-        recorder.note_steps(WaitingSteps(self._numbers[key], first, list(batches), digests[0]))
+        recorder.note_steps(WaitingSteps(self._numbers[key], first, list(batches), digests[0], self._entry))
+        self._entry = None
 
     def _warn_of_gap(self) -> None:
         if not self._has_warned:

@@ -46,6 +46,8 @@ class RecordedStep(NamedTuple):
     """NaN where the step does not tell its loss."""
     row_digests: tuple[tuple[int, int], ...]
     digests: tuple[tuple[int, int], ...]
+    entry: tuple[tuple[int, int], ...] | None = None
+    """The digests of the state before the step, without gradients, where no step has made this state."""
 
     def has_same_bits(self, other: RecordedStep) -> bool:
         """Return whether rows, gradients, weights and the optimizer's state are the same."""
@@ -87,6 +89,7 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
         )
     starts: list[Start] = []
     programs: list[Program] = []
+    entries: dict[int, tuple[tuple[int, int], ...]] = {}
     for _, content in record_file.iterate_frames(path):
         kind, rest = content[:1], content[1:]
         if kind == record_file.BEGIN:
@@ -94,11 +97,12 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
             starts = [start] if start.first == 0 else [*starts, start]
         elif kind == record_file.PROGRAM:
             programs.append(read_program(json.loads(rest)))
+        elif kind == record_file.ENTRY:
+            entries[record_file.read_place(content)[1]] = freeze_digests(record_file.read_entry(content).tolist())
         elif starts:
-            number = record_file.read_program_number(content)
-            program = programs[number]
-            steps = record_file.read_steps(content, program.arrays, len(program.variables))
-            starts[-1].steps.update({step.number: step for step in list_steps(program, steps)})
+            program = programs[record_file.read_place(content)[0]]
+            steps = list_steps(program, record_file.read_steps(content, program.arrays, len(program.variables)))
+            starts[-1].steps.update({step.number: step._replace(entry=entries.pop(step.number, None)) for step in steps})
     return RunRecord(directory, starts)
 
 

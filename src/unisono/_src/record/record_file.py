@@ -4,6 +4,7 @@ A frame is its length, the CRC-32 of its content, and the content: a letter for 
 
     B  a run begins or goes on: its facts, in JSON
     P  a program: its name, the variables that its digests are of, the arrays of its batches, in JSON. Programs are numbered as they come.
+    E  the state before a step, where no step has made it: the first one, and where it was assigned or restored
     S  steps of one program
 """
 
@@ -27,7 +28,7 @@ FORMAT = 1
 HEAD = struct.Struct("<II")
 STEPS = struct.Struct("<IQI")
 
-BEGIN, PROGRAM, STEP = b"B", b"P", b"S"
+BEGIN, PROGRAM, ENTRY, STEP = b"B", b"P", b"E", b"S"
 
 
 class Steps(NamedTuple):
@@ -71,6 +72,10 @@ def write_json(file: BinaryIO, kind: bytes, content: Json) -> None:
     write_frame(file, kind + json.dumps(content, sort_keys=True).encode())
 
 
+def write_entry(file: BinaryIO, program: int, step: int, digests: np.ndarray) -> None:
+    write_frame(file, ENTRY + STEPS.pack(program, step, 1) + np.ascontiguousarray(digests, "<u4").tobytes())
+
+
 def write_steps(file: BinaryIO, steps: Steps) -> None:
     arrays = (np.ascontiguousarray(array, dtype).tobytes() for array, dtype in zip(steps[2:], DTYPES, strict=True))
     write_frame(file, STEP + STEPS.pack(steps.program, steps.first, len(steps)) + b"".join(arrays))
@@ -96,9 +101,15 @@ def iterate_frames(path: Path) -> Iterator[tuple[int, bytes]]:
             yield file.tell(), content
 
 
-def read_program_number(content: bytes) -> int:
-    """Return the number of the program of a frame of steps."""
-    return STEPS.unpack_from(content, 1)[0]
+def read_place(content: bytes) -> tuple[int, int]:
+    """Return (the number of the program, the number of the first step) of a frame of steps, or of the state before one."""
+    program, step, _ = STEPS.unpack_from(content, 1)
+    return program, step
+
+
+def read_entry(content: bytes) -> np.ndarray:
+    """Return the digests (variable, lane) of the state before a step."""
+    return np.frombuffer(content, "<u4", offset=1 + STEPS.size).reshape(-1, 2)
 
 
 def read_steps(content: bytes, arrays: int, variables: int) -> Steps:

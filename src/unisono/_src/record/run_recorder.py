@@ -19,7 +19,7 @@ from unisono._src.processes.agreement import get_agreement
 from unisono._src.record import record_file
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import is_ready
-from unisono._src.typing import Json
+from unisono._src.typing import Array, Json
 
 SWITCH = "UNISONO_RECORD"
 """The environment variable that names the directory of a record."""
@@ -38,6 +38,8 @@ class WaitingSteps(NamedTuple):
     first: int
     batches: list[GlobalBatch]
     digests: StepDigests
+    entry: Array | None
+    """The digests of the state before the first of the steps, where no step has made this state."""
 
 
 class RunRecorder:
@@ -76,6 +78,10 @@ class RunRecorder:
                 f"all steps of a run."
             )
         self._change_directory(Path(directory))
+
+    def stop(self) -> None:
+        """Record no more steps."""
+        self._change_directory(None)
 
     def _change_directory(self, directory: Path | None) -> None:
         if directory != self._directory:
@@ -125,7 +131,10 @@ class RunRecorder:
             steps = self._waiting[0]
             if not (all_of_them or len(self._waiting) > MOST_WAITING or is_ready(steps.digests.digests)):
                 break
-            record_file.write_steps(self._file, read_waiting(self._waiting.popleft()))
+            steps = self._waiting.popleft()
+            if steps.entry is not None:
+                record_file.write_entry(self._file, steps.program, steps.first, np.asarray(steps.entry))
+            record_file.write_steps(self._file, read_waiting(steps))
         self._written_at = time.monotonic()
 
 

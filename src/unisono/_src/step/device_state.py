@@ -44,10 +44,10 @@ class DeviceState:
     def __setitem__(self, index: int, work: StepBuffers) -> None:
         self._work[index] = work
 
-    def receive_state(self, state: State, sums: Callable[[], EmptySums]) -> None:
+    def receive_state(self, state: State, sums: Callable[[], EmptySums]) -> bool:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
 
-        `sums` makes empty sums for the first state.
+        `sums` makes empty sums for the first state. Return whether the state is another one than the last step has made.
         """
         leaves = list(itertools.chain.from_iterable(state))
         if (
@@ -55,11 +55,12 @@ class DeviceState:
             and len(leaves) == len(self._returned)
             and all(a is b for a, b in zip(leaves, self._returned, strict=True))
         ):
-            return
+            return False
         state = tuple(device_put([list(group) for group in state], self._placement.lead))
         device_sums = self._work[0][1:] if 0 in self._work else device_put(sums(), self._placement.lead)
         self._work[0] = StepBuffers(state, *device_sums)
         self.current = {0}
+        return True
 
     def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""

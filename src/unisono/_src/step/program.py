@@ -300,6 +300,11 @@ def list_state_parts(state: State) -> list[step_digests.Part]:
     return [step_digests.take_whole(array) for group in state[:-1] for array in group]
 
 
+def digest_state(state: State) -> Array:
+    """Return the digests of the arrays of the state that are recorded."""
+    return step_digests.digest_parts(list_state_parts(state))
+
+
 def take_slot(batches: PyTree, index: Array) -> PyTree:
     """Return the rows at an index of the first axis; an axis of one needs no index."""
     return map_tree(lambda a: a[0] if len(a) == 1 else take_index(a, index, keepdims=False), batches)

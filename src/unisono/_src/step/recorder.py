@@ -7,6 +7,7 @@ from typing import Protocol
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.step.step_digests import StepDigests
+from unisono._src.typing import Array
 
 
 class StepRecorder(Protocol):
@@ -15,6 +16,10 @@ class StepRecorder(Protocol):
     @property
     def is_on(self) -> bool:
         """Return whether digests are wanted: programs are compiled for it."""
+        ...
+
+    def note_entry(self, digests: Array) -> None:
+        """Note the digests of the state from which the next step starts, where no step has made this state."""
         ...
 
     def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:

@@ -24,7 +24,7 @@ from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch
 from unisono._src.step.probe_schedule import ProbeSchedule
-from unisono._src.step.program import CallOrders, CallResult, StepProgram
+from unisono._src.step.program import CallOrders, CallResult, StepProgram, digest_state
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput
 from unisono._src.step.step_digests import StepDigests
@@ -80,6 +80,7 @@ class Step:
         self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
+        self._entry_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
         self._make_programs()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -106,7 +107,9 @@ class Step:
             now = batches[:count]
             batches = batches[count:]
             self._probe_schedule.note_trained(count)
-            self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, now[0]))
+            is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, now[0]))
+            if is_other and self._recorder is not None and self._recorder.is_on:
+                self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
             self._has_state = True
             for group in self._group_batches(now):
                 whole = self._plan_of(group[0]).whole

@@ -1,0 +1,244 @@
+"""Records of runs: equal on every placement, true to the arrays that they are of, and no bit of the training is another."""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers
+
+import families
+import unisono as un
+from sizes import BATCH, mostly_slow
+from trainings import on
+from unisono._src.digest import digest_on_host
+from unisono._src.record import record_file
+from unisono._src.record.reading import read_record
+from unisono._src.record.run_recorder import get_recorder
+from unisono._src.step_count import get_step_count
+
+REPLICAS = 4
+
+
+@pytest.fixture(autouse=True)
+def new_run():
+    """Count steps from 0, and leave no record behind."""
+    before = get_step_count().steps
+    get_step_count().steps = 0
+    yield
+    get_recorder().stop()
+    get_step_count().steps = before
+
+
+def small_model():
+    hidden = [layers.Dense(8), layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.3)]
+    return keras.Sequential([layers.Input((6,)), *hidden, layers.Dense(3)])
+
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((19, 6)).astype("float32"), RNG.integers(0, 3, 19).astype("int32")
+
+
+def fit_small(strategy, directory=None, epochs=2, **compiled):
+    get_step_count().steps = 0
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = small_model()
+    model.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
+    callbacks = [un.callbacks.Record(directory)] if directory else []
+    model.fit(X, Y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
+    return model
+
+
+def content(directory):
+    """What is compared of a record: all but the placement, and the names of variables, which Keras numbers as it goes."""
+    return [
+        (
+            step.number,
+            [(variable.kind, variable.shape) for variable in step.program.variables],
+            step.position,
+            step.rows,
+            repr(step.loss),
+            step.row_digests,
+            step.digests,
+            step.entry,
+        )
+        for step in read_record(directory).steps.values()
+    ]
+
+
+@pytest.mark.parametrize("family", mostly_slow(families.FAMILIES, "normalized"))
+def test_equal_on_every_placement_and_no_bit_is_another(family, tmp_path):
+    prints, records = set(), []
+    for devices in (None, 1, 3, 4):
+        get_step_count().steps = 0
+        keras.utils.set_random_seed(0)
+        with on(devices or 1, REPLICAS).scope():
+            model, compiled, data = families.FAMILIES[family]()
+        model.compile(**compiled)
+        callbacks = [un.callbacks.Record(tmp_path / str(devices))] if devices else []
+        model.fit(**data, batch_size=families.BATCH, epochs=1, verbose=0, callbacks=callbacks)
+        prints.add(un.fingerprint(model))
+        if devices:
+            records.append(content(tmp_path / str(devices)))
+    assert len(prints) == 1
+    assert len(records[0]) == 11
+    assert records[0] == records[1] == records[2]
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_digests_are_those_of_the_arrays(replicas, tmp_path):
+    model = fit_small(on(1, replicas), tmp_path)
+    steps = read_record(tmp_path).steps
+    last = steps[max(steps)]
+    assert [step.rows for step in steps.values()] == [8, 8, 3, 8, 8, 3]
+    assert last.position == (1, 2)
+    of_kinds = {
+        "weight": model.trainable_variables,
+        "state": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+    }
+    recorded = list(zip(last.program.variables, last.digests, strict=True))
+    for kind, variables in of_kinds.items():
+        found = [digest for variable, digest in recorded if variable.kind == kind]
+        assert found == [digest_on_host(np.asarray(variable.value)) for variable in variables]
+    assert [v.path for v in last.program.variables if v.kind == "gradient"] == [v.path for v in model.trainable_variables]
+    assert last.program.facts["replicas"] == replicas
+    assert steps[0].entry is not None
+    assert np.isfinite([step.loss for step in steps.values()]).all()
+
+
+def test_rows_are_those_of_the_global_batch(tmp_path):
+    """Though no device gets all of them."""
+    strategy = on(4, REPLICAS)
+    with strategy.scope():
+        model = small_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with get_recorder().record_into(tmp_path):
+        model.train_on_batch(X, Y)
+    (step,) = read_record(tmp_path).steps.values()
+    assert step.row_digests == (digest_on_host(X), digest_on_host(Y))
+
+
+def test_a_callback_that_assigns_is_seen_at_the_entry_of_a_step(tmp_path):
+    strategy = on(1, REPLICAS)
+    with strategy.scope():
+        model = small_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    class Assign(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.trainable_variables[0].assign(np.zeros((6, 8), "float32"))
+
+    callbacks = [un.callbacks.Record(tmp_path), Assign()]
+    model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+    steps = read_record(tmp_path).steps
+    kinds = [variable.kind for variable in steps[0].program.variables]
+    before = [digest for kind, digest in zip(kinds, steps[1].digests, strict=True) if kind != "gradient"]
+    entry = list(steps[2].entry or ())
+    assert [index for index, (one, other) in enumerate(zip(before, entry, strict=True)) if one != other] == [0]
+    assert entry[0] == (0, 0)
+    assert steps[1].entry is None
+
+
+def loop(strategy, **options):
+    get_step_count().steps = 0
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model, optimizer = small_model(), keras.optimizers.Adam()
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def replica_step(batch):
+        x, y = batch
+
+        def loss():
+            return un.compute_average_loss(loss_fn(y, model(x, training=True)))
+
+        value, gradients = un.value_and_grad(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    @un.function(**options)
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    values = [float(step(batch)) for batch in strategy.distribute_dataset((X, Y), batch_size=BATCH)]
+    return un.fingerprint(model, optimizer), values
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_a_loop_is_recorded(replicas, tmp_path):
+    plain, _ = loop(on(1, replicas))
+    recorded, values = loop(on(1, replicas), record=tmp_path / "one")
+    get_recorder().stop()
+    others = [loop(on(replicas, replicas), record=tmp_path / "all")[0]]
+    get_recorder().stop()
+    assert {plain, recorded, *others} == {plain}
+    assert content(tmp_path / "one") == content(tmp_path / "all")
+    steps = read_record(tmp_path / "one").steps
+    np.testing.assert_allclose([step.loss for step in steps.values()], values, rtol=1e-6)
+    assert {step.program.name for step in steps.values()} == {"replica_step"}
+
+
+def test_one_process_records_into_one_directory(tmp_path):
+    loop(on(1, 1), record=tmp_path / "one")
+    with pytest.raises(ValueError, match=r"record='.*two', and this process records into '.*one' already\. Name one directory"):
+        loop(on(1, 1), record=tmp_path / "two")
+
+
+def test_a_record_that_was_torn_is_read_and_goes_on(tmp_path):
+    """Behind every byte at which a process may be killed."""
+    fit_small(on(1, 1), tmp_path / "whole")
+    whole = content(tmp_path / "whole")
+    data = (tmp_path / "whole" / record_file.NAME).read_bytes()
+    begun = next(record_file.iterate_frames(tmp_path / "whole" / record_file.NAME))[0]
+
+    @given(st.integers(begun, len(data)))
+    def torn(end):
+        directory = tmp_path / "torn"
+        directory.mkdir(exist_ok=True)
+        (directory / record_file.NAME).write_bytes(data[:end])
+        read = content(directory)
+        assert read == whole[: len(read)]
+        with record_file.open_to_append(directory) as file:
+            record_file.write_json(file, record_file.BEGIN, {"format": 1, "first": 6, "command": [], "time": 0.0})
+        assert content(directory) == read
+        assert len(read_record(directory).starts) == 2
+
+    torn()
+
+
+def test_a_new_run_in_the_same_directory_replaces_the_old_one(tmp_path):
+    fit_small(on(1, 1), tmp_path, epochs=2)
+    fit_small(on(1, 1), tmp_path, epochs=1)
+    assert len(read_record(tmp_path).steps) == 3
+
+
+def test_steps_that_are_not_compiled_are_not_recorded(tmp_path):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit_small(on(1, 1), tmp_path, run_eagerly=True)
+    texts = [str(warning.message) for warning in said]
+    assert (
+        "The steps of 'train' are not compiled, and such steps are not recorded. Leave out run_eagerly=True and jax.disable_jit() to record them."
+        in texts
+    )
+    assert get_step_count().steps == 6
+
+
+def test_what_is_no_record_is_refused(tmp_path):
+    with pytest.raises(
+        FileNotFoundError, match=r"holds no record of a run: there is no file steps\.record\. Record a run by UNISONO_RECORD="
+    ):
+        read_record(tmp_path)
+    with pytest.raises(ValueError, match=r"Record received an empty directory\. Name a directory"):
+        un.callbacks.Record("")
+    with record_file.open_to_append(tmp_path) as file:
+        record_file.write_json(file, record_file.BEGIN, {"format": 99, "first": 0, "command": [], "time": 0.0})
+    with pytest.raises(ValueError, match=r"has the format 99, and this version of Unisono reads formats up to 1"):
+        read_record(tmp_path)
