@@ -1,0 +1,72 @@
+"""Records of whole programs that nobody changed: `UNISONO_RECORD`, kill -9, resumes on other placements, two processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from processes import HERE, LAUNCH, environment, kept_in, python
+from sizes import thorough
+from unisono._src.record import record_file
+from unisono._src.record.reading import RunRecord, read_record
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = str(HERE / "train_and_be_killed.py")
+
+
+def spec(directory, devices, how):
+    return json.dumps({"directory": str(directory), "devices": devices, "how": how})
+
+
+def content(record: RunRecord):
+    return [
+        (s.number, [(v.kind, v.shape) for v in s.program.variables], s.position, s.rows, repr(s.loss), s.row_digests, s.digests)
+        for s in record.steps.values()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fit", *thorough("loop")])
+def test_a_run_that_is_killed_goes_on_with_its_record(tmp_path, how):
+    whole, killed, kept = tmp_path / "whole", tmp_path / "killed", kept_in(tmp_path / "kept")
+    done = python(SCRIPT, spec(tmp_path / "a", 1, how), UNISONO_RECORD=str(whole), **kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for devices in (2, 3):
+        command = [sys.executable, SCRIPT, spec(tmp_path / "b", devices, how)]
+        options = environment(UNISONO_RECORD=str(killed), **kept)
+        with subprocess.Popen(command, env=options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            before = size_of(killed)
+            while process.poll() is None and size_of(killed) < before + 4000:
+                time.sleep(0.01)
+            process.kill()
+            process.communicate()
+    done = python(SCRIPT, spec(tmp_path / "b", 8, how), UNISONO_RECORD=str(killed), **kept)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = read_record(killed)
+    assert len(record.starts) == 3
+    assert record.starts[-1].first > 0
+    assert len(content(record)) == 69
+    assert content(record) == content(read_record(whole))
+
+
+def size_of(directory) -> int:
+    path = directory / record_file.NAME
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.mark.slow
+def test_two_processes_record_once(tmp_path):
+    """What one process records of the same steps, the rows of the other process included."""
+    done = python(SCRIPT, spec(tmp_path / "a", 1, "fit"), UNISONO_RECORD=str(tmp_path / "one"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    launch = [*LAUNCH[1:], "--processes", "2", "--devices-per-process", "1", "--cpu", SCRIPT, spec(tmp_path / "b", "all", "fit")]
+    done = python(*launch, UNISONO_RECORD=str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = read_record(tmp_path / "two")
+    assert next(iter(two.steps.values())).program.placement == {"devices": 1, "processes": 2}
+    assert content(two) == content(read_record(tmp_path / "one"))
