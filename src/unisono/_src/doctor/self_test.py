@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import keras
@@ -37,20 +38,28 @@ def train_on(strategy: Strategy, placement: str, batch: int = BATCH) -> TrainedB
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = make_net()
-    model.compile(keras.optimizers.Adam(1e-2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(keras.optimizers.Adam(1e-2, name="adam"), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(STEPS * batch, SIDE, SIDE, 3)).astype("float32")
     y = rng.integers(0, CLASSES, len(x)).astype("int32")
     noted = StepFingerprints()
     model.fit(x, y, batch_size=batch, verbose=0, callbacks=[noted])  # pyright: ignore[reportArgumentType]  # Keras takes numbers
     newest = map_newest_values(model)
-    variables = {variable.path: fingerprint(newest.get(id(variable), variable.value)) for variable in model.weights}
+    variables = {
+        name_variable(variable): fingerprint(newest.get(id(variable), variable.value))
+        for variable in [*model.variables, *model.optimizer.variables]
+    }
     return TrainedBits(placement, noted.steps, variables, time.monotonic() - started)
 
 
+def name_variable(variable: keras.Variable) -> str:
+    """Return the path of a variable without the number that Keras gives to each seed generator."""
+    return re.sub(r"^seed_generator_\d+", "seed_generator", variable.path)
+
+
 def make_net() -> keras.Model:
-    """Return the net. Its layers have names, which Keras would number anew for each placement."""
-    return keras.Sequential([
+    """Return the net. It and its layers have names, which Keras would number anew for each placement."""
+    stack = [
         layers.Input((SIDE, SIDE, 3)),
         layers.Conv2D(8, 3, strides=2, name="convolution"),
         layers.BatchNormalization(name="normalization"),
@@ -58,4 +67,5 @@ def make_net() -> keras.Model:
         layers.Dropout(0.2, name="dropout"),
         layers.Flatten(name="flat"),
         layers.Dense(CLASSES, name="classes"),
-    ])  # fmt: skip
+    ]
+    return keras.Sequential(stack, name="net")

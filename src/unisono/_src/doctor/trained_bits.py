@@ -14,7 +14,7 @@ class TrainedBits:
     steps: list[str]
     """The fingerprint of the model after each step."""
     variables: dict[str, str]
-    """The fingerprint of each weight and statistic at the end, by name."""
+    """The fingerprint of each variable of model and optimizer at the end, by name."""
     seconds: float
 
     @property
@@ -26,5 +26,5 @@ class TrainedBits:
         if self.steps == other.steps:
             return ""
         step = next(number for number, pair in enumerate(zip(self.steps, other.steps, strict=True), 1) if pair[0] != pair[1])
-        names = [name for name, bits in self.variables.items() if bits != other.variables[name]]
-        return f"parts at step {step} of {len(self.steps)}, in {', '.join(names) or 'the state of optimizer or dropout'}"
+        names = [name for name, bits in self.variables.items() if bits != other.variables.get(name)]
+        return f"parts at step {step} of {len(self.steps)}, in {', '.join(names) or 'no variable that is left at the end'}"
