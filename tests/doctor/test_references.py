@@ -14,6 +14,7 @@ from record_references import record, say_moved, train_references
 from reference_trainings import TRAININGS
 from unisono._src.doctor import references
 from unisono._src.doctor.references import Conditions, Reference, References, format_versions, read_references
+from unisono._src.native.library import load_kernels
 
 CHANGELOG = HERE.parent / "CHANGELOG.md"
 HALVES = {"first": tuple(TRAININGS)[::2], "second": tuple(TRAININGS)[1::2]}
@@ -32,6 +33,23 @@ def test_the_trainings_have_the_bits_that_are_kept(half):
     if kept is None:
         pytest.skip("nothing is kept for these versions on this processor: python tests/record_references.py records it")
     assert fingerprints == {name: kept.fingerprints[name] for name in names}, say_moved(kept.fingerprints, fingerprints)
+
+
+LEVELS = ("convolution", "separable", "lstm", "attention")
+"""Trainings that the native kernels change."""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.skipif(load_kernels().level != "avx512", reason="needs native kernels of two levels")
+def test_the_level_of_the_kernels_changes_no_bit(monkeypatch):
+    """So it does not belong to the conditions under which fingerprints are kept."""
+    fingerprints = train_references(LEVELS)
+    monkeypatch.setenv("UNISONO_NATIVE", "avx2")
+    assert train_references(LEVELS) == fingerprints
+    monkeypatch.setenv("UNISONO_NATIVE", "0")
+    without = train_references(LEVELS)
+    assert not any(without[name] == fingerprints[name] for name in LEVELS)
 
 
 def test_the_changelog_names_the_number_of_the_bits():
