@@ -23,9 +23,10 @@ def test_the_version_is_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--help"], ["{launch,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
+        (["--help"], ["{launch,doctor,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
         (["launch", "--help"], ["unisono launch --processes 4 --restarts 3 train.py", "--processes INT", "(default: all GPUs"]),
         (["demo", "--help"], ["--epochs INT", "(default: 40 for digits, else 2)", "(default: digits)"]),
+        (["doctor", "--help"], ["--json", "--processes", "--versions", "unisono launch --processes 2 -m unisono doctor"]),
         (["completion", "--help"], ["{bash,zsh}", "unisono completion bash >"]),
     ],
     ids=" ".join,
@@ -47,6 +48,8 @@ complete_words() {
 }
 complete_words unisono la
 complete_words unisono launch --re
+complete_words unisono do
+complete_words unisono doctor --vers
 """
 
 
@@ -54,7 +57,7 @@ complete_words unisono launch --re
 def test_bash_completes_subcommands_and_options(capsys):
     script = printed_by(capsys, "completion", "bash")
     done = subprocess.run(["bash", "-c", COMPLETED], input=script, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["launch", "--restarts"]
+    assert done.stdout.split() == ["launch", "--restarts", "doctor", "--versions"]
 
 
 def test_zsh_has_a_script(capsys):

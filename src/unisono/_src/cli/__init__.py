@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from unisono._src.cli import launch_command
+from unisono._src.cli import doctor_command, launch_command
 from unisono._src.cli.completion import make_completion
 from unisono._src.cli.errors import CommandError
 from unisono._src.cluster.launch.target import split_command_line
@@ -36,7 +36,8 @@ def main(args: Sequence[str] | None = None) -> None:
         words = ["launch", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)
-    if words[:1] != ["launch"]:  # the launcher starts at once: the other subcommands import Keras
+    app.command(doctor_command.doctor)
+    if words[:1] not in (["launch"], ["doctor"]):  # these start at once: the other subcommands import Keras
         from unisono._src.cli import demo
 
         app.command(demo.demo)

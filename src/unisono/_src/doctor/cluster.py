@@ -1,0 +1,125 @@
+"""Findings about the processes of one training: what they have differently, and the self-test over all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+
+from unisono._src.cluster.connect import connect_processes
+from unisono._src.cluster.description import describe_by_launcher, describe_by_tf_config
+from unisono._src.cluster.watch.begin import begin_watch
+from unisono._src.doctor.finding import Finding, Verdict, read_finding
+from unisono._src.doctor.placements import compare_placements
+from unisono._src.native.library import load_kernels
+from unisono._src.processes.agreement import Agreement, begin_agreement
+from unisono._src.typing import Json
+from unisono._src.versions import list_versions
+from unisono._src.xla import device_kind, runtime
+
+SECTION = "processes"
+PLACES = {"host"}
+"""Facts that may differ."""
+TRAINABLE = {"processor", "instructions", "caches", "XLA_FLAGS"}
+"""Facts with whose differences a strategy starts: the self-test then shows whether they part the processes. It refuses the others."""
+TIMEOUT = 60
+"""Seconds for all processes to come: each has little to do before."""
+
+
+def is_one_of_several() -> bool:
+    """Return whether the environment describes several processes: that of `unisono launch`, or TF_CONFIG."""
+    described = [describe_by_launcher(os.environ), describe_by_tf_config(os.environ)]
+    return any(cluster is not None and cluster.processes > 1 for cluster in described)
+
+
+def meet_processes() -> Agreement:
+    """Connect to the other processes, before JAX starts, and return the agreement with them."""
+    cluster = connect_processes(timeout=TIMEOUT)
+    if cluster.processes == 1:
+        return Agreement()
+    begin_watch()
+    return begin_agreement(cluster.process, cluster.processes)
+
+
+def gather_findings(agreement: Agreement, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of this process, and those of the others that are not as they should be."""
+    records = agreement.gather_values("its findings", [finding.to_json() for finding in findings])
+    others = [
+        dataclasses.replace(finding, subject=f"{finding.subject}, process {number}")
+        for number, theirs in enumerate(records)
+        for finding in map(read_finding, theirs)
+        if number and finding.verdict != Verdict.OK
+    ]
+    return [*map(read_finding, records[0]), *others]
+
+
+def describe_process() -> dict[str, str]:
+    """Return what the bits of a process depend on, before JAX has started."""
+    return list_versions() | {
+        "host": socket.gethostname(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "kernels": describe_kernels(),
+        "one CPU thread": str(runtime.count_threads() < runtime.FEWEST_THREADS),
+        **device_kind.describe_processor(),
+    }
+
+
+def describe_kernels() -> str:
+    """Return the kernels, or why a strategy would refuse to start with the ones that are asked for."""
+    try:
+        return load_kernels().description
+    except ValueError as error:
+        return str(error)
+
+
+def compare_processes(facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
+    """Return a finding for each fact that is not the same in all processes, or one that says that there is none."""
+    hosts = len({fact.get("host") for fact in facts})
+    where = f"{len(facts)} processes on {hosts} machine{'s' * (hosts != 1)}"
+    names = sorted({name for fact in facts for name in fact} - PLACES)
+    differing = [name for name in names if len({fact.get(name) for fact in facts}) > 1]
+    if not differing:
+        yield Finding(SECTION, "all", f"{where}: versions, flags, kernels and processors are the same")
+    for name in differing:
+        odd = next(number for number, fact in enumerate(facts) if fact.get(name) != facts[0].get(name))
+        texts = device_kind.list_kind_differences(
+            {name: facts[odd].get(name) or "none"}, {name: facts[0].get(name) or "none"}, f"in process {odd}", "in process 0"
+        )
+        yield Finding(SECTION, name, texts[0].removeprefix(f"{name}: "), Verdict.BREAKS, "the same in all processes")
+
+
+def examine_processes(agreement: Agreement, with_self_test: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
+    """Return findings about differences between processes and about trainings on them, and what each training has computed."""
+    facts = agreement.gather_values("what its bits depend on", describe_process())
+    findings = list(compare_processes(facts))
+    if not with_self_test:
+        return findings, []
+    if any(finding.verdict == Verdict.BREAKS and finding.subject not in TRAINABLE for finding in findings):
+        return [*findings, Finding("placements", "self-test", "not run: the processes differ", Verdict.NOTE)], []
+    more, trained = train_together(agreement, len(facts))
+    return [*findings, *more], trained
+
+
+def train_together(agreement: Agreement, processes: int) -> tuple[list[Finding], list[dict[str, Json]]]:
+    """Return findings about trainings on each process alone and on all together, and what each has computed."""
+    import jax  # with Keras, for which the examination of a single process does not wait
+
+    from unisono._src.doctor import self_test
+    from unisono._src.doctor.devices import examine_devices
+    from unisono._src.strategy.builtin import OneDeviceStrategy
+    from unisono._src.strategy.multi_worker import MultiWorkerMirroredStrategy
+
+    replicas = max(self_test.REPLICAS, processes)
+    together = MultiWorkerMirroredStrategy(devices=1, replicas=replicas)
+    alone = OneDeviceStrategy(devices=jax.local_devices()[:1], replicas=replicas)
+    bits = [
+        self_test.train_on(alone, f"process {agreement.number} alone", replicas * 2),
+        self_test.train_on(together, f"all processes, as process {agreement.number} has it", replicas * 2),
+    ]
+    gathered = agreement.gather_values("the bits of the self-test", list(map(dataclasses.asdict, bits)))
+    trained = [record for placement in zip(*gathered, strict=True) for record in placement]
+    devices = gather_findings(agreement, list(examine_devices()))
+    return [*devices, *compare_placements(trained)], trained

@@ -1,0 +1,69 @@
+"""The examination from its first finding to its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from unisono._src.doctor import cluster, libraries, processor, settings
+from unisono._src.doctor.finding import Finding, compute_exit_code, look
+from unisono._src.doctor.placements import try_placements
+from unisono._src.doctor.report import format_findings, format_verdict, make_record
+from unisono._src.typing import Json
+
+ALONE = Finding(
+    "processes", "one process", "nothing to compare. Start `unisono doctor` by what starts your training to compare processes"
+)
+
+CHECKS = {
+    ("versions", "libraries"): libraries.examine_libraries,
+    ("settings", "GPU flags"): settings.examine_gpu_flags,
+    ("settings", "excess precision"): settings.examine_excess_precision,
+    ("settings", "CPU threads"): settings.examine_threads,
+    ("settings", "TensorFlow's switch"): settings.examine_tensorflow_switch,
+    ("settings", "XLA_FLAGS"): settings.examine_other_flags,
+    ("settings", "JAX"): settings.examine_jax_settings,
+    ("processor", "cores"): processor.examine_cores,
+    ("processor", "native kernels"): processor.examine_kernels,
+}
+"""What is looked at before JAX starts, by section and subject."""
+
+
+def examine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_json: bool) -> int:
+    """Examine this machine, print the findings as they come, and return the exit code.
+
+    Args:
+        with_self_test: Train on the placements of this machine.
+        with_processes: Train on two processes over loopback as well.
+        in_cluster: Meet the other processes of the cluster that JAX finds.
+        as_json: Print one object at the end.
+    """
+    findings = [finding for place, check in CHECKS.items() for finding in look(*place, check)]
+    if in_cluster or cluster.is_one_of_several():
+        return examine_together(findings, with_self_test, as_json)
+    findings.append(ALONE)
+    if not as_json:
+        print(format_findings(findings), flush=True)
+    more, trained = try_placements(with_processes) if with_self_test else ([], [])
+    if not as_json:
+        print(format_findings(more))
+    return conclude([*findings, *more], trained, as_json)
+
+
+def examine_together(findings: Sequence[Finding], with_self_test: bool, as_json: bool) -> int:
+    """Examine all processes. Process 0 prints."""
+    agreement = cluster.meet_processes()
+    findings = cluster.gather_findings(agreement, findings)
+    more, trained = cluster.examine_processes(agreement, with_self_test)
+    everything = [*findings, *more]
+    if not agreement.is_first:
+        return compute_exit_code(everything)
+    if not as_json:
+        print(format_findings(everything))
+    return conclude(everything, trained, as_json)
+
+
+def conclude(findings: Sequence[Finding], trained: Sequence[dict[str, Json]], as_json: bool) -> int:
+    """Print the end, and return the exit code."""
+    print(json.dumps(make_record(findings, trained), indent=2) if as_json else format_verdict(findings))
+    return compute_exit_code(findings)

@@ -1,0 +1,57 @@
+"""A finding: one fact about this machine, and whether the promise holds with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from unisono._src.typing import Json
+
+
+class Verdict(enum.StrEnum):
+    """What a fact means for the promise of the same bits."""
+
+    OK = "ok"
+    NOTE = "note"
+    """The promise holds, and this is worth knowing."""
+    BREAKS = "breaks"
+    """Placements, runs or processes may have other bits, or a strategy refuses to start."""
+    UNSEEN = "unseen"
+    """The fact could not be looked at."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One fact, with a verdict."""
+
+    section: str
+    subject: str
+    fact: str
+    verdict: Verdict = Verdict.OK
+    advice: str = ""
+    """What to write to mend it."""
+
+    def to_json(self) -> dict[str, Json]:
+        return dataclasses.asdict(self)
+
+
+def read_finding(record: Mapping[str, str]) -> Finding:
+    """Return the finding of a record in JSON."""
+    return Finding(record["section"], record["subject"], record["fact"], Verdict(record["verdict"]), record["advice"])
+
+
+def look(section: str, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return the findings of a check; where it raises, one finding that says so."""
+    try:
+        return list(check())
+    except Exception as error:  # an examination goes on: what cannot be read is a finding too
+        return [Finding(section, subject, f"{type(error).__name__}: {error}", Verdict.UNSEEN)]
+
+
+def compute_exit_code(findings: Sequence[Finding]) -> int:
+    """Return 1 where something breaks the promise, 2 where nothing does but something could not be looked at, else 0."""
+    verdicts = {finding.verdict for finding in findings}
+    if Verdict.BREAKS in verdicts:
+        return 1
+    return 2 if Verdict.UNSEEN in verdicts else 0

@@ -1,0 +1,51 @@
+"""Findings about versions: those that are installed, and those with which Unisono works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import warnings
+from collections.abc import Iterator
+
+from unisono._src.doctor.finding import Finding, Verdict
+from unisono._src.versions import VERSION, WINDOWS, ReleaseWindow
+
+SECTION = "versions"
+OTHERS = ("jaxlib", "numpy")
+"""Libraries on which bits depend, and of which no release is refused here."""
+
+
+def examine_libraries() -> Iterator[Finding]:
+    """Return a finding for each library on which bits depend."""
+    yield Finding(SECTION, "unisono", f"{VERSION}, on Python {platform.python_version()}")
+    for window in WINDOWS:
+        yield examine_release(window)
+    for package in OTHERS:
+        version = find_version(package)
+        yield Finding(SECTION, package, version or "not installed", Verdict.OK if version else Verdict.BREAKS)
+
+
+def examine_release(window: ReleaseWindow) -> Finding:
+    """Return whether the installed release of a library is one with which Unisono works."""
+    version = find_version(window.package)
+    install = f"pip install '{window.requirement}'"
+    if version is None:
+        return Finding(SECTION, window.package, "not installed", Verdict.BREAKS, install)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            window.check(version)
+    except ImportError:
+        return Finding(SECTION, window.package, f"{version}; Unisono works with {window.requirement}", Verdict.BREAKS, install)
+    tried = ", ".join(window.tried)
+    if said:
+        return Finding(SECTION, window.package, f"{version}, with which Unisono was not tried, but with {tried}", Verdict.NOTE)
+    return Finding(SECTION, window.package, f"{version}, with which Unisono was tried")
+
+
+def find_version(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

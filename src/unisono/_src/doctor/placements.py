@@ -1,0 +1,95 @@
+"""The self-test: the same training in fresh processes, on the placements that this machine can make, and the comparison of the bits."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from unisono._src.cluster.launch.worker_environment import list_gpus
+from unisono._src.doctor.finding import Finding, Verdict, read_finding
+from unisono._src.doctor.trained_bits import TrainedBits
+from unisono._src.processes import names
+from unisono._src.typing import Json
+
+SECTION = "placements"
+MODULE = "unisono._src.doctor.trainer"
+LIMIT = 300
+"""Seconds after which a process is given up: on an idle machine with two cores it needs ten."""
+LAST_LINES = 3
+"""Lines of its standard error that are shown of a process that failed."""
+
+CLUSTER_VARIABLES = (
+    names.COORDINATOR, names.PROCESSES, names.PROCESS, "TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS",
+)  # fmt: skip
+"""What would connect a process of the self-test to the processes of a training."""
+
+
+REPORT = "a training on one placement alone, and a report of this fault of Unisono or of this machine, with all that stands here"
+"""What to do about placements that part."""
+
+
+class TrainerError(Exception):
+    """A process of the self-test failed."""
+
+
+def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
+    """Return findings about devices and placements, and what each placement has computed. The trainings run side by side."""
+    commands = {
+        "several devices": [sys.executable, "-m", MODULE, "counts"],
+        "one device": [sys.executable, "-m", MODULE, "new-process"],
+    }
+    findings: list[Finding] = []
+    if with_processes and len(list_gpus(os.environ)) != 1:
+        launch = ["-m", "unisono", "launch", "--processes", "2", "--devices-per-process", "1"]
+        commands["two processes"] = [sys.executable, *launch, "-m", MODULE, "cluster"]
+    elif with_processes:
+        findings.append(Finding(SECTION, "two processes", "not tried: they would share one GPU", Verdict.NOTE))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = {name: pool.submit(run_trainer, command) for name, command in commands.items()}
+    trained: list[dict[str, Json]] = []
+    for name, job in jobs.items():
+        try:
+            record = job.result()
+        except TrainerError as error:
+            findings.append(Finding(SECTION, name, str(error), Verdict.UNSEEN))
+            continue
+        findings += map(read_finding, record.get("findings", []))
+        trained += record["trained"]
+    return [*findings, *compare_placements(trained)], trained
+
+
+def run_trainer(command: Sequence[str]) -> dict[str, Json]:
+    """Run a process of the self-test, and return what it printed."""
+    try:
+        done = subprocess.run(
+            command, env=make_environment(os.environ), capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainerError(f"the training did not end within {LIMIT} seconds") from None
+    records = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"trained": [{' in line]
+    if done.returncode or not records:
+        last = " / ".join(line.strip() for line in done.stderr.strip().splitlines()[-LAST_LINES:])
+        raise TrainerError(f"the training ended with exit code {done.returncode}: {last or 'without a word'}")
+    return json.loads(records[-1])
+
+
+def make_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process of the self-test: the user's, but alone, with nothing kept on disk, and as many processes on a
+    GPU as there are."""
+    alone = {name: value for name, value in base.items() if name not in CLUSTER_VARIABLES}
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | alone | {"JAX_ENABLE_COMPILATION_CACHE": "0", "KERAS_BACKEND": "jax"}
+
+
+def compare_placements(trained: Sequence[Mapping[str, Json]]) -> list[Finding]:
+    """Return a finding for each placement: whether it has the bits of the first one, or where the two part."""
+    bits = [TrainedBits(**record) for record in trained]
+    findings = []
+    for one in bits:
+        parting = one.find_parting(bits[0])
+        fact = f"{one.fingerprint} {parting}".rstrip()
+        findings.append(Finding(SECTION, one.placement, fact, Verdict.BREAKS if parting else Verdict.OK, REPORT * bool(parting)))
+    return findings

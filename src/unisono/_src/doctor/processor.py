@@ -1,0 +1,124 @@
+"""Findings about the processor: its cores, and the kernels that were compiled for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from unisono._src.doctor.finding import Finding, Verdict
+from unisono._src.native.library import SWITCH, load_kernels
+from unisono._src.native.processor import read_cores
+from unisono._src.xla import device_kind, runtime
+
+SECTION = "processor"
+
+SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
+"""What Linux tells of the speed of a core, below its folder."""
+
+
+class CoreKind(NamedTuple):
+    """What of a core decides bits."""
+
+    model: str
+    instructions: str
+    caches: str
+
+
+def examine_cores() -> Iterator[Finding]:
+    """Return whether the cores that this process may use are alike."""
+    allowed = list_allowed_cores()
+    kinds = group_cores(allowed)
+    if not kinds:
+        yield Finding(SECTION, "cores", f"{runtime.count_cores()}; this system does not tell what they are", Verdict.NOTE)
+        return
+    if len(kinds) == 1:
+        (kind,) = kinds
+        yield Finding(SECTION, "cores", f"{len(allowed)} of one kind: {kind.model}, caches {kind.caches or 'unknown'}")
+    else:
+        most = max(kinds.values(), key=len)
+        yield Finding(
+            SECTION,
+            "cores",
+            f"{len(kinds)} kinds: {describe_kinds(kinds)}. Machine code and the pieces of products depend on the core on which "
+            f"JAX starts, so that two runs may have other bits",
+            Verdict.BREAKS,
+            f"taskset --cpu-list {format_cores(most)} python ..., so that all cores of a run are of one kind",
+        )
+    speeds = {read_speed(core) for core in allowed} - {""}
+    if len(kinds) == 1 and len(speeds) > 1:
+        yield Finding(SECTION, "speeds", "cores are of several speeds, which changes no bit", Verdict.NOTE)
+
+
+def examine_kernels() -> Iterator[Finding]:
+    """Return which kernels are in use."""
+    try:
+        kernels = load_kernels()
+    except ValueError as error:
+        yield Finding(SECTION, "native kernels", str(error), Verdict.BREAKS, f"leave {SWITCH} out")
+        return
+    if kernels.level:
+        yield Finding(SECTION, "native kernels", f"level {kernels.level}, build {kernels.build}")
+        return
+    advice = f"leave {SWITCH} out" if kernels.is_switched_off else "install a C++ compiler (g++), and Unisono again"
+    fact = f"none: {kernels.reason}. XLA computes everything, with bits of its own"
+    yield Finding(SECTION, "native kernels", fact, Verdict.NOTE, advice)
+
+
+def list_allowed_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(runtime.count_cores()))
+
+
+def group_cores(allowed: Collection[int]) -> dict[CoreKind, list[int]]:
+    """Return the numbers of cores by their kind; nothing where the system does not tell."""
+    kinds: dict[CoreKind, list[int]] = {}
+    for core in read_cores():
+        number = int(core.get("processor", "-1"))
+        if number in allowed:
+            kinds.setdefault(describe_core(number, core), []).append(number)
+    return kinds
+
+
+def describe_core(number: int, core: dict[str, str]) -> CoreKind:
+    return CoreKind(
+        " ".join(core[name] for name in device_kind.MODEL if name in core),
+        " ".join(sorted(device_kind.select_computing_instructions(core))),
+        device_kind.read_cache_sizes(device_kind.CORES / f"cpu{number}"),
+    )
+
+
+def describe_kinds(kinds: Mapping[CoreKind, list[int]]) -> str:
+    """Return what differs between kinds of cores, in words."""
+    common = set.intersection(*(set(kind.instructions.split()) for kind in kinds))
+    texts = []
+    for kind, numbers in kinds.items():
+        more = sorted(set(kind.instructions.split()) - common)
+        has = "".join([f", caches {kind.caches}" * bool(kind.caches), f", and {' '.join(more)}" * bool(more)])
+        texts.append(f"cores {format_cores(numbers)} {kind.model}{has}")
+    return "; ".join(texts)
+
+
+def read_speed(number: int) -> str:
+    """Return what the system tells of the speed of a core; "" where it tells nothing."""
+    for name in SPEEDS:
+        try:
+            return (device_kind.CORES / f"cpu{number}" / name).read_text().strip()
+        except OSError:
+            continue
+    return ""
+
+
+def format_cores(numbers: Collection[int]) -> str:
+    """Return numbers of cores as `taskset` reads them.
+
+    >>> format_cores([0, 1, 2, 5])
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

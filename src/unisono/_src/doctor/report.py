@@ -1,0 +1,55 @@
+"""The findings as text and as JSON."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+from unisono._src.doctor.finding import Finding, Verdict, compute_exit_code
+from unisono._src.typing import Json
+
+WIDTH = 118
+VERDICT = 8
+"""The width of the first column."""
+
+
+def format_findings(findings: Iterable[Finding]) -> str:
+    """Return the findings as a table: a line for each fact, under it what to write where it is not as it should be."""
+    lines: list[str] = []
+    for section, inside in itertools.groupby(findings, key=lambda finding: finding.section):
+        lines += ["", section]
+        for finding in inside:
+            lines += format_finding(finding)
+    return "\n".join(lines)
+
+
+def format_finding(finding: Finding) -> list[str]:
+    indent = " " * (2 + VERDICT)
+    first = f"  {finding.verdict.value:<{VERDICT}}{finding.subject}: "
+    wrapped = textwrap.wrap(finding.fact, WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    if finding.advice:
+        wrapped += textwrap.wrap(
+            finding.advice, WIDTH, initial_indent=f"{indent}write: ", subsequent_indent=indent + "       ", break_on_hyphens=False
+        )
+    return wrapped
+
+
+def format_verdict(findings: Sequence[Finding]) -> str:
+    """Return the last line: whether anything breaks the promise."""
+    counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in Verdict}
+    parts = [
+        f"{counts[Verdict.BREAKS] or 'Nothing'} break{'s' * (counts[Verdict.BREAKS] < 2)} the promise of the same bits here",
+        f"{counts[Verdict.UNSEEN]} could not be looked at" * bool(counts[Verdict.UNSEEN]),
+        f"{counts[Verdict.NOTE]} note{'s' * (counts[Verdict.NOTE] != 1)}" * bool(counts[Verdict.NOTE]),
+    ]
+    return f"\n{'; '.join(filter(None, parts))}."
+
+
+def make_record(findings: Sequence[Finding], trained: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    """Return everything for programs."""
+    return {
+        "exit_code": compute_exit_code(findings),
+        "findings": [finding.to_json() for finding in findings],
+        "placements": list(trained),
+    }

@@ -1,0 +1,30 @@
+"""What a placement has computed in the self-test, and where two placements part."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedBits:
+    """What a placement has computed, in fingerprints."""
+
+    placement: str
+    """The placement, in words."""
+    steps: list[str]
+    """The fingerprint of the model after each step."""
+    variables: dict[str, str]
+    """The fingerprint of each variable of model and optimizer at the end, by name."""
+    seconds: float
+
+    @property
+    def fingerprint(self) -> str:
+        return self.steps[-1]
+
+    def find_parting(self, other: TrainedBits) -> str:
+        """Return in words where this training parts from another one; "" where the bits are equal."""
+        if self.steps == other.steps:
+            return ""
+        step = next(number for number, pair in enumerate(zip(self.steps, other.steps, strict=True), 1) if pair[0] != pair[1])
+        names = [name for name, bits in self.variables.items() if bits != other.variables.get(name)]
+        return f"parts at step {step} of {len(self.steps)}, in {', '.join(names) or 'no variable that is left at the end'}"

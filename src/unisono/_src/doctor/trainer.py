@@ -1,0 +1,73 @@
+"""A process that trains the net of the self-test, and prints what came out as its last line, in JSON.
+
+python -m unisono._src.doctor.trainer TASK
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import warnings
+from collections.abc import Callable
+
+import jax
+
+from unisono._src.doctor.devices import examine_devices
+from unisono._src.doctor.finding import look
+from unisono._src.doctor.self_test import REPLICAS, train_on
+from unisono._src.doctor.trained_bits import TrainedBits
+from unisono._src.strategy.builtin import MirroredStrategy, OneDeviceStrategy
+from unisono._src.strategy.multi_worker import MultiWorkerMirroredStrategy
+from unisono._src.typing import Json
+from unisono._src.xla import runtime
+
+COUNTS = (1, 2, 4, 8)
+"""Numbers of devices that are tried, as far as there are so many."""
+
+
+def train_on_counts() -> dict[str, Json]:
+    """Return the bits of trainings on 1, 2, 4 and 8 devices of this process, and what the devices are."""
+    runtime.make_cpu_devices(COUNTS[-1])
+    one = OneDeviceStrategy(replicas=REPLICAS)  # JAX starts here, with Unisono's settings
+    available = len(jax.local_devices())
+    trained = [train_on(one, describe_devices(1))]
+    for count in COUNTS[1:]:
+        if count <= available:
+            trained.append(train_on(MirroredStrategy(devices=count, replicas=REPLICAS), describe_devices(count)))
+    findings = look("devices", "JAX", examine_devices)
+    return report_trainings(trained) | {"findings": [finding.to_json() for finding in findings]}
+
+
+def train_in_new_process() -> dict[str, Json]:
+    """Return the bits of a training on the one device of a process that makes no other, and compiles for itself."""
+    strategy = OneDeviceStrategy(replicas=REPLICAS)
+    return report_trainings([train_on(strategy, f"{describe_devices(1)}, compiled in another process")])
+
+
+def train_in_cluster() -> dict[str, Json]:
+    """Return the bits of a training over the processes of the environment, on one device of each."""
+    strategy = MultiWorkerMirroredStrategy(devices=1, replicas=REPLICAS)
+    processes = strategy.cluster.processes
+    trained = [train_on(strategy, f"{processes} processes, {describe_devices(1)} each")]
+    return report_trainings(trained if strategy.writes else [])
+
+
+TASKS: dict[str, Callable[[], dict[str, Json]]] = {
+    "counts": train_on_counts,
+    "new-process": train_in_new_process,
+    "cluster": train_in_cluster,
+}
+
+
+def describe_devices(count: int) -> str:
+    return f"{count} {jax.default_backend().upper()} device{'s' * (count != 1)}"
+
+
+def report_trainings(trained: list[TrainedBits]) -> dict[str, Json]:
+    return {"trained": [dataclasses.asdict(bits) for bits in trained]}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(TASKS[sys.argv[1]]()), flush=True)

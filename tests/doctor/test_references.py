@@ -1,0 +1,118 @@
+"""The kept fingerprints of twelve small trainings: a change of the engine that moves bits is noticed, and said in the changelog."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+import record_references
+from processes import HERE, python
+from record_references import record, say_moved, train_references
+from reference_trainings import TRAININGS
+from unisono._src.doctor import references
+from unisono._src.doctor.references import Conditions, Reference, References, format_versions, read_references
+from unisono._src.native.library import load_kernels
+
+CHANGELOG = HERE.parent / "CHANGELOG.md"
+HALVES = {"first": tuple(TRAININGS)[::2], "second": tuple(TRAININGS)[1::2]}
+"""Two tests of equal length, for two workers."""
+
+HERE_AND_NOW = Conditions("3.15.1", "0.10.2", "0.10.2", "native", "A 1", "avx2 avx512f", "32K 1024K")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("half", HALVES)
+def test_the_trainings_have_the_bits_that_are_kept(half):
+    """On two placements. Where nothing is kept for the versions and the processor, the placements are compared all the same."""
+    names = HALVES[half]
+    fingerprints = train_references(names)
+    kept = read_references().find(record_references.describe_conditions())
+    if kept is None:
+        pytest.skip("nothing is kept for these versions on this processor: python tests/record_references.py records it")
+    assert fingerprints == {name: kept.fingerprints[name] for name in names}, say_moved(kept.fingerprints, fingerprints)
+
+
+LEVELS = ("convolution", "separable", "lstm", "attention")
+"""Trainings that the native kernels change."""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.skipif(load_kernels().level != "avx512", reason="needs native kernels of two levels")
+def test_the_level_of_the_kernels_changes_no_bit(monkeypatch):
+    """So it does not belong to the conditions under which fingerprints are kept."""
+    fingerprints = train_references(LEVELS)
+    monkeypatch.setenv("UNISONO_NATIVE", "avx2")
+    assert train_references(LEVELS) == fingerprints
+    monkeypatch.setenv("UNISONO_NATIVE", "0")
+    without = train_references(LEVELS)
+    assert not any(without[name] == fingerprints[name] for name in LEVELS)
+
+
+def test_the_changelog_names_the_number_of_the_bits():
+    kept = read_references()
+    assert f"bits {kept.bits} of Unisono" in CHANGELOG.read_text()
+    assert f"bits {kept.bits + 1} of Unisono" not in CHANGELOG.read_text()
+
+
+def test_all_trainings_are_kept_under_conditions_that_stand_once():
+    kept = read_references()
+    assert all(list(entry.fingerprints) == list(TRAININGS) for entry in kept.entries)
+    assert len({entry.conditions for entry in kept.entries}) == len(kept.entries)
+    assert all(len(set(entry.fingerprints.values())) == len(TRAININGS) for entry in kept.entries)
+
+
+def test_bits_that_moved_are_not_recorded_by_accident():
+    before = References(1, [Reference(HERE_AND_NOW, "0123", {"dense": "a", "lstm": "b"})])
+    moved = Reference(HERE_AND_NOW, "0123", {"dense": "a", "lstm": "c"})
+    with pytest.raises(
+        ValueError, match=r"The engine's bits have moved, in: lstm\. If a change is meant to do this, say so in CHANGELOG"
+    ):
+        record(before, moved, moved=False)
+    assert record(before, moved, moved=True) == References(2, [moved])
+    newer = Reference(dataclasses.replace(HERE_AND_NOW, jax="0.12.0"), "0123", {"dense": "a", "lstm": "c"})
+    assert record(before, newer, moved=False).entries == [before.entries[0], newer]
+    rebuilt = Reference(HERE_AND_NOW, "4567", {"dense": "a", "lstm": "b"})
+    assert record(before, rebuilt, moved=False).entries == [rebuilt]
+
+
+def test_references_survive_their_file(tmp_path: pathlib.Path):
+    file = tmp_path / "references.json"
+    file.write_text(read_references().to_json())
+    assert read_references(file) == read_references()
+
+
+def test_pairs_of_versions_with_the_same_bits_have_the_same_letter():
+    def entry(keras: str, lstm: str, kernels: str = "native") -> Reference:
+        conditions = dataclasses.replace(HERE_AND_NOW, keras=keras, kernels=kernels)
+        return Reference(conditions, None, {"dense": "a", "lstm": lstm})
+
+    kept = References(3, [entry("3.15.0", "b"), entry("3.15.1", "b"), entry("3.15.2", "c"), entry("3.15.1", "d", "XLA's")])
+    assert format_versions(kept).splitlines() == [
+        "Versions with the same bits: equal letters stand for equal fingerprints of 2 small trainings (bits 3 of Unisono).",
+        "",
+        "XLA's kernels on A 1 with AVX-512, caches 32K 1024K",
+        "  keras     jax       bits",
+        "  3.15.1    0.10.2    A",
+        "",
+        "native kernels on A 1 with AVX-512, caches 32K 1024K",
+        "  keras     jax       bits",
+        "  3.15.0    0.10.2    A",
+        "  3.15.1    0.10.2    A",
+        "  3.15.2    0.10.2    B  other than A in lstm",
+    ]
+
+
+@pytest.mark.processes
+def test_the_table_is_printed_from_an_installation(tmp_path):
+    done = python("-m", "unisono", "doctor", "--versions")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip() == format_versions(read_references())
+    assert json.loads(python("-m", "unisono", "doctor", "--versions", "--json").stdout)["bits"] == read_references().bits
+    refused = python("-m", "unisono", "doctor", "--versions", "--processes")
+    assert refused.returncode == 2
+    assert "--versions prints a table that is kept, and looks at no process." in refused.stderr
+    assert references.FILE.parent.name == "doctor"
