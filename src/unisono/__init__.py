@@ -11,7 +11,7 @@ Public is what follows. All else lies in `unisono._src`, is internal and may cha
                  in_cross_replica_context
     Checkpoints  Checkpoint, latest_checkpoint, callbacks.BackupAndRestore
     Files        export, load_exported
-    Looking      fingerprint, callbacks.TensorBoard, native (the kernels in use)
+    Looking      fingerprint, callbacks.Record, callbacks.TensorBoard, native (the kernels in use)
 
 Example:
     >>> import unisono as un

@@ -26,7 +26,7 @@ def checkpoint():
     [
         (lambda: un.value_and_grad(lambda: 0.0, [], hasaux=True), "value_and_grad received hasaux=, and takes fn=, variables= and has_aux=. "
          "Write has_aux= for hasaux=."),
-        (lambda: un.function(eagerly=True), "function received eagerly=, and takes fn= and eager=. Write eager= for eagerly=."),
+        (lambda: un.function(eagerly=True), "function received eagerly=, and takes fn=, eager= and record=. Write eager= for eagerly=."),
         (lambda: un.compute_average_loss(np.ones(3), globalbatch_size=3), "Write global_batch_size= for globalbatch_size=."),
         (lambda: un.scale_regularization_loss(regularisation_loss=3), "Write regularization_loss= for regularisation_loss=."),
         (lambda: un.export(None, "path", input=3, overwrites=True), "export received input= and overwrites=, and takes model=, path=, format=, "
