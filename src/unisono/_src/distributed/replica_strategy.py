@@ -17,6 +17,7 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
+from unisono._src.step.verification import Verification
 
 
 class Scopes(threading.local):
@@ -42,8 +43,9 @@ class ReplicaStrategy(OwningStrategy):
     agreement = Agreement()
     """The agreement of the processes that run the replicas. By default this process runs all."""
 
-    def __init__(self, deterministic: bool, is_number_of_machine: bool) -> None:
+    def __init__(self, deterministic: bool, is_number_of_machine: bool, verify: float | None = None) -> None:
         super().__init__(deterministic)
+        self._verify = verify
         self._to_announce = is_number_of_machine
         self._said: set[str] = set()
 
@@ -56,6 +58,11 @@ class ReplicaStrategy(OwningStrategy):
         """Return the placement and the exchange of steps that are not compiled: all replicas of this process on its first device."""
         placement = self.placement.on_lead()
         return placement, choose_exchange(placement)
+
+    @property
+    def verification(self) -> Verification | None:
+        """Return the verification of the steps that train; None where none is asked for."""
+        return None if self._verify is None else Verification(self._verify, self.placement)
 
     @property
     def writes(self) -> bool:

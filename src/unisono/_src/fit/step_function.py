@@ -119,7 +119,8 @@ class StepFunction:
         recorder = ProgramRecorder(self._mode, self._strategy, functions.list_recorded) if self._mode == "train" else None
         if self._eager:
             return EagerStep(functions, *where, recorder=recorder)
-        return Step(self._mode, functions, *where, recorder=recorder)
+        verification = self._strategy.verification if self._mode == "train" else None
+        return Step(self._mode, functions, *where, recorder=recorder, verification=verification)
 
 
 def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[GlobalBatch], Exception | None]:

@@ -131,12 +131,22 @@ class FunctionCompiler:
         if sources is not None:
             self._warn_of_float16(sources, variables)
         trains = bool(variables.applied_optimizers)
+        # The values of an earlier run lie where their replicas ran.
+        verification = strategy.verification if trains and not self._arguments.carried else None
         recorder = ProgramRecorder(self._call.name, strategy, code.list_recorded) if trains else None
         if self._eager:
             strategy.warn_of_slow_steps(f"The function {self._call.name!r} is not compiled")
             step = EagerStep(code, *strategy.on_lead, recorder=recorder)
         else:
-            step = Step(self._call.name, code, strategy.placement, strategy.exchange, most_steps=1, recorder=recorder)
+            step = Step(
+                self._call.name,
+                code,
+                strategy.placement,
+                strategy.exchange,
+                most_steps=1,
+                recorder=recorder,
+                verification=verification,
+            )
         return CompiledStep(step, code, divisor_check, self._share_positions)
 
     def _discover(self, captures: list[Capture], call: bool) -> tuple[UsedVariables, Provenance | None]:

@@ -96,6 +96,20 @@ class BatchPlan:
         return self.parts[0].runs[0] if alone else None
 
 
+def split_runs(runs: Sequence[ReplicaRun], replica: int) -> list[ReplicaRun]:
+    """Return the runs with one replica in a run of its own."""
+    pieces: list[ReplicaRun] = []
+    for run in runs:
+        place = replica - run.first
+        if not 0 <= place < run.count:
+            pieces.append(run)
+            continue
+        for start, end in itertools.pairwise(sorted({0, place, place + 1, run.count})):
+            rows = run.rows[start * run.size : end * run.size]
+            pieces.append(ReplicaRun(run.size, run.first + start, run.before + start, end - start, rows))
+    return pieces
+
+
 def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -> BatchPlan:
     """Return the plan of a global batch. `sizes` are the rows of each replica; None splits the rows evenly."""
     if sizes is None:

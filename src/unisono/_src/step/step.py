@@ -22,14 +22,16 @@ from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
-from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch
+from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import CallOrders, CallResult, StepProgram, digest_state
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.totals import DeviceTotal
-from unisono._src.typed_jax import eval_shape, jit
+from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
+from unisono._src.step_count import get_step_count
+from unisono._src.typed_jax import device_put, eval_shape, jit, map_tree
 from unisono._src.typing import AnyArray, Array, Logs
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
@@ -62,12 +64,17 @@ class Step:
         exchange: Exchange,
         most_steps: int = MOST_STEPS,
         recorder: StepRecorder | None = None,
+        verification: Verification | None = None,
     ) -> None:
         """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them.
 
-        `recorder` is told of the steps that train.
+        `recorder` is told of the steps that train, and `verification` chooses those that are verified.
         """
         self._name = name
+        self._verification = verification
+        self._spare_sums: dict[int, running_sums.Sums] = {}
+        """Room for a contribution by itself, by device."""
+        self._fault: DeviceFaultError | None = None
         self._recorder = recorder
         self._functions = functions
         self._placement = placement
@@ -80,6 +87,8 @@ class Step:
         self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
+        self._push_program = DeviceProgram(running_sums.push_value, donate=(0,))
+        self._fold_program = DeviceProgram(running_sums.fold_sums, donate=(0,))
         self._entry_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
         self._make_programs()
 
@@ -104,22 +113,42 @@ class Step:
             if self._probe_schedule.is_due(self._functions.is_undecided):
                 self._probe(batches[0], state)
             count = self._probe_schedule.count(len(batches), self._functions.needs_probe, self._functions.is_undecided)
-            now = batches[:count]
-            batches = batches[count:]
-            self._probe_schedule.note_trained(count)
+            unverified = self._count_unverified(count)
+            now = batches[: max(1, unverified)]
+            batches = batches[len(now) :]
+            self._probe_schedule.note_trained(len(now))
             is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, now[0]))
             if is_other and self._recorder is not None and self._recorder.is_on:
                 self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
             self._has_state = True
             for group in self._group_batches(now):
-                whole = self._plan_of(group[0]).whole
-                logs, disagree, outputs, digests = self._run_together(group, whole) if whole else self._run_parts(group[0])
+                whole = self._plan_of(group[0]).whole if unverified else None
+                verified = None if unverified else self._choose_verified(group[0])
+                result = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
+                logs, disagree, outputs, digests = result
                 self._functions.check(disagree)
                 if self._recorder is not None:
                     self._recorder.note_steps(group, digests)
+            self._raise_fault()
             if batches:
                 state = self.state
         return logs, outputs
+
+    def _count_unverified(self, count: int) -> int:
+        """Return how many of the next steps are not verified, up to this number; 0 where the next one is."""
+        if self._verification is None:
+            return count
+        return min(count, self._verification.steps_until_due(get_step_count().steps))
+
+    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica:
+        assert self._verification is not None
+        return self._verification.choose(get_step_count().steps, self._plan_of(batch))
+
+    def _raise_fault(self) -> None:
+        """Raise the error of a step in which a device was found to be at fault."""
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
 
     @property
     def state(self) -> State:
@@ -206,7 +235,7 @@ class Step:
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
         return StepResult(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
-    def _run_parts(self, batch: GlobalBatch) -> StepResult:
+    def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> StepResult:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
         divisors = self._place_divisors(batch, range(len(self._placement.devices)))
@@ -218,7 +247,7 @@ class Step:
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
             divisors = divisors.complete(totals, self._placement.devices)
-        totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False)
+        totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
         end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
         results: dict[int, CallResult] = {}
         for home, total in totals.items():
@@ -232,13 +261,19 @@ class Step:
         return self._divisors.place(batch, self._plan_of(batch).sizes, self._device_state[0].state, devices)
 
     def _sum_parts(
-        self, batch_plan: BatchPlan, batch: GlobalBatch, divisors: BatchDivisors, counting: bool
+        self,
+        batch_plan: BatchPlan,
+        batch: GlobalBatch,
+        divisors: BatchDivisors,
+        counting: bool,
+        verified: VerifiedReplica | None = None,
     ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
         """Count divisors, or run replicas: return the total for each home, and the replicas' outputs."""
         nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
         outputs: list[RunOutput] = []
         for part in batch_plan.parts:
-            for run in part.runs:
+            runs = part.runs if verified is None else split_runs(part.runs, verified.replica)
+            for run in runs:
                 orders = CallOrders(
                     first=run.first,
                     replicas=run.count,
@@ -246,13 +281,50 @@ class Step:
                     present=batch_plan.present,
                     counting=int(counting),
                     running=int(not counting),
-                    summing=int(run is part.runs[-1]),
+                    summing=int(run is runs[-1]),
                 )
-                done = self._call(part.device, [batch], run, divisors, orders)
+                if verified is not None and run.first == verified.replica:
+                    done = self._run_verified(verified, batch, run, divisors, orders)
+                else:
+                    done = self._call(part.device, [batch], run, divisors, orders)
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
         add_up = self._total_divisors if counting else self._total_contribution
         return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch), outputs
+
+    def _run_verified(
+        self, verified: VerifiedReplica, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+    ) -> CallResult:
+        """Run one replica by itself, and again elsewhere; add its contribution to the sums of its device."""
+        assert self._verification is not None
+        by_itself = orders._replace(before=0, summing=1)
+        contribution, done = self._run_by_itself(verified.owner, batch, run, divisors, by_itself)
+        contribution, self._fault = self._verification.judge(
+            verified, contribution, lambda index: self._run_by_itself(index, batch, run, divisors, by_itself)[0]
+        )
+        device = self._placement.devices[verified.owner]
+        work = self._device_state[verified.owner]
+        sums = self._push_program(device, None, work.contributions, np.int32(run.before), contribution)
+        if orders.summing:
+            sums = self._fold_program(device, None, sums, np.int32(run.before + run.count))
+        self._device_state[verified.owner] = work._replace(contributions=sums)
+        return done
+
+    def _run_by_itself(
+        self, index: int, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+    ) -> tuple[PackedTree, CallResult]:
+        """Return (the contribution of one replica, the result of its call), computed on a device whose sums stay as they are."""
+        work = self._device_state.on(index)
+        if index not in self._spare_sums:
+            zeros = map_tree(lambda a: np.zeros(a.shape, a.dtype), work.contributions)
+            self._spare_sums[index] = device_put(zeros, self._placement.devices[index])
+        self._device_state[index] = work._replace(contributions=self._spare_sums.pop(index))
+        done = self._call(index, [batch], run, divisors, orders)
+        contribution = self._device_state.take_sum(index, counting=False)
+        after = self._device_state[index]
+        self._spare_sums[index] = after.contributions
+        self._device_state[index] = after._replace(contributions=work.contributions)
+        return contribution, done
 
     def _call(
         self, index: int, group: list[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders

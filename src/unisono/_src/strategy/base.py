@@ -27,6 +27,7 @@ from unisono._src.strategy.device_arguments import (
     DeviceChoice,
     StrategyArguments,
     check_arguments,
+    check_verify,
     find_devices,
     refuse_unknown_arguments,
 )
@@ -44,6 +45,8 @@ class Strategy(ReplicaStrategy):
         accumulate: R as a multiple of the devices: each runs this many replicas one after another.
         deterministic: Whether results are the same to the bit, the default. False gives that up for GPU kernels that add in
             no fixed order; fingerprints of such runs say so.
+        verify: The share of steps in which one replica's contribution is computed again on another device and compared, as 1/100. A device
+            that computes other bits is named.
 
     Example:
         >>> import unisono as un
@@ -65,6 +68,7 @@ class Strategy(ReplicaStrategy):
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
+        verify: float | None = None,
     ) -> None:
         arguments = check_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
         self._check(arguments)
@@ -82,7 +86,8 @@ class Strategy(ReplicaStrategy):
             if "cpu" in platforms:
                 runtime.use_one_thread()
         self.placement = self._place(chosen, arguments)
-        super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices)
+        check_verify(type(self).__name__, verify, self.placement)
+        super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices, verify)
         self._runs = FunctionCache(self)
         runtime.check_threads()
 

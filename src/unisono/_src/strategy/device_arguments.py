@@ -6,11 +6,13 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import NoReturn, SupportsIndex, TypeAlias
 
 import jax
 
 from unisono._src import near_names
+from unisono._src.placement import Placement
 from unisono._src.typing import UserObject
 from unisono._src.xla import determinism
 
@@ -64,6 +66,24 @@ def check_arguments(
             f"devices={replicas}, or replicas={count} to cut the global batch finer."
         )
     return arguments
+
+
+def check_verify(strategy: str, verify: UserObject, placement: Placement) -> None:
+    """Refuse a share of steps that is none, and a placement on which no contribution can be computed a second time elsewhere."""
+    if verify is None:
+        return
+    if isinstance(verify, bool) or not isinstance(verify, float | int | Fraction) or not 0 < verify <= 1:
+        raise ValueError(f"{strategy} received verify={verify!r}; it is the share of steps to verify. Write verify=1/100.")
+    if placement.replicas == 1:
+        raise ValueError(
+            f"{strategy} received verify={verify:g} with one replica. The contribution of one replica of several is computed again: write "
+            f"replicas=2 or more."
+        )
+    if len(placement.devices) == 1:
+        raise ValueError(
+            f"{strategy} received verify={verify:g} with one device in this process. A contribution is computed again on another device of the "
+            f"process: write devices=2 or more, or leave verify out."
+        )
 
 
 def as_whole_number(name: str, value: UserObject) -> UserObject:

@@ -42,6 +42,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         replicas: R, the number of replicas. By default the number of devices of all processes.
         accumulate: R as a multiple of all devices.
         deterministic: As for all strategies.
+        verify: As for all strategies, on the devices of each process.
     """
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"
@@ -57,10 +58,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         replicas: int | None = None,
         accumulate: int | None = None,
         deterministic: bool = True,
+        verify: float | None = None,
     ) -> None:
         self._given = coordinator, processes, process
         self._agreed = WeakIdentitySet()
-        super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic)
+        super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic, verify=verify)
 
     def _meet_others(self) -> None:
         self.cluster = connect_processes(*self._given)

@@ -1,0 +1,170 @@
+"""Verification: no bit is another by it, and a device that computes wrong bits is found and named, once or always."""
+
+from __future__ import annotations
+
+import random
+import re
+from fractions import Fraction
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers
+
+import families
+import unisono as un
+from sizes import cases, mostly_slow
+from unisono._src.placement import Placement
+from unisono._src.step.step import Step
+from unisono._src.step.verification import DeviceFaultError, Verification
+from unisono._src.step_count import get_step_count
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((16, 6)).astype("float32"), RNG.integers(0, 3, 16).astype("int32")
+
+
+@pytest.mark.parametrize("family", mostly_slow(families.FAMILIES, "normalized"))
+@pytest.mark.parametrize("devices", [2, 4])
+def test_no_bit_is_another(family, devices):
+    prints = set()
+    for verify in (None, 1 / 3, 1):
+        keras.utils.set_random_seed(0)
+        with un.MirroredStrategy(devices=devices, replicas=4, verify=verify).scope():
+            model, compiled, data = families.FAMILIES[family]()
+        model.compile(**compiled)
+        model.fit(**data, batch_size=families.BATCH, epochs=1, verbose=0)
+        prints.add(un.fingerprint(model))
+    assert len(prints) == 1
+
+
+@given(st.fractions(Fraction(1, 1000), 1), st.integers(0, 10**6))
+def test_the_share_of_steps_is_as_asked(rate, step):
+    """Which steps these are depends on their numbers alone."""
+    verification = Verification(rate, Placement(4, (None,) * 2))  # pyright: ignore[reportArgumentType]  # no device is asked
+    until = verification.steps_until_due(step)
+    assert 0 <= until <= 1 / rate
+    assert verification.steps_until_due(step + until) == 0
+    if until:
+        assert verification.steps_until_due(step + 1) == until - 1
+    due = sum(verification.steps_until_due(number) == 0 for number in range(200))
+    assert abs(due - 200 * rate) <= 1
+
+
+class Training:
+    """A small model, trained batch by batch, and its twin, which no fault befalls."""
+
+    def __init__(self, devices, verify=1):
+        self.models = []
+        for share in (verify, None):
+            keras.utils.set_random_seed(0)
+            with un.MirroredStrategy(devices=devices, replicas=6, verify=share).scope():
+                model = keras.Sequential([layers.Input((6,)), layers.Dense(5, "relu"), layers.Dropout(0.2), layers.Dense(3)])
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            self.models.append(model)
+
+    def step(self):
+        """Train both; return the error of the first."""
+        verified, twin = self.models
+        error = None
+        try:
+            verified.train_on_batch(X, Y)
+        except DeviceFaultError as raised:
+            error = raised
+        twin.train_on_batch(X, Y)
+        return error
+
+    @property
+    def is_sound(self):
+        return un.fingerprint(self.models[0]) == un.fingerprint(self.models[1])
+
+
+class Fault:
+    """A bit that a device flips in what it computes, once or always."""
+
+    def __init__(self, monkeypatch, device, always, seed):
+        draw = random.Random(seed)
+        self.device, self.always, self.flips = device, always, 0
+        bit, place = draw.randrange(32), draw.random()
+        whole = Step._run_by_itself
+
+        def run(step, index, *args):
+            contribution, done = whole(step, index, *args)
+            if index == device and (always or not self.flips):
+                self.flips += 1
+                vector = np.array(contribution["float32"])
+                vector.view("uint32")[int(place * 56)] ^= np.uint32(1 << bit)  # of the weights' gradients
+                contribution = contribution | {"float32": vector}
+            return contribution, done
+
+        monkeypatch.setattr(Step, "_run_by_itself", run)
+
+
+@pytest.fixture(scope="module")
+def on_three():
+    return Training(3)
+
+
+@pytest.mark.parametrize("seed", range(cases(12, 100)))
+def test_a_flipped_bit_is_found_and_attributed(on_three, monkeypatch, seed):
+    device, always = seed % 3, seed % 2 == 1
+    with monkeypatch.context() as patch:
+        fault = Fault(patch, device, always, seed)
+        errors = [error for _ in range(4) if (error := on_three.step()) is not None]
+        assert fault.flips
+    for error in errors:
+        assert str(error).startswith(f"Device {device} (")
+        assert ("It computes wrong bits again" in str(error)) == always
+    assert len(errors) >= 1 if always else len(errors) == 1
+    assert on_three.is_sound
+
+
+def test_what_the_error_says(on_three, monkeypatch):
+    get_step_count().steps = 41
+    with monkeypatch.context() as patch:
+        Fault(patch, 0, False, 1)
+        error = next(error for _ in range(3) if (error := on_three.step()) is not None)
+    device = r"Device \d \(\S+\) of process 0"
+    assert re.fullmatch(
+        rf"{device} is at fault: it computed the contribution of replica \d to step 4\d with other bits than {device}, and a third run has "
+        rf"those of {device}\. It does not repeat there\. If it comes again on this device, leave the device out \(devices=\)\. The step was "
+        rf"finished with the right contribution, so the state is whole; steps since the last verified one were not looked at\.",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_two_devices_tell_a_fault_that_does_not_repeat(monkeypatch, device):
+    training = Training(2)
+    training.step()
+    with monkeypatch.context() as patch:
+        Fault(patch, device, False, 3)
+        error = training.step()
+    assert str(error).startswith(f"Device {device} (")
+    assert training.is_sound
+    assert training.step() is None
+
+
+def test_two_devices_that_both_repeat_cannot_be_told_apart(monkeypatch):
+    training = Training(2)
+    training.step()
+    with monkeypatch.context() as patch:
+        Fault(patch, 1, True, 3)
+        error = training.step()
+    assert "each repeats its own: one of them is at fault, and two devices cannot tell which." in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"verify": 0}, "MirroredStrategy received verify=0; it is the share of steps to verify. Write verify=1/100."),
+        ({"verify": "always"}, "MirroredStrategy received verify='always'; it is the share of steps"),
+        ({"verify": True}, "MirroredStrategy received verify=True; it is the share of steps"),
+        ({"verify": 0.5, "devices": 1, "replicas": 1}, "MirroredStrategy received verify=0.5 with one replica."),
+        ({"verify": 0.5, "devices": 1, "replicas": 4}, "MirroredStrategy received verify=0.5 with one device in this process."),
+    ],
+)
+def test_what_cannot_be_verified_is_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        un.MirroredStrategy(**options)
