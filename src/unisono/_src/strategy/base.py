@@ -30,6 +30,7 @@ from unisono._src.strategy.device_arguments import (
     find_devices,
     refuse_unknown_arguments,
 )
+from unisono._src.strategy.placement_override import override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, runtime
 
@@ -66,7 +67,8 @@ class Strategy(ReplicaStrategy):
         accumulate: int | None = None,
         deterministic: bool = True,
     ) -> None:
-        arguments = check_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
+        given = override_placement(devices, replicas, accumulate)
+        arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
         self._check(arguments)
         if not has_jax_started():
             if deterministic:
@@ -82,7 +84,7 @@ class Strategy(ReplicaStrategy):
             if "cpu" in platforms:
                 runtime.use_one_thread()
         self.placement = self._place(chosen, arguments)
-        super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices)
+        super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices)
         self._runs = FunctionCache(self)
         runtime.check_threads()
 
