@@ -80,15 +80,16 @@ class Audit:
             run = self._run(plan)
             if run.exit_code != 0:
                 return explain_failure(self._runner, first, run, self._say)
-            found = self._find_difference(first, run)
+            process, found = self._find_difference(first, run)
             if found is not None:
-                return explain_difference(self._runner, first, run, found, self._say)
+                return explain_difference(self._runner, first, run, found, process, self._say)
         return None
 
-    def _find_difference(self, first: FinishedRun, run: FinishedRun) -> RecordDifference | None:
-        """Return the first difference of a run, in any of its processes, from the first run."""
+    def _find_difference(self, first: FinishedRun, run: FinishedRun) -> tuple[int, RecordDifference | None]:
+        """Return (the process, its first difference from the first run): of the process that differs first."""
         found = [find_difference(first.records[0], record, self._settings.steps) for record in run.records]
-        return min((each for each in found if each is not None), key=lambda each: each.step, default=None)
+        differing = [(process, each) for process, each in enumerate(found) if each is not None]
+        return min(differing, key=lambda pair: pair[1].step, default=(0, None))
 
     def _compare_with_record(self, first: FinishedRun) -> Difference | None:
         assert self._settings.against is not None
@@ -99,7 +100,7 @@ class Audit:
         if not recorded.steps:
             raise AuditError(f"The record in {str(self._settings.against)!r} has no steps. Record a run that trains.")
         found = find_difference(record, first.records[0], self._settings.steps)
-        return None if found is None else explain_difference(self._runner, recorded, first, found, self._say)
+        return None if found is None else explain_difference(self._runner, recorded, first, found, 0, self._say)
 
     def _collect(self, first: FinishedRun, difference: Difference | None) -> AuditReport:
         return AuditReport(

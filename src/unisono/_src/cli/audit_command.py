@@ -23,8 +23,8 @@ def audit(
     ] = (),
     *,
     steps: int = 20,
-    devices: tuple[int, ...] = (),
-    processes: tuple[int, ...] = (),
+    devices: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 1, 2 and R)")] = "",
+    processes: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 2, where the strategy can)")] = "",
     against: pathlib.Path | None = None,
     json_file: Annotated[pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
     keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY")] = None,
@@ -40,8 +40,8 @@ def audit(
     Args:
         program: A script and its arguments, or -m, a module and its arguments.
         steps: The steps of each run that are compared. A run ends after them.
-        devices: Numbers of devices to run on. By default 1, 2 and R, 8 at most.
-        processes: Numbers of processes to run in. By default 2, if the script's strategy is a MultiWorkerMirroredStrategy.
+        devices: Numbers of devices to run on, as in 1,2,8. R counts up to 8.
+        processes: Numbers of processes to run in, for scripts with a MultiWorkerMirroredStrategy.
         against: The directory of a record, by UNISONO_RECORD or un.callbacks.Record, to compare one run with.
         json_file: A file for the report in JSON; "-" writes it in place of the table.
         keep: A directory that does not exist yet, for the records of the runs.
@@ -50,9 +50,11 @@ def audit(
     from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
     from unisono._src.audit.text_report import format_report
 
-    check_counts(steps=steps, **{f"devices {count}": count for count in devices})
+    check_counts(steps=steps)
     check_program(program)
-    settings = AuditSettings(program, steps, devices, processes, against, limit)
+    settings = AuditSettings(
+        program, steps, read_counts("devices", devices), read_counts("processes", processes), against, limit
+    )
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
         try:
@@ -64,6 +66,14 @@ def audit(
         json_file.write_text(text + "\n")
     print(text if str(json_file) == "-" else format_report(report))
     return EQUAL if report.equal else DIFFERENT
+
+
+def read_counts(option: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of an option, which stand with commas between them."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise CommandError(f"--{option} takes whole numbers with commas between them, as in 1,2,8; received {text!r}.")
+    return tuple(int(word) for word in words)
 
 
 def check_program(words: tuple[str, ...]) -> None:
