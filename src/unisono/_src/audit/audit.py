@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from unisono._src.audit.explanation import explain_difference, explain_failure
 from unisono._src.audit.record_comparison import RecordDifference, find_difference, measure_divergence
-from unisono._src.audit.report import AuditedRun, AuditReport, Difference, Divergence
+from unisono._src.audit.replica_comparison import compare_replicas
+from unisono._src.audit.report import AuditedRun, AuditReport, Difference, Divergence, ReplicaComparison
 from unisono._src.audit.run_plan import RunPlan, plan_first_runs, plan_placements
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
 from unisono._src.record.reading import RecordedStep, read_record
@@ -31,6 +32,8 @@ class AuditSettings:
     devices: tuple[int, ...] = ()
     """Numbers of devices; empty stands for 1, 2 and R."""
     processes: tuple[int, ...] = ()
+    replicas: bool = False
+    """Whether R = 1 is compared with the R of the script as well."""
     against: pathlib.Path | None = None
     """The directory of a record to compare with, in place of other placements."""
     limit: float = 1800.0
@@ -63,7 +66,8 @@ class Audit:
         if first.exit_code != 0 or not first.steps:
             raise AuditError(describe_failure(first))
         difference = self._compare_with_record(first) if self._settings.against else self._compare_placements(first)
-        return self._collect(first, difference)
+        comparison = self._compare_replicas(first) if self._settings.replicas and difference is None else None
+        return self._collect(first, difference, comparison)
 
     def _run(self, plan: RunPlan) -> FinishedRun:
         self._say(plan.name)
@@ -102,25 +106,30 @@ class Audit:
         found = find_difference(record, first.records[0], self._settings.steps)
         return None if found is None else explain_difference(self._runner, recorded, first, found, 0, self._say)
 
-    def _collect(self, first: FinishedRun, difference: Difference | None) -> AuditReport:
+    def _compare_replicas(self, first: FinishedRun) -> ReplicaComparison | None:
+        """Compare R = 1 with the R of the first run; there is nothing to compare where this is 1."""
+        replicas = first.steps[0].program.facts["replicas"]
+        if replicas == 1:
+            return None
+        return compare_replicas(self._runner, replicas, list_warnings(self._runs), self._say)
+
+    def _collect(self, first: FinishedRun, difference: Difference | None, comparison: ReplicaComparison | None) -> AuditReport:
         return AuditReport(
             script=next((word for word in self._settings.program if word != "-m"), ""),
             command=self._settings.program,
             versions={name: str(version) for name, version in list_versions().items()},
             replicas=first.steps[0].program.facts["replicas"],
             runs=tuple(describe_run(run) for run in self._runs),
-            equal=difference is None,
+            equal=difference is None and (comparison is None or comparison.is_near),
             difference=difference,
             divergence=self._list_divergences(first),
-            comparison=None,
+            comparison=comparison,
             warnings=list_warnings(self._runs),
         )
 
     def _list_divergences(self, first: FinishedRun) -> tuple[Divergence, ...]:
         others = [run for run in self._runs if run is not first and run.records]
-        return tuple(
-            measure_divergence((first.plan.name, run.plan.name), first.records[0], run.records[0]) for run in others
-        )
+        return tuple(measure_divergence((first.plan.name, run.plan.name), first.records[0], run.records[0]) for run in others)
 
 
 def describe_failure(run: FinishedRun) -> str:
@@ -159,5 +168,3 @@ def list_warnings(runs: Sequence[FinishedRun]) -> tuple[str, ...]:
     """Return the lines of the runs' output that warn, each once."""
     lines = [line.strip() for run in runs for line in run.output.splitlines() if "Warning: " in line]
     return tuple(dict.fromkeys(line.partition("Warning: ")[2] for line in lines))
-
-

@@ -49,7 +49,11 @@ def end_at(comparison: TraceComparison, place: Place) -> Origin:
     if place in comparison.in_one_only:
         condition = read_source(place.file).find_condition(place.line)
         if condition is not None:
-            return end_at(comparison, Place(place.file, condition, place.function)) if condition != place.line else Origin(place, None)
+            return (
+                end_at(comparison, Place(place.file, condition, place.function))
+                if condition != place.line
+                else Origin(place, None)
+            )
     outside = list_inputs(comparison, place, is_outside=True)
     if outside:
         source = min(outside, key=comparison.order.__getitem__)
@@ -72,9 +76,9 @@ def list_inputs(comparison: TraceComparison, place: Place, is_outside: bool) -> 
             continue
         differing = comparison.differing(other)
         is_near = is_same_scope(other, place)
-        if any(name in differing for name in names if name.startswith("self.") or is_near) and (is_near or of_same_class(other, place)):
-            found += [] if is_outside else [other]
-        elif differing & {"return", "handed"} and is_named(source, other.function, names):
+        if (any(name in differing for name in names if name.startswith("self.") or is_near) and (
+            is_near or of_same_class(other, place)
+        )) or (differing & {"return", "handed"} and is_named(source, other.function, names)):
             found += [] if is_outside else [other]
         elif is_outside and other.function == MODULE and any(name in differing for name in names):
             found.append(other)

@@ -10,7 +10,9 @@ from unisono._src.audit.trace_comparison import Place, Trace
 from unisono._src.typing import Json
 
 COMPARED = ("primitive", "operands", "params", "shapes")
-TRANSFORMS = re.compile(r"\b(jvp|transpose|vmap|jit|checkpoint|rematted_computation|while|body|cond|branch_\d+_fun|closed_call)\b")
+TRANSFORMS = re.compile(
+    r"\b(jvp|transpose|vmap|jit|checkpoint|rematted_computation|while|body|cond|branch_\d+_fun|closed_call)\b"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,18 @@ from unisono._src.typing import Json
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 LENGTH = 300
-NO_PART = ("jaxpr", "call_jaxpr", "fun_jaxpr", "branches", "body_jaxpr", "cond_jaxpr", "jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "name")
+NO_PART = (
+    "jaxpr",
+    "call_jaxpr",
+    "fun_jaxpr",
+    "branches",
+    "body_jaxpr",
+    "cond_jaxpr",
+    "jvp_jaxpr_fun",
+    "fwd_jaxpr_thunk",
+    "bwd",
+    "name",
+)
 
 
 def describe_program(program: ClosedJaxpr, is_of_user: Callable[[str], bool]) -> list[Json]:
@@ -26,9 +37,7 @@ def describe_program(program: ClosedJaxpr, is_of_user: Callable[[str], bool]) ->
 
 def iterate_equations(program: ClosedJaxpr, stack: str) -> Iterator[tuple[JaxprEqn, dict[Any, str], str]]:
     """Yield (an equation, the digests of the program's constants, the names of the scopes around)."""
-    known = {
-        variable: digest_constant(value) for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True)
-    }
+    known = {variable: digest_constant(value) for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True)}
     for eqn in program.jaxpr.eqns:
         inner = "/".join(filter(None, (stack, str(eqn.source_info.name_stack))))
         yield eqn, known, inner
@@ -58,9 +67,7 @@ def digest_constant(value: Any) -> str:
 
 
 def describe_equation(eqn: JaxprEqn, known: dict[Any, str], stack: str, is_of_user: Callable[[str], bool]) -> Json:
-    operands = [
-        digest_constant(atom.val) if isinstance(atom, Literal) else known.get(atom, "") for atom in eqn.invars
-    ]
+    operands = [digest_constant(atom.val) if isinstance(atom, Literal) else known.get(atom, "") for atom in eqn.invars]
     params = {
         name: ADDRESS.sub("", str(value))[:LENGTH]
         for name, value in eqn.params.items()
@@ -88,6 +95,8 @@ def find_functions(value: Any, is_of_user: Callable[[str], bool], depth: int = 0
         return [(code.co_filename, code.co_firstlineno, code.co_name)]
     if depth > 5:
         return []
-    inner = list(getattr(value, "__dict__", {}).values()) + [getattr(value, name, None) for name in ("func", "callback_func", "__wrapped__")]
+    inner = list(getattr(value, "__dict__", {}).values()) + [
+        getattr(value, name, None) for name in ("func", "callback_func", "__wrapped__")
+    ]
     inner += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
     return next(filter(None, (find_functions(item, is_of_user, depth + 1) for item in inner if callable(item))), [])

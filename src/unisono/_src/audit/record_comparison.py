@@ -111,7 +111,9 @@ def measure_divergence(names: tuple[str, str], one: RunRecord, other: RunRecord)
 def measure_step(one: RecordedStep, other: RecordedStep) -> dict[str, float]:
     """Return the fraction of digests that differ, by layer."""
     counts: dict[str, list[int]] = {}
-    same_variables = [variable[::2] for variable in one.program.variables] == [variable[::2] for variable in other.program.variables]
+    same_variables = [variable[::2] for variable in one.program.variables] == [
+        variable[::2] for variable in other.program.variables
+    ]
     for place, variable in enumerate(one.program.variables):
         differs = not same_variables or one.digests[place] != other.digests[place]
         counts.setdefault(layer_of(variable), []).append(differs)

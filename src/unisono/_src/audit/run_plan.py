@@ -47,9 +47,7 @@ def plan_placements(placement: Json, replicas: int, devices: Sequence[int], proc
     if not processes and placement["strategy"] == "MultiWorkerMirroredStrategy":
         processes = (2,)
     fits = placement["platform"] == "cpu" or placement["available"] > 1
-    return plans + [
-        RunPlan(f"{count} processes", 1, count, replicas) for count in processes if 1 < count <= replicas and fits
-    ]
+    return plans + [RunPlan(f"{count} processes", 1, count, replicas) for count in processes if 1 < count <= replicas and fits]
 
 
 def name_devices(count: int) -> str:

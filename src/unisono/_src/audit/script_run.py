@@ -68,7 +68,13 @@ class ScriptRunner:
         with (directory / "output").open("w+b") as output:
             try:
                 code = subprocess.run(
-                    command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=self.limit, check=False
+                    command,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=self.limit,
+                    check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = 124

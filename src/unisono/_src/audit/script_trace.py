@@ -51,6 +51,10 @@ class ScriptTrace:
         """The user's lines from which a step was called, by its number."""
         self.programs: list[dict[str, Any]] = []
         self.step = 0
+        self.rows: list[list[list[str]]] = []
+        """By step and replica, digests of the rows."""
+        self.trained: dict[int, Any] = {}
+        """The steps that train, as Unisono keeps them, whose state is written at the end."""
         self.has_hooks = False
 
     def write(self) -> None:
@@ -64,9 +68,23 @@ class ScriptTrace:
             "calls": self.calls,
             "programs": self.programs,
             "layers": list_layers(),
+            "rows": self.rows,
         }
+        self.write_weights(number)
         with open(os.path.join(self.directory, f"trace-{number}.json"), "w", encoding="utf-8") as file:
             json.dump(content, file)
+
+    def write_weights(self, process: str) -> None:
+        """Write the weights as the last step has left them."""
+        if self.trained:
+            import numpy
+
+            weights = {}
+            for step in self.trained.values():
+                weights |= read_weights(step)
+            numpy.savez(
+                os.path.join(self.directory, f"weights-{process}.npz"), **{name: array for name, array in weights.items()}
+            )
 
     def note(self, place: Place, changed: dict[str, str]) -> None:
         self.order.setdefault(place, len(self.order))
@@ -168,7 +186,12 @@ def describe_array(value: Any) -> str:
         return shorten(head + repr(array.ravel()[:MOST_ITEMS].tolist()))
     flat = array.ravel()
     most = max(1, MOST_BYTES // max(1, array.itemsize))
-    return head + hashlib.blake2b(numpy.ascontiguousarray(flat[: most if flat.size > most else None]).tobytes(), digest_size=8).hexdigest()
+    return (
+        head
+        + hashlib.blake2b(
+            numpy.ascontiguousarray(flat[: most if flat.size > most else None]).tobytes(), digest_size=8
+        ).hexdigest()
+    )
 
 
 def join(name: str, parts: list[str]) -> str:
@@ -184,7 +207,12 @@ def shorten(text: str) -> str:
 def is_of_user(file: str) -> bool:
     """Return whether a file is the user's: not Python's, not of an installed package, not of Unisono."""
     path = os.path.realpath(file)
-    return not file.startswith("<") and path != OWN_FILE and not path.startswith(NOT_OF_USERS) and f"{os.sep}unisono{os.sep}" not in path
+    return (
+        not file.startswith("<")
+        and path != OWN_FILE
+        and not path.startswith(NOT_OF_USERS)
+        and f"{os.sep}unisono{os.sep}" not in path
+    )
 
 
 def list_user_places(frame: types.FrameType | None) -> list[Place]:
@@ -219,11 +247,13 @@ def add_hooks() -> None:
 
     from unisono._src.audit.program_trace import describe_program
     from unisono._src.record.program_recorder import ProgramRecorder
+    from unisono._src.step.step import Step
     from unisono._src.xla.rewrite import rules
 
     stock_init = keras.Variable.__init__
     stock_assign = keras.Variable.assign
     stock_note = ProgramRecorder.note_steps
+    stock_outputs = Step.outputs
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         stock_init(self, *args, **kwargs)
@@ -235,8 +265,14 @@ def add_hooks() -> None:
 
     def note_steps(self: Any, batches: Any, digests: Any) -> None:
         trace.calls[trace.step] = list_user_places(sys._getframe(1))
+        trace.rows += [digest_rows(batch, self._strategy.num_replicas_in_sync) for batch in batches]
         trace.step += len(batches)
         stock_note(self, batches, digests)
+
+    def outputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder is not None:
+            trace.trained[id(self)] = self
+        return stock_outputs(self, *args, **kwargs)
 
     def observe(name: str, program: Any) -> None:
         if any(digest in name for digest in ("digest_state", "get_place", "put_first")):
@@ -247,7 +283,37 @@ def add_hooks() -> None:
     keras.Variable.__init__ = init
     keras.Variable.assign = assign
     ProgramRecorder.note_steps = note_steps
+    Step.outputs = outputs
     rules.trace_observers.append(observe)
+
+
+def read_weights(step: Any) -> dict[str, Any]:
+    """Return the weights of a step that trains, by path."""
+    import numpy
+
+    groups = [(kind, variables) for kind, variables in step._recorder._list_recorded() if kind != "gradient"]
+    arrays = step._device_state[0].state
+    return {
+        variable.path.replace("/", "|"): numpy.asarray(array)
+        for (kind, variables), group in zip(groups, arrays, strict=False)
+        if kind == "weight"
+        for variable, array in zip(variables, group, strict=True)
+    }
+
+
+def digest_rows(batch: Any, replicas: int) -> list[list[str]]:
+    """Return, for each replica, a digest of each of its rows."""
+    import numpy
+
+    from unisono._src.data.global_batch import count_shard_rows
+
+    arrays = [numpy.ascontiguousarray(leaf.array) for leaf in batch.leaves]
+    rows = [
+        hashlib.blake2b(b"".join(array[row].tobytes() for array in arrays), digest_size=6).hexdigest()
+        for row in range(batch.rows)
+    ]
+    digests = iter(rows)
+    return [[next(digests) for _ in range(count)] for count in count_shard_rows(batch, replicas)]
 
 
 def note_variable(variable: Any, action: str) -> None:
@@ -266,7 +332,12 @@ def list_layers() -> list[dict[str, str]]:
         return []
     found = [item for item in gc.get_objects() if isinstance(item, keras.layers.Layer)]
     return [
-        {"name": layer.name, "path": getattr(layer, "path", None) or layer.name, "class": type(layer).__name__, "is_model": isinstance(layer, keras.Model)}
+        {
+            "name": layer.name,
+            "path": getattr(layer, "path", None) or layer.name,
+            "class": type(layer).__name__,
+            "is_model": isinstance(layer, keras.Model),
+        }
         for layer in found
     ]
 

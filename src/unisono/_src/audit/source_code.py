@@ -118,7 +118,11 @@ def list_assigned_attributes(statement: ast.AST) -> set[str]:
             changed.add(f"self.{node.attr}")
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and spell(node.value).startswith("self."):
             changed.add(spell(node.value))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "add", "update", "pop", "extend"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("append", "add", "update", "pop", "extend")
+        ):
             if spell(node.func.value).startswith("self."):
                 changed.add(spell(node.func.value))
     return changed

@@ -19,11 +19,36 @@ CLOCKS = {
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns", "now", "utcnow",
     "today", "strftime", "localtime", "gmtime",
 }  # fmt: skip
-PROCESSES = {"getpid", "getppid", "process_index", "process_count", "gethostname", "writes", "get_ident", "task_id", "get_native_id"}
+PROCESSES = {
+    "getpid",
+    "getppid",
+    "process_index",
+    "process_count",
+    "gethostname",
+    "writes",
+    "get_ident",
+    "task_id",
+    "get_native_id",
+}
 PROCESS_VARIABLES = ("UNISONO_PROCESS", "RANK", "WORLD_SIZE", "TF_CONFIG", "SLURM_", "HOSTNAME")
 DEVICES = {"device_count", "local_device_count", "local_devices", "devices", "cpu_count", "sched_getaffinity"}
 THREADS = {"as_completed", "imap_unordered"}
-FILES = {"open", "loadtxt", "load", "genfromtxt", "fromfile", "read_text", "read_bytes", "read_csv", "read_parquet", "exists", "glob", "iterdir", "listdir", "stat"}
+FILES = {
+    "open",
+    "loadtxt",
+    "load",
+    "genfromtxt",
+    "fromfile",
+    "read_text",
+    "read_bytes",
+    "read_csv",
+    "read_parquet",
+    "exists",
+    "glob",
+    "iterdir",
+    "listdir",
+    "stat",
+}
 RANDOM = {
     "SystemRandom", "urandom", "uuid1", "uuid4", "randbits", "token_bytes", "token_hex", "randbelow", "random", "uniform", "normal", "randint",
     "integers", "choice", "choices", "sample", "shuffle", "permutation", "permuted", "betavariate", "gauss", "gammavariate", "randrange",
@@ -70,7 +95,9 @@ def has_random_call(nodes: Collection[ast.AST]) -> bool:
     for node in nodes:
         if isinstance(node, ast.Call):
             name = spell(node.func).rpartition(".")[2]
-            if name in GENERATORS and not any(not is_none(argument) for argument in (*node.args, *(k.value for k in node.keywords))):
+            if name in GENERATORS and not any(
+                not is_none(argument) for argument in (*node.args, *(k.value for k in node.keywords))
+            ):
                 return True
             if name in RANDOM and name not in GENERATORS:
                 return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from unisono._src.audit.report import AuditedRun, AuditReport, Difference
+from unisono._src.audit.report import AuditedRun, AuditReport, Difference, ReplicaComparison
 
 WIDTH = 100
 KINDS = {
@@ -33,6 +33,9 @@ def iterate_lines(report: AuditReport) -> Iterator[str]:
         yield f"Equal: {len(report.runs)} runs with R = {report.replicas} have the same bits in their first {steps} steps."
     else:
         yield from format_difference(report.difference)
+    if report.comparison is not None:
+        yield ""
+        yield from format_comparison(report.comparison)
     for warning in report.warnings:
         yield ""
         yield from wrap(f"A run warned: {warning}")
@@ -79,6 +82,23 @@ def format_difference(difference: Difference) -> Iterator[str]:
     probably = "Cause" if difference.is_certain else "Probable cause"
     yield from wrap(f"{probably}: {difference.cause_words}")
     yield from wrap(f"Instead: {difference.what_to_write}")
+
+
+def format_comparison(comparison: ReplicaComparison) -> Iterator[str]:
+    """Yield how R = 1 and R = n differ, and what makes R matter."""
+    near = "near each other" if comparison.is_near else "not near each other"
+    yield from wrap(
+        f"R = 1 and R = {comparison.replicas}: the weights are {near}. Their distance, relative to their size, is {comparison.distance:.2g}, and "
+        f"rounding in another order makes {comparison.tolerance:g} at most."
+    )
+    for coupling in comparison.couplings:
+        yield f"    {coupling.layer or 'the loss or the step'}: {coupling.cause}"
+        if coupling.source is not None:
+            yield f"        {coupling.source.file}:{coupling.source.line}    {coupling.source.text}"
+        yield from (f"        {line}" for line in wrap(f"{coupling.why} Instead: {coupling.what_to_write}"))
+    for rows in comparison.rows:
+        if rows.duplicates or rows.missing:
+            yield f"    replica {rows.replica}: {rows.rows} rows, {rows.duplicates} of them twice, {rows.missing} missing"
 
 
 def describe_variables(difference: Difference) -> str | None:

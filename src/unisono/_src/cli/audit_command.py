@@ -12,7 +12,7 @@ import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
 
-FLAGS = ("-h", "--help")
+FLAGS = ("--replicas", "--no-replicas", "-h", "--help")
 EQUAL, DIFFERENT = 0, 1
 """Exit codes, as those of `diff`: 2 says that there was trouble."""
 
@@ -25,6 +25,7 @@ def audit(
     steps: int = 20,
     devices: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 1, 2 and R)")] = "",
     processes: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 2, where the strategy can)")] = "",
+    replicas: bool = False,
     against: pathlib.Path | None = None,
     json_file: Annotated[pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
     keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY")] = None,
@@ -42,6 +43,7 @@ def audit(
         steps: The steps of each run that are compared. A run ends after them.
         devices: Numbers of devices to run on, as in 1,2,8. R counts up to 8.
         processes: Numbers of processes to run in, for scripts with a MultiWorkerMirroredStrategy.
+        replicas: Compare R = 1 with the R of the script as well, within a tolerance, and say what makes R matter.
         against: The directory of a record, by UNISONO_RECORD or un.callbacks.Record, to compare one run with.
         json_file: A file for the report in JSON; "-" writes it in place of the table.
         keep: A directory that does not exist yet, for the records of the runs.
@@ -53,7 +55,7 @@ def audit(
     check_counts(steps=steps)
     check_program(program)
     settings = AuditSettings(
-        program, steps, read_counts("devices", devices), read_counts("processes", processes), against, limit
+        program, steps, read_counts("devices", devices), read_counts("processes", processes), replicas, against, limit
     )
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)

@@ -14,7 +14,8 @@ from jax.interpreters import partial_eval
 def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
     """Return (file, line, function) for each frame outside of JAX where an equation was traced, the innermost first."""
     return [
-        (frame.file_name, frame.start_line, frame.function_name) for frame in source_info_util.user_frames(eqn.source_info.traceback)
+        (frame.file_name, frame.start_line, frame.function_name)
+        for frame in source_info_util.user_frames(eqn.source_info.traceback)
     ]
 
 
