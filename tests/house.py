@@ -14,7 +14,7 @@ import unisono
 ROOT = pathlib.Path(unisono.__file__).parent / "_src"
 
 FLOORS = {
-    "commands and files": ["callbacks", "tensorboard", "export", "cli", "doctor"],
+    "commands and files": ["callbacks", "tensorboard", "export", "cli", "doctor", "audit"],
     "what users hold": ["strategy"],
     "ways to train": ["loop", "fit", "checks.user_code", "distributed"],
     "one step": ["record", "step", "checks"],

@@ -23,7 +23,7 @@ def test_the_version_is_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--help"], ["{launch,doctor,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
+        (["--help"], ["{launch,doctor,audit,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
         (["launch", "--help"], ["unisono launch --processes 4 --restarts 3 train.py", "--processes INT", "(default: all GPUs"]),
         (["demo", "--help"], ["--epochs INT", "(default: 40 for digits, else 2)", "(default: digits)"]),
         (["doctor", "--help"], ["--json", "--processes", "--versions", "unisono launch --processes 2 -m unisono doctor"]),

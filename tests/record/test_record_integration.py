@@ -70,3 +70,28 @@ def test_two_processes_record_once(tmp_path):
     two = read_record(tmp_path / "two")
     assert next(iter(two.steps.values())).program.placement == {"devices": 1, "processes": 2}
     assert content(two) == content(read_record(tmp_path / "one"))
+
+
+TRAIN = """
+import unisono as un
+import keras, numpy as np
+strategy = un.MirroredStrategy(devices=2, replicas=4)
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+model.fit(np.ones((32, 4), "float32"), np.ones((32, 2), "float32"), batch_size=8, epochs=5, verbose=0)
+print("the end of the script")
+"""
+
+
+def test_a_run_ends_after_the_steps_that_the_environment_asks_for(tmp_path):
+    done = python("-c", TRAIN, UNISONO_RECORD=str(tmp_path), UNISONO_STEPS="3", UNISONO_RECORD_EACH_PROCESS="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the end of the script" not in done.stdout
+    assert list(read_record(tmp_path / "process-0").steps) == [0, 1, 2]
+
+
+def test_a_number_of_steps_that_is_none_is_refused(tmp_path):
+    done = python("-c", TRAIN, UNISONO_RECORD=str(tmp_path), UNISONO_STEPS="few")
+    assert "the environment variable UNISONO_STEPS is a whole number of 1 or more; received 'few'." in done.stderr

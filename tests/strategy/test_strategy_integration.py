@@ -127,3 +127,21 @@ def test_another_backend_is_refused():
     assert "Unisono runs on Keras' JAX backend, but Keras runs on 'numpy'" in done.stderr
     done = python("-c", "import keras; import unisono", KERAS_BACKEND="numpy")
     assert "Keras was imported before Unisono and runs on 'numpy'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variables", "expected"),
+    [
+        ("MirroredStrategy(devices=2, replicas=4)", {"UNISONO_DEVICES": "1"}, [1, 4]),
+        ("MirroredStrategy(devices=2, accumulate=4)", {"UNISONO_DEVICES": "1", "UNISONO_REPLICAS": "8"}, [1, 8]),
+        ("OneDeviceStrategy(replicas=4)", {"UNISONO_DEVICES": "2"}, [2, 4]),
+        ("MultiWorkerMirroredStrategy(replicas=4)", {"UNISONO_DEVICES": "4"}, [4, 4]),
+    ],
+)
+def test_the_environment_places_the_replicas_of_a_script(strategy, variables, expected):
+    assert show(strategy, **variables)[1:3] == expected
+
+
+def test_an_environment_without_a_count_is_refused():
+    done = python("-c", "import unisono as un; un.MirroredStrategy(replicas=4)", UNISONO_DEVICES="two")
+    assert "the environment variable UNISONO_DEVICES is a whole number of 1 or more; received 'two'." in done.stderr

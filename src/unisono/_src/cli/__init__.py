@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from unisono._src.cli import doctor_command, launch_command
+from unisono._src.cli import audit_command, doctor_command, launch_command
 from unisono._src.cli.completion import make_completion
 from unisono._src.cli.errors import CommandError
 from unisono._src.cluster.launch.target import split_command_line
@@ -34,10 +34,14 @@ def main(args: Sequence[str] | None = None) -> None:
     if words[:1] == ["launch"]:  # the options of the program are not read here
         options, program = split_command_line(words[1:], launch_command.FLAGS)
         words = ["launch", *options, *(["--", *program] if program else [])]
+    if words[:1] == ["audit"]:
+        options, program = split_command_line(words[1:], audit_command.FLAGS)
+        words = ["audit", *options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)
     app.command(doctor_command.doctor)
-    if words[:1] not in (["launch"], ["doctor"]):  # these start at once: the other subcommands import Keras
+    app.command(audit_command.audit)
+    if words[:1] not in (["launch"], ["doctor"], ["audit"]):  # these start at once: the other subcommands import Keras
         from unisono._src.cli import demo
 
         app.command(demo.demo)

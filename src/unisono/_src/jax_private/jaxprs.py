@@ -6,8 +6,17 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax._src import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.interpreters import partial_eval
+
+
+def list_user_lines(eqn: JaxprEqn) -> list[tuple[str, int, str]]:
+    """Return (file, line, function) for each frame outside of JAX where an equation was traced, the innermost first."""
+    return [
+        (frame.file_name, frame.start_line, frame.function_name)
+        for frame in source_info_util.user_frames(eqn.source_info.traceback)
+    ]
 
 
 def enter_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:

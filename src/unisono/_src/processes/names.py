@@ -1,4 +1,4 @@
-"""The words in which the launcher and its workers speak to each other: environment variables and exit codes."""
+"""The words in which the commands and the processes that they start speak to each other: environment variables and exit codes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ RESTARTS = "UNISONO_RESTARTS"
 
 BOUND = "UNISONO_BOUND"
 """Seconds within which a lost process is named and the others end."""
+
+DEVICES = "UNISONO_DEVICES"
+"""The number of devices of each process, in place of what strategies say."""
+
+REPLICAS = "UNISONO_REPLICAS"
+"""R, in place of what strategies say."""
 
 DEFAULT_BOUND = 30.0
 

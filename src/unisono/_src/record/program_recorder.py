@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
+import jax
+
 from unisono._src.checkpoint.run_description import describe_run
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.ownership import OwningStrategy
-from unisono._src.record.run_recorder import WaitingSteps, get_recorder, is_recording, writes_record
+from unisono._src.record.run_recorder import WaitingSteps, end_after_last_step, get_recorder, is_recording, writes_record
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step_count import get_step_count
@@ -39,8 +41,13 @@ class ProgramRecorder:
 
     def note_steps(self, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         first = get_step_count().add(len(batches))
-        if not self.is_on or not writes_record():
+        if not self.is_on:
             return
+        if writes_record():
+            self._write_steps(first, batches, digests)
+        end_after_last_step(first + len(batches))
+
+    def _write_steps(self, first: int, batches: Sequence[GlobalBatch], digests: Sequence[StepDigests]) -> None:
         if not digests:
             self._warn_of_gap()
             return
@@ -75,5 +82,11 @@ class ProgramRecorder:
             "variables": [(kind, variable.path, list(variable.shape)) for kind, variables in recorded for variable in variables],
             "arrays": arrays,
             "facts": describe_run(self._strategy, self._strategy.num_replicas_in_sync),
-            "placement": {"devices": len(placement.devices), "processes": len(placement.of_processes)},
+            "placement": {
+                "devices": len(placement.devices),
+                "processes": len(placement.processes.leads) if placement.processes else 1,
+                "strategy": type(self._strategy).__name__,
+                "platform": placement.lead.platform,
+                "available": len(jax.local_devices()),
+            },
         }

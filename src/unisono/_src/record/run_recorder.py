@@ -24,6 +24,12 @@ from unisono._src.typing import Array, Json
 SWITCH = "UNISONO_RECORD"
 """The environment variable that names the directory of a record."""
 
+EACH_PROCESS = "UNISONO_RECORD_EACH_PROCESS"
+"""The environment variable by which every process writes a record of its own, in the directory "process-N" below that of the run."""
+
+STEPS = "UNISONO_STEPS"
+"""The environment variable that says after how many recorded steps the process ends, with exit code 0."""
+
 MOST_WAITING = 8
 """Calls whose digests may still be on the way. Waiting for an older one costs a training nothing."""
 
@@ -116,7 +122,8 @@ class RunRecorder:
 
     def _begin(self, first: int) -> None:
         assert self._directory is not None
-        self._file = record_file.open_to_append(self._directory)
+        directory = self._directory / f"process-{get_agreement().number}" if records_each_process() else self._directory
+        self._file = record_file.open_to_append(directory)
         self._written_at = time.monotonic()
         self._sessions += 1
         self.session = self._sessions
@@ -152,8 +159,23 @@ def is_recording() -> bool:
 
 
 def writes_record() -> bool:
-    """Return whether this process writes the record for all processes."""
-    return get_agreement().is_first
+    """Return whether this process writes a record: the first one, for all processes, or each its own."""
+    return get_agreement().is_first or records_each_process()
+
+
+def records_each_process() -> bool:
+    return bool(os.environ.get(EACH_PROCESS))
+
+
+def end_after_last_step(steps: int) -> None:
+    """End the process with exit code 0 where the environment asks for no more than these steps."""
+    text = os.environ.get(STEPS, "")
+    if not text:
+        return
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"the environment variable {STEPS} is a whole number of 1 or more; received {text!r}.")
+    if steps >= int(text):
+        raise SystemExit(0)
 
 
 def read_waiting(steps: WaitingSteps) -> record_file.Steps:

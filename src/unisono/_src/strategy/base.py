@@ -31,6 +31,7 @@ from unisono._src.strategy.device_arguments import (
     find_devices,
     refuse_unknown_arguments,
 )
+from unisono._src.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, runtime
 
@@ -70,7 +71,8 @@ class Strategy(ReplicaStrategy):
         deterministic: bool = True,
         verify: float | None = None,
     ) -> None:
-        arguments = check_arguments(type(self).__name__, devices, replicas, accumulate, deterministic)
+        given = override_placement(devices, replicas, accumulate)
+        arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
         self._check(arguments)
         if not has_jax_started():
             if deterministic:
@@ -86,8 +88,9 @@ class Strategy(ReplicaStrategy):
             if "cpu" in platforms:
                 runtime.use_one_thread()
         self.placement = self._place(chosen, arguments)
+        verify = None if is_devices_overridden() else verify  # an audit compares in its own way, on one device too
         check_verify(type(self).__name__, verify, self.placement)
-        super().__init__(deterministic, devices is None and replicas is None and self._uses_all_devices, verify)
+        super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
         self._runs = FunctionCache(self)
         runtime.check_threads()
 

@@ -15,6 +15,7 @@ from unisono._src.loop.runs import FunctionCache
 from unisono._src.placement import Placement
 from unisono._src.strategy.base import Strategy
 from unisono._src.strategy.device_arguments import StrategyArguments
+from unisono._src.strategy.placement_override import is_devices_overridden
 
 
 class MirroredStrategy(Strategy):
@@ -29,11 +30,11 @@ class OneDeviceStrategy(Strategy):
 
     def _check(self, arguments: StrategyArguments) -> None:
         count = arguments.device_count
-        if count not in (None, 1):
+        if count not in (None, 1) and not is_devices_overridden():
             raise ValueError(f"OneDeviceStrategy received {count} devices. Write MirroredStrategy(devices={count}).")
 
     def _find(self, arguments: StrategyArguments) -> list[jax.Device]:
-        return super()._find(arguments)[:1]
+        return super()._find(arguments) if is_devices_overridden() else super()._find(arguments)[:1]
 
 
 class TPUStrategy(Strategy):

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import JaxprEqn, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_loop, pooling, reduction
 from unisono._src.xla.rewrite.before_gradient import rewrite_attention, trace_for
@@ -44,6 +44,10 @@ DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128"),
 """Dtypes of the primitives that do not have `DTYPES`."""
 
 
+trace_observers: list[Callable[[str, ClosedJaxpr], None]] = []
+"""Called with the name of each function and its program as it was traced, before equations are replaced. An audit reads programs so."""
+
+
 def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
     """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
 
@@ -67,6 +71,8 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
             # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
             traced, out = jax.make_jaxpr(functools.partial(function), return_shape=True)(*args, **kwargs)
+        for observe in trace_observers:
+            observe(getattr(function, "__name__", ""), traced)
         if is_on_cpu:  # what is only computed forward
             traced = rewrite_attention(traced)
         run = jaxpr_as_fun(Rewriter(rule)(rewrite_loops(traced)))

@@ -1,0 +1,76 @@
+"""What is said of each cause, and what to write instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unisono._src.audit.cause import Cause
+
+
+class Words(NamedTuple):
+    """The text of a cause."""
+
+    cause: str
+    instead: str
+
+
+WORDS = {
+    Cause.HOST_RANDOM: Words(
+        "Python or NumPy draw random numbers without a seed, so that each run has other ones.",
+        "Give the generator a seed, as in np.random.default_rng(0), or call keras.utils.set_random_seed before the first number is drawn.",
+    ),
+    Cause.STEP_RANDOM: Words(
+        "The step uses random numbers that come from no Keras SeedGenerator.",
+        "Make self.seed_generator = keras.random.SeedGenerator(0) in the layer's __init__, and draw by keras.random.normal(shape, "
+        "seed=self.seed_generator) in its call.",
+    ),
+    Cause.TIME: Words(
+        "A value comes from a clock.",
+        "Compute it from the number of the step or of the epoch, or give it as an argument of the script.",
+    ),
+    Cause.HASH_ORDER: Words(
+        "A value or an order comes from hash(), and with it the order of a set. It differs from one start of Python to the next.",
+        "Take sorted(...) of the set, a list, or a dict; in place of hash(text) take zlib.crc32(text.encode()).",
+    ),
+    Cause.THREAD_ORDER: Words(
+        "Results come in the order in which threads finish.",
+        "Take them in the order in which they were asked for: pool.map(...), or [future.result() for future in futures].",
+    ),
+    Cause.FILES: Words(
+        "What is read from a file differs: an earlier run has written it or changed it.",
+        "Name the file as an input of the training and let no run write it, or compute the values anew in each run.",
+    ),
+    Cause.LAYER_STATE: Words(
+        "A layer keeps state in an attribute that is no Keras variable. It changes whenever Python runs the layer's code, which depends on "
+        "how often a step is traced and on which process runs which replica.",
+        "Make it a variable, self.add_weight(..., trainable=False), and assign it in call.",
+    ),
+    Cause.DEVICES: Words(
+        "A number comes from the count of devices, which differs between placements.",
+        "Take strategy.num_replicas_in_sync, which is the same on every placement, or a number.",
+    ),
+    Cause.SHAPE: Words(
+        "A shape comes from the count of devices, which differs between placements.",
+        "Take strategy.num_replicas_in_sync, which is the same on every placement, or a number.",
+    ),
+    Cause.PROCESS: Words(
+        "A value depends on the process: on its number, on how many processes there are, or on what only one of them does.",
+        "Do the same in every process, and ask strategy.writes only before printing and writing files.",
+    ),
+    Cause.PROCESS_ROWS: Words(
+        "Each process reads other rows. Every process reads the whole global batch here, and takes the rows of its replicas.",
+        "Read all rows in every process. Where each replica has a pipeline of its own, write strategy.distribute_datasets_from_function.",
+    ),
+    Cause.COLLECTIVE: Words(
+        "The script adds or gathers over devices or processes by itself: the result depends on how many there are, or on the order of the sum.",
+        "Compute it from the whole data in every process, or in the step by strategy.reduce.",
+    ),
+    Cause.VERSIONS: Words(
+        "The two runs have other versions, another kind of device, or other kernels.",
+        "Install the versions of the recorded run, and compare on the same kind of device.",
+    ),
+    Cause.UNKNOWN: Words(
+        "It is not one of the causes that the audit knows.",
+        "Look at the line and at what it reads: its values differ between the two runs.",
+    ),
+}

@@ -1,0 +1,169 @@
+"""The places of a step's program in which R matters: what is computed over a replica's rows is not what is computed over the whole batch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from unisono._src.audit.cause import Cause
+from unisono._src.audit.program_comparison import read_layer
+from unisono._src.audit.report import Coupling, Source
+from unisono._src.audit.source_code import read_source, spell
+from unisono._src.audit.trace_comparison import Place, Trace
+from unisono._src.typing import Json
+
+OVER_ROWS = (
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "argmax",
+    "argmin",
+    "sort",
+    "cumsum",
+    "cummax",
+    "cumprod",
+    "rev",
+    "dot_general",
+)
+RANDOM = ("random_bits", "threefry2x32", "random_unwrap", "random_wrap", "random_seed", "random_fold_in")
+NOT_LINEAR = ("sqrt", "rsqrt", "integer_pow", "pow", "square", "min", "max", "sign", "clamp", "div")
+WHY = {
+    Cause.BATCH_STATISTICS: (
+        "It computes over the rows of a replica, or with their count.",
+        "Compute along the other axes, as LayerNormalization and GroupNormalization do, or keep R as it is: it is part of the run.",
+    ),
+    Cause.RANDOM_LAYER: (
+        "It draws random numbers, and each replica draws for itself.",
+        "Nothing, where other numbers are as good. To compare R = 1 with R = n, set its rate to 0.",
+    ),
+    Cause.BATCH_LOSS: (
+        "The loss looks at all rows of a replica together; over the whole batch it has another value.",
+        "Return a loss for each row, or keep R as it is.",
+    ),
+    Cause.WEIGHTING: (
+        "A divisor or a length is taken from a replica's own rows, and is not that of the whole batch.",
+        "In fit, use a Keras loss with sample_weight. In a loop, write un.compute_average_loss(losses, sample_weight=weights); limit "
+        "gradients by the optimizer's clipnorm or global_clipnorm.",
+    ),
+    Cause.ROWS: (
+        "Replicas see rows twice, or rows not at all, that R = 1 sees once.",
+        "Cut the rows of replica i of n from i * size to (i + 1) * size, with size = context.get_per_replica_batch_size(global_batch).",
+    ),
+}
+
+
+def make_coupling(layer: str | None, cause: Cause, place: Place | None) -> Coupling:
+    why, instead = WHY[cause]
+    source = (
+        None if place is None else Source(place.file, place.line, read_source(place.file).read_line(place.line), place.function)
+    )
+    return Coupling(layer, cause, why, instead, source)
+
+
+def list_couplings(trace: Trace, whole: Trace) -> tuple[Coupling, ...]:
+    """Return the places in which R matters, each layer and line once.
+
+    Args:
+        trace: The trace of a run with R = n.
+        whole: That of a run with R = 1.
+    """
+    equations = [equation for program in trace.content["programs"] for equation in program["equations"]]
+    rows = max((len(shard) for step in trace.content["rows"] for shard in step), default=0)
+    batch = max((sum(map(len, step)) for step in whole.content["rows"]), default=0)
+    found = list(iterate_couplings(trace, equations, rows, batch))
+    if not any(each.cause is not Cause.RANDOM_LAYER for each in found):
+        found += find_nonlinear_line(equations)
+    unique = {(each.layer, each.cause, each.source): each for each in found}
+    return tuple(unique.values())
+
+
+def iterate_couplings(trace: Trace, equations: Sequence[Json], rows: int, batch: int) -> Iterator[Coupling]:
+    for equation in equations:
+        if "transpose" in equation["scopes"]:  # the backward pass
+            continue
+        layer = read_layer(equation["scopes"], trace.content["layers"])
+        if equation["primitive"] in RANDOM:
+            if layer is not None:
+                yield make_coupling(layer, Cause.RANDOM_LAYER, find_line(trace, equation, layer))
+        elif is_over_rows(equation, rows) or has_row_count(equation, rows, batch):
+            place = find_line(trace, equation, layer)
+            if layer is None and place is None:
+                continue
+            if layer is None and place == find_call(trace):
+                continue
+            yield make_coupling(layer, name_cause(layer, place), place)
+
+
+def is_over_rows(equation: Json, rows: int) -> bool:
+    """Return whether an equation adds, compares or sorts along the axis of the rows."""
+    shape = read_shape(equation["shapes"][0]) if equation["shapes"] else []
+    if equation["primitive"] not in OVER_ROWS or not shape or shape[0] != rows:
+        return False
+    params = equation["params"]
+    if equation["primitive"] == "dot_general":
+        contracted = re.match(r"\(\(\(([\d, ]*)\), \(([\d, ]*)\)\)", params.get("dimension_numbers", ""))
+        return contracted is not None and "0" in re.findall(r"\d+", contracted[1])
+    axes = params.get("axes", params.get("axis", params.get("dimension", params.get("dimensions", ""))))
+    return "0" in re.findall(r"\d+", axes)
+
+
+def has_row_count(equation: Json, rows: int, batch: int) -> bool:
+    """Return whether an equation computes with the number of rows as a constant: it is another one for R = 1."""
+    return rows != batch and rows > 1 and f"{float(rows)}" in equation["operands"] and bool(equation["lines"])
+
+
+def read_shape(text: str) -> list[int]:
+    """Return the sizes in a type such as float32[6,12]."""
+    inner = re.search(r"\[([\d,]+)\]", text)
+    return [int(size) for size in inner[1].split(",") if size] if inner else []
+
+
+def find_line(trace: Trace, equation: Json, layer: str | None) -> Place | None:
+    """Return the user's line of an equation. Of a layer that Keras calls it is the line that made the layer."""
+    call = find_call(trace)
+    places = [Place(*place) for place in equation["lines"]]
+    if places and places[0] != call:
+        return places[0]
+    made = [
+        event
+        for event in trace.content["variables"]
+        if layer is not None and layer in event["path"] and event["action"] == "made"
+    ]
+    return Place(*made[0]["places"][0]) if made else next(iter(places), None)
+
+
+def find_call(trace: Trace) -> Place | None:
+    """Return the line that calls `fit`, or the first step."""
+    return next(iter(trace.list_call_places(0)), None)
+
+
+def name_cause(layer: str | None, place: Place | None) -> Cause:
+    """Return what a computation over rows is: a quotient of sums, a loss, or a layer's statistics."""
+    if place is None:
+        return Cause.BATCH_STATISTICS
+    source = read_source(place.file)
+    if layer is None:
+        return Cause.WEIGHTING if has_quotient_of_sums(source.find_expressions(place.line)) else Cause.BATCH_LOSS
+    function = source.find_enclosing_function(place.line)
+    nodes = [] if function is None else list(ast.walk(function))
+    adds_loss = any(isinstance(node, ast.Call) and spell(node.func).endswith("add_loss") for node in nodes)
+    return Cause.BATCH_LOSS if adds_loss else Cause.BATCH_STATISTICS
+
+
+def has_quotient_of_sums(expressions: Sequence[ast.AST]) -> bool:
+    """Return whether something is divided by a sum."""
+    quotients = [
+        node for each in expressions for node in ast.walk(each) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    ]
+    sums = [node for quotient in quotients for node in ast.walk(quotient.right) if isinstance(node, ast.Call)]
+    return any(spell(node.func).rpartition(".")[2] in ("sum", "count_nonzero", "maximum") for node in sums)
+
+
+def find_nonlinear_line(equations: Sequence[Json]) -> list[Coupling]:
+    """Return the first line of the user's that computes with gradients what is not linear in them: a length, a bound."""
+    for equation in equations:
+        if equation["primitive"] in NOT_LINEAR and equation["lines"] and "jvp" not in equation["scopes"]:
+            return [make_coupling(None, Cause.WEIGHTING, Place(*equation["lines"][0]))]
+    return []

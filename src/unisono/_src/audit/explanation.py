@@ -1,0 +1,173 @@
+"""The explanation of a difference: both runs are repeated while their lines are noted, and the difference is followed back to its origin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from unisono._src.audit.cause import Cause
+from unisono._src.audit.cause_words import WORDS
+from unisono._src.audit.origin import Origin, find_in_callback, find_origin
+from unisono._src.audit.program_comparison import (
+    EquationDifference,
+    find_equation,
+    find_layer,
+    format_equation,
+    list_callbacks,
+    read_layer,
+)
+from unisono._src.audit.record_comparison import ENTRY, ROWS, RecordDifference
+from unisono._src.audit.report import Difference, Source
+from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
+from unisono._src.audit.source_code import read_source
+from unisono._src.audit.trace_comparison import Place, Trace, TraceComparison, read_trace
+
+Say = Callable[[str], None]
+EXIT = "exit"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Where two runs part, as far as it was followed."""
+
+    origin: Origin | None = None
+    layer: str | None = None
+    equation: EquationDifference | None = None
+    equation_words: str | None = None
+    is_in_step: bool = False
+
+
+def explain_difference(
+    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, found: RecordDifference, process: int, say: Say
+) -> Difference:
+    """Return the difference with its cause, layer and line."""
+    ours, theirs = repeat_traced(runner, one, other, process, say)
+    finding = Finding() if ours is None or theirs is None else follow(ours, theirs, found)
+    return describe(one, other, found, finding, None if ours is None else ours)
+
+
+def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> Difference:
+    """Return the difference between a run that succeeded and one that failed."""
+    step = len(other.steps)
+    found = RecordDifference(step, EXIT)
+    finding = Finding()
+    for process in range(other.plan.processes):
+        ours, theirs = repeat_traced(runner, one, other, process, say, is_again=process == 0)
+        if ours is not None and theirs is not None:
+            finding = follow(ours, theirs, found)
+            if finding.origin is not None and finding.origin.cause is not None:
+                break
+    explained = describe(one, other, found, finding, None)
+    last = find_last_lines(other.output).splitlines()
+    words = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last[-1] if last else ''}. {explained.cause_words}"
+    return dataclasses.replace(explained, cause_words=words)
+
+
+def repeat_traced(
+    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, process: int, say: Say, is_again: bool = True
+) -> tuple[Trace | None, Trace | None]:
+    """Repeat two runs with their lines noted; return the traces of process 0 of the first and of a process of the other."""
+    traces: list[Trace | None] = []
+    for label, run, number in (("first", one, 0), ("second", other, process)):
+        if run.exit_code is None:  # a record that was made elsewhere
+            traces.append(None)
+            continue
+        folder = runner.folder / f"traced-{label}"
+        if is_again:
+            say(f"{run.plan.name}, to see why")
+            runner.run(run.plan, folder.name, is_traced=True)
+        path = folder / f"trace-{number}.json"
+        traces.append(read_trace(path) if path.exists() else None)
+    return traces[0], traces[1]
+
+
+def follow(one: Trace, other: Trace, found: RecordDifference) -> Finding:
+    """Follow a difference back to the line that it comes from."""
+    comparison = TraceComparison(one, other)
+    layers = one.content["layers"]
+    if found.kind in (ROWS, EXIT):
+        return Finding(find_first_origin(comparison, list_row_places(comparison, found.step)))
+    if found.kind == ENTRY:
+        path = found.variables[0]
+        places = [place for trace in (one, other) for place in trace.list_variable_places(path, found.step)]
+        return Finding(find_first_origin(comparison, places), find_layer(path, layers))
+    equation = find_equation(one, other, found.step)
+    if equation is not None:
+        origin = find_origin(comparison, equation.place) if equation.place else None
+        layer = read_layer(equation.equation["scopes"], layers)
+        return Finding(origin, layer, equation, format_difference(equation), is_in_step=True)
+    for called in list_callbacks(one):
+        for file, line, _ in called["callbacks"]:
+            origin = find_in_callback(file, line, comparison.sets)
+            if origin is not None:
+                return Finding(origin, read_layer(called["scopes"], layers), None, format_equation(called), is_in_step=True)
+    return Finding(find_first_origin(comparison, one.list_call_places(found.step)))
+
+
+def list_row_places(comparison: TraceComparison, step: int) -> Iterator[Place]:
+    """Yield the lines from which rows came: those that called the step, and functions that gave values to a library."""
+    yield from comparison.one.list_call_places(step)
+    for place in comparison.list_differing():
+        if "handed" in comparison.differing(place):
+            yield place
+
+
+def find_first_origin(comparison: TraceComparison, places: Iterator[Place] | list[Place]) -> Origin | None:
+    """Return the first origin with a cause among those of some lines; else the first one."""
+    origins: list[Origin] = []
+    for place in places:
+        origin = find_origin(comparison, place)
+        if origin.cause is not None:
+            return origin
+        origins.append(origin)
+    return origins[0] if origins else None
+
+
+def format_difference(found: EquationDifference) -> str:
+    mine = format_equation(found.equation)
+    its = format_equation(found.other) if found.other else "nothing"
+    return mine if mine == its else f"{mine}; in the other run {its}"
+
+
+def describe(one: FinishedRun, other: FinishedRun, found: RecordDifference, finding: Finding, trace: Trace | None) -> Difference:
+    """Return the difference in the words of a report."""
+    cause = choose_cause(found, finding)
+    words = WORDS[cause]
+    layer = finding.layer
+    if layer is None and trace is not None and found.kind == ENTRY:
+        layer = find_layer(found.variables[0], trace.content["layers"])
+    said = words.cause
+    if finding.origin is not None and finding.origin.outside is not None:
+        outside = read_line(finding.origin.outside)
+        said = f"{said} It comes from line {outside.line}: {outside.text}"
+    return Difference(
+        runs=(one.plan.name, other.plan.name),
+        step=found.step + (found.kind != ENTRY or found.step > 0),
+        kind=found.kind,
+        variable=next(iter(found.variables), None),
+        layer=layer,
+        replica=None,
+        equation=finding.equation_words,
+        source=read_line(finding.origin.place) if finding.origin else None,
+        cause=cause,
+        cause_words=said,
+        what_to_write=words.instead,
+        differing=found.variables,
+    )
+
+
+def choose_cause(found: RecordDifference, finding: Finding) -> Cause:
+    """Return the cause of a line, as what differs makes it more exact."""
+    cause = finding.origin.cause if finding.origin else None
+    has_other_shapes = found.has_other_shapes or (finding.equation is not None and finding.equation.has_other_shapes)
+    if cause is Cause.DEVICES and has_other_shapes:
+        return Cause.SHAPE
+    if cause is Cause.PROCESS and found.kind in (ROWS, EXIT):
+        return Cause.PROCESS_ROWS
+    if cause is Cause.HOST_RANDOM and finding.is_in_step:
+        return Cause.STEP_RANDOM
+    return cause or Cause.UNKNOWN
+
+
+def read_line(place: Place) -> Source:
+    return Source(place.file, place.line, read_source(place.file).read_line(place.line), place.function)

@@ -1,0 +1,183 @@
+"""From the line in which two runs part back to the line from which the difference comes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+from unisono._src.audit.cause import Cause
+from unisono._src.audit.source_code import SourceFile, list_assigned_attributes, list_read_names, read_source, spell
+from unisono._src.audit.suspects import find_suspect
+from unisono._src.audit.trace_comparison import Place, TraceComparison
+
+MODULE = "<module>"
+MOST_LINES = 50
+LAYER_METHODS = ("call", "__call__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a difference comes from."""
+
+    place: Place
+    cause: Cause | None
+    outside: Place | None = None
+    """The line outside of the function from which the value comes, where there is one."""
+
+
+def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
+    """Go back from a line through the lines that gave it other values, and return the first of them in the same scope."""
+    place = begin
+    visited: set[Place] = set()
+    for _ in range(MOST_LINES):
+        visited.add(place)
+        kept = find_kept_state(place)
+        if kept is not None:
+            return Origin(kept, Cause.LAYER_STATE)
+        inside = [each for each in list_inputs(comparison, place, is_outside=False) if each not in visited]
+        if not inside:
+            return end_at(comparison, place)
+        place = min(inside, key=comparison.order.__getitem__)
+    return end_at(comparison, place)
+
+
+def end_at(comparison: TraceComparison, place: Place) -> Origin:
+    """Return the origin at a line to which nothing of its own scope gave other values."""
+    cause = suspect_line(comparison, place)
+    if cause is not None:
+        return Origin(place, cause)
+    if place in comparison.in_one_only:
+        condition = read_source(place.file).find_condition(place.line)
+        if condition is not None:
+            return (
+                end_at(comparison, Place(place.file, condition, place.function))
+                if condition != place.line
+                else Origin(place, None)
+            )
+    outside = list_inputs(comparison, place, is_outside=True)
+    if outside:
+        source = min(outside, key=comparison.order.__getitem__)
+        return Origin(place, find_origin(comparison, source).cause, source)
+    return find_in_called(comparison, place) or Origin(place, None)
+
+
+def suspect_line(comparison: TraceComparison, place: Place) -> Cause | None:
+    return find_suspect(read_source(place.file).find_expressions(place.line), comparison.sets)
+
+
+def list_inputs(comparison: TraceComparison, place: Place, is_outside: bool) -> list[Place]:
+    """Return the lines that gave other values to what a line reads: in its own scope, or, with `is_outside`, in the module around."""
+    source = read_source(place.file)
+    expressions = source.find_expressions(place.line)
+    names = list_read_names(expressions)
+    found: list[Place] = []
+    for other in comparison.list_differing():
+        if other.file != place.file or other == place:
+            continue
+        differing = comparison.differing(other)
+        is_near = is_same_scope(other, place)
+        if (
+            any(name in differing for name in names if name.startswith("self.") or is_near)
+            and (is_near or of_same_class(other, place))
+        ) or (differing & {"return", "handed"} and is_named(source, other.function, names)):
+            found += [] if is_outside else [other]
+        elif is_outside and other.function == MODULE and any(name in differing for name in names):
+            found.append(other)
+    if not is_outside and not found and place.function != MODULE:
+        found += list_callers(comparison, source, place, names)
+    return found
+
+
+def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, names: list[str]) -> list[Place]:
+    """Return the lines that called the function of a line, where what they passed differs."""
+    function = source.find_enclosing_function(place.line)
+    if function is None:
+        return []
+    begins = [each for each in comparison.list_differing() if each.file == place.file and each.function == place.function]
+    passed = [each for each in begins if each.line in (function.lineno, *(d.lineno for d in function.decorator_list))]
+    if not any(comparison.differing(each) & set(names) for each in passed):
+        return []
+    return [
+        each
+        for each in comparison.order
+        if each.file == place.file and each.function != place.function and function.name in list_called(source, each.line)
+    ]
+
+
+def list_called(source: SourceFile, line: int) -> set[str]:
+    nodes = [node for expression in source.find_expressions(line) for node in ast.walk(expression)]
+    return {spell(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+
+
+def is_same_scope(one: Place, other: Place) -> bool:
+    """Return whether two lines are of one function; comprehensions and lambdas are parts of the function around."""
+    return strip_comprehensions(one.function) == strip_comprehensions(other.function)
+
+
+def strip_comprehensions(function: str) -> str:
+    parts = function.split(".")
+    while len(parts) > 1 and (parts[-1].startswith("<") or parts[-1] == "<locals>"):
+        parts.pop()
+    return MODULE if len(parts) == 1 and parts[0].startswith("<") else ".".join(parts)
+
+
+def of_same_class(one: Place, other: Place) -> bool:
+    ours, theirs = (strip_comprehensions(place.function).rpartition(".")[0] for place in (one, other))
+    return bool(ours) and ours == theirs
+
+
+def is_named(source: SourceFile, function: str, names: list[str]) -> bool:
+    """Return whether a function of the user's is among the names that a line reads."""
+    bare = strip_comprehensions(function).rpartition(".")[2]
+    return bare in names or f"self.{bare}" in names
+
+
+def find_kept_state(place: Place) -> Place | None:
+    """Return the line in which a layer's `call` changes an attribute that the line reads or changes itself; None where there is none."""
+    source = read_source(place.file)
+    function = source.find_enclosing_function(place.line)
+    if function is None or function.name not in LAYER_METHODS:
+        return None
+    names = set(list_read_names(source.find_expressions(place.line)))
+    for statement in source.iterate_statements(function):
+        if list_assigned_attributes(statement) & names and not hasattr(statement, "body"):
+            return Place(place.file, statement.lineno, place.function)
+    return None
+
+
+def find_in_called(comparison: TraceComparison, place: Place) -> Origin | None:
+    """Return the first suspicious line in a function of the user's that a line calls or passes on."""
+    source = read_source(place.file)
+    for name in list_read_names(source.find_expressions(place.line)):
+        function = source.find_function(name.removeprefix("self."))
+        if function is not None:
+            found = find_in_function(source, function, comparison.sets)
+            if found is not None:
+                return found
+    return None
+
+
+def find_in_function(source: SourceFile, function: ast.AST, sets: set[str]) -> Origin | None:
+    """Return the first suspicious line of a function."""
+    from unisono._src.audit.source_code import list_heads
+
+    for statement in source.iterate_statements(function):
+        cause = find_suspect(list_heads(statement), sets)
+        if cause is not None:
+            return Origin(Place(source.path, statement.lineno, getattr(function, "name", "")), cause)
+    return None
+
+
+def find_in_callback(file: str, line: int, sets: set[str]) -> Origin | None:
+    """Return the line of a callback that keeps state of its own, or draws what another run does not draw."""
+    source = read_source(file)
+    function = source.find_function_at(line)
+    if function is None:
+        return None
+    found = find_in_function(source, function, sets)
+    if found is not None:
+        return found
+    for statement in source.iterate_statements(function):
+        if not hasattr(statement, "body") and list_assigned_attributes(statement):
+            return Origin(Place(file, statement.lineno, function.name), Cause.LAYER_STATE)
+    return None

@@ -1,0 +1,118 @@
+"""Runs of a script in fresh processes, each with a record of its steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from unisono._src.audit.run_plan import RunPlan
+from unisono._src.processes import names
+from unisono._src.record.reading import RecordedStep, RunRecord, read_record
+from unisono._src.record.run_recorder import EACH_PROCESS, STEPS, SWITCH
+
+TRACER = str(pathlib.Path(__file__).with_name("script_trace.py"))
+"""The program that runs a script and notes its lines; started by its path, so that it imports nothing of Unisono before the script does."""
+
+LAST_LINES = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run that is over."""
+
+    plan: RunPlan
+    directory: pathlib.Path
+    exit_code: int | None
+    seconds: float
+    output: str
+    records: tuple[RunRecord, ...]
+    """By process; empty where the run has recorded no step."""
+
+    @property
+    def steps(self) -> dict[int, RecordedStep]:
+        """Return the steps of process 0."""
+        return self.records[0].steps if self.records else {}
+
+    @property
+    def traces(self) -> list[pathlib.Path]:
+        """Return the files with the lines that each process ran, where they were noted."""
+        return sorted(self.directory.glob("trace-*.json"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptRunner:
+    """Runs one script, with its arguments."""
+
+    program: tuple[str, ...]
+    """A script or -m and a module, and its arguments."""
+    steps: int
+    """The process ends after this number of steps."""
+    folder: pathlib.Path
+    """For records, a directory for each run."""
+    limit: float
+    """Seconds after which a run is killed."""
+
+    def run(self, plan: RunPlan, label: str, is_traced: bool = False) -> FinishedRun:
+        """Run the script on a placement. `label` names the directory of the record; `is_traced` has the lines noted that it runs."""
+        directory = self.folder / label
+        directory.mkdir()
+        tracer = (TRACER, str(directory)) if is_traced else ()
+        command = [*list_launcher_words(plan), *tracer, *self.program]
+        variables = make_variables(os.environ, plan, directory, self.steps)
+        begin = time.monotonic()
+        with (directory / "output").open("w+b") as output:
+            try:
+                code = subprocess.run(
+                    command,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=self.limit,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+            seconds = time.monotonic() - begin
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        return FinishedRun(plan, directory, code, seconds, text, read_records(directory))
+
+
+def list_launcher_words(plan: RunPlan) -> list[str]:
+    """Return the command that starts Python, in one process or in several."""
+    if plan.processes == 1:
+        return [sys.executable]
+    return [sys.executable, "-m", "unisono", "launch", "--processes", str(plan.processes)]
+
+
+def make_variables(environment: Mapping[str, str], plan: RunPlan, directory: pathlib.Path, steps: int) -> dict[str, str]:
+    """Return the environment of a run."""
+    ours = {SWITCH: str(directory), EACH_PROCESS: "1", STEPS: str(steps), "PYTHONHASHSEED": str(plan.hash_seed)}
+    if plan.devices is not None:
+        ours |= {names.DEVICES: str(plan.devices), "JAX_NUM_CPU_DEVICES": str(plan.devices)}
+    if plan.replicas is not None:
+        ours[names.REPLICAS] = str(plan.replicas)
+    return {**environment, **ours}
+
+
+def read_records(directory: pathlib.Path) -> tuple[RunRecord, ...]:
+    """Return the records of the processes of a run, in order; none where process 0 has recorded no step."""
+    if not (directory / "process-0").exists():
+        return ()
+    folders = sorted(directory.glob("process-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return tuple(read_record(folder) for folder in folders)
+
+
+def find_last_lines(output: str) -> str:
+    """Return the end of what a run wrote."""
+    return "\n".join(output.rstrip().splitlines()[-LAST_LINES:])
+
+
+def describe_program(program: Sequence[str]) -> str:
+    return " ".join(program)

@@ -1,0 +1,97 @@
+"""`unisono audit`: a script on several placements, and where two runs part."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Annotated
+
+import tyro
+
+from unisono._src.cli.errors import CommandError, check_counts
+
+FLAGS = ("--replicas", "--no-replicas", "-h", "--help")
+EQUAL, DIFFERENT = 0, 1
+"""Exit codes, as those of `diff`: 2 says that there was trouble."""
+
+
+def audit(
+    program: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PROGRAM ...", help_behavior_hint="(required)")
+    ] = (),
+    *,
+    steps: int = 20,
+    devices: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 1, 2 and R)")] = "",
+    processes: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 2, where the strategy can)")] = "",
+    replicas: bool = False,
+    against: pathlib.Path | None = None,
+    json_file: Annotated[pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
+    keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY")] = None,
+    limit: float = 1800.0,
+) -> int:
+    """Runs a training script on several placements and says whether all have the same bits, or where two runs part and why.
+
+    For example: unisono audit --steps 50 train.py --epochs 10
+
+    Options of the audit stand before the script, and options of the script after it. All runs have the R of the script as it is written.
+    The exit code is 0 where the runs are equal, 1 where they differ, and 2 where they cannot be compared.
+
+    Args:
+        program: A script and its arguments, or -m, a module and its arguments.
+        steps: The steps of each run that are compared. A run ends after them.
+        devices: Numbers of devices to run on, as in 1,2,8. R counts up to 8.
+        processes: Numbers of processes to run in, for scripts with a MultiWorkerMirroredStrategy.
+        replicas: Compare R = 1 with the R of the script as well, within a tolerance, and say what makes R matter.
+        against: The directory of a record, by UNISONO_RECORD or un.callbacks.Record, to compare one run with.
+        json_file: A file for the report in JSON; "-" writes it in place of the table.
+        keep: A directory that does not exist yet, for the records of the runs.
+        limit: The seconds after which a run is killed.
+    """
+    from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
+    from unisono._src.audit.text_report import format_report
+
+    check_counts(steps=steps)
+    check_program(program)
+    settings = AuditSettings(
+        program, steps, read_counts("devices", devices), read_counts("processes", processes), replicas, against, limit
+    )
+    with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
+        folder = make_folder(keep) if keep else pathlib.Path(temporary)
+        try:
+            report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
+        except (AuditError, FileNotFoundError) as error:
+            raise CommandError(str(error)) from error
+    text = json.dumps(report.to_json(), indent=2)
+    if json_file is not None and str(json_file) != "-":
+        json_file.write_text(text + "\n")
+    print(text if str(json_file) == "-" else format_report(report))
+    return EQUAL if report.equal else DIFFERENT
+
+
+def read_counts(option: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of an option, which stand with commas between them."""
+    words = text.split(",") if text else []
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise CommandError(f"--{option} takes whole numbers with commas between them, as in 1,2,8; received {text!r}.")
+    return tuple(int(word) for word in words)
+
+
+def check_program(words: tuple[str, ...]) -> None:
+    """Refuse words that name no program."""
+    if not words or words == ("-m",):
+        raise CommandError(
+            "unisono audit received no program. Write: unisono audit script.py, or with a module unisono audit -m package.module"
+        )
+    if words[0] != "-m" and not pathlib.Path(words[0]).exists():
+        raise CommandError(f"there is no script {words[0]!r} here. Options of unisono audit come before the script's name.")
+
+
+def make_folder(path: pathlib.Path) -> pathlib.Path:
+    """Make the directory of the records; refuse one that is there, whose records would be mixed with these."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError as error:
+        raise CommandError(f"--keep {path} is there already. Name a directory that does not exist yet.") from error
+    return path

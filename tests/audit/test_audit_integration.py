@@ -1,0 +1,102 @@
+"""The audit finds planted faults with cause, layer and line, and says nothing of their twins or of the examples."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+from audit.faults.index import FAULTS, Kind, PlantedFault
+
+from processes import environment
+from sizes import slow, thorough
+
+LIMIT = 900.0
+ROOT = pathlib.Path(__file__).parents[2]
+PLACEMENTS = {
+    Kind.REPEAT: ["--devices", "2"],
+    Kind.DEVICES: ["--devices", "1"],
+    Kind.PROCESSES: ["--devices", "1", "--processes", "2"],
+    Kind.REPLICAS: ["--devices", "2", "--replicas"],
+}
+QUICK = (9, 14)
+"""Numbers of the faults that the quick form tries: one in the data, and one in a layer."""
+
+
+class Audited(NamedTuple):
+    code: int
+    report: dict[str, Any]
+    text: str
+
+
+def audit(folder: pathlib.Path, *words: str) -> Audited:
+    """Run the command, and return its exit code, its report and what it printed."""
+    report = folder / "report.json"
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "unisono", "audit", "--json", str(report), *words]
+    variables = environment(JAX_PLATFORMS="cpu", TMPDIR=str(temporary))
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return Audited(done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr)
+
+
+def mark_faults() -> list[Any]:
+    """Return the faults as parameters: those of several processes take longest."""
+    quick = [fault for fault in FAULTS if fault.number in QUICK]
+    launched = [fault for fault in FAULTS if fault.kind is Kind.PROCESSES]
+    others = [fault for fault in FAULTS if fault not in quick and fault not in launched]
+    return [*quick, *slow(*others), *thorough(*launched)]
+
+
+def check_report(fault: PlantedFault, report: dict[str, Any]) -> None:
+    """Check cause, layer and line against the index."""
+    cause = fault.cause.name.lower().replace("_", " ")
+    if fault.kind is Kind.REPLICAS:
+        found = report["comparison"]["couplings"]
+        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in found[:1]] == [
+            (cause, fault.layer, fault.line)
+        ]
+        return
+    found = report["difference"]
+    assert (found["cause"], found["layer"], found["source"]["line"]) == (cause, fault.layer, fault.line)
+    assert found["step"] == fault.first_step
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("fault", mark_faults(), ids=lambda fault: fault.fault_path.stem)
+def test_a_fault_is_found_with_cause_layer_and_line_and_its_twin_is_not_one(fault, tmp_path):
+    found = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.fault_path))
+    assert found.code == 1, found.text
+    check_report(fault, found.report)
+    twin = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.twin_path))
+    assert twin.code == 0, twin.text
+
+
+@pytest.mark.processes
+def test_a_script_that_trains_nothing_is_trouble(tmp_path):
+    script = tmp_path / "nothing.py"
+    script.write_text("print('nothing')\n")
+    done = audit(tmp_path, str(script))
+    assert done.code == 2
+    assert "The script has trained no step that is recorded" in done.text
+
+
+@pytest.mark.processes
+def test_a_script_that_fails_is_trouble_and_its_output_is_shown(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("raise KeyError('a name that is not there')\n")
+    done = audit(tmp_path, str(script))
+    assert done.code == 2
+    assert "ended with exit code 1 as it is written" in done.text
+    assert "a name that is not there" in done.text
+
+
+def test_words_that_name_no_script_are_refused(tmp_path):
+    assert "unisono audit received no program" in audit(tmp_path).text
+    assert "there is no script 'absent.py' here" in audit(tmp_path, "absent.py").text
+    refused = audit(tmp_path, "--devices", "two", str(pathlib.Path(__file__)))
+    assert "--devices takes whole numbers with commas between them" in refused.text
+    assert refused.code == 2
