@@ -1,0 +1,37 @@
+"""Train a net with a layer that blurs its inputs while it learns."""
+
+import unisono as un
+
+# isort: split
+import keras
+import numpy as np
+from keras import layers
+
+strategy = un.MirroredStrategy(devices=2, replicas=4)
+keras.utils.set_random_seed(5)
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(96, 14)).astype("float32")
+y = x[:, :4].sum(axis=1, keepdims=True)
+
+
+class Blur(layers.Layer):
+    """Add a little of something else to each value."""
+
+    def __init__(self, amount, **kwargs):
+        super().__init__(**kwargs)
+        self.amount = amount
+        self.seeds = keras.random.SeedGenerator(9)
+
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        return inputs + self.amount * keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
+
+
+with strategy.scope():
+    inputs = keras.Input((14,))
+    hidden = layers.Dense(16, "relu", name="wide")(Blur(0.1, name="soft")(inputs))
+    model = keras.Model(inputs, layers.Dense(1, name="out")(hidden), name="net")
+model.compile("adam", "mse")
+model.fit(x, y, batch_size=24, epochs=2, verbose=0)

@@ -1,0 +1,35 @@
+"""Train a regression, and lower its learning rate where the loss stands still."""
+
+import unisono as un
+
+# isort: split
+import keras
+import numpy as np
+from keras import layers
+
+strategy = un.MultiWorkerMirroredStrategy(replicas=4)
+keras.utils.set_random_seed(20)
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(96, 10)).astype("float32")
+y = rng.normal(size=(96, 1)).astype("float32")
+
+
+class Lower(keras.callbacks.Callback):
+    """Halve the learning rate after an epoch that gained little, and say so."""
+
+    last = float("inf")
+
+    def on_epoch_end(self, epoch, logs=None):
+        gained = self.last - logs["loss"]
+        self.last = logs["loss"]
+        if gained < 0.5 and strategy.writes:  # here
+            rate = float(self.model.optimizer.learning_rate) / 2
+            self.model.optimizer.learning_rate = rate
+            print(f"epoch {epoch}: the learning rate is {rate}")
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((10,)), layers.Dense(16, "tanh"), layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+model.fit(x, y, batch_size=32, epochs=4, callbacks=[Lower()], verbose=0)
