@@ -1,0 +1,47 @@
+"""The causes by which two runs part."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Cause(enum.StrEnum):
+    """Why two runs part; the values stand in the JSON of reports."""
+
+    HOST_RANDOM = "host random"
+    """Python or NumPy draw numbers without a seed, outside of the step."""
+    STEP_RANDOM = "step random"
+    """The step draws numbers, and not from a Keras seed generator."""
+    TIME = "time"
+    """A value comes from a clock."""
+    HASH_ORDER = "hash order"
+    """A value or an order comes from `hash()`, which differs from one Python to the next."""
+    THREAD_ORDER = "thread order"
+    """Rows come in the order in which threads finish."""
+    FILES = "files"
+    """A file that an earlier run has left is read."""
+    LAYER_STATE = "layer state"
+    """A layer keeps state in an attribute, which is no Keras variable."""
+    DEVICES = "devices"
+    """A number comes from the count of devices."""
+    SHAPE = "shape"
+    """A shape comes from the count of devices."""
+    PROCESS = "process"
+    """A value depends on the number of the process, or on how many there are."""
+    PROCESS_ROWS = "process rows"
+    """Each process reads other rows."""
+    COLLECTIVE = "collective"
+    """The script adds over devices or processes by itself."""
+    BATCH_STATISTICS = "batch statistics"
+    """A layer computes with statistics over the rows; a replica has its own rows alone."""
+    RANDOM_LAYER = "random layer"
+    """A layer draws random numbers; each replica draws for itself."""
+    BATCH_LOSS = "batch loss"
+    """A loss looks at all rows together; a replica has its own rows alone."""
+    WEIGHTING = "weighting"
+    """A divisor or a length is taken from a replica's rows, and is not that of the whole batch."""
+    ROWS = "rows"
+    """Replicas see rows twice, or not at all."""
+    VERSIONS = "versions"
+    """The runs had other versions, another kind of device, or other kernels."""
+    UNKNOWN = "unknown"
