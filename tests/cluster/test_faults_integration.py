@@ -75,7 +75,7 @@ def check(found: list[dict[str, Any]], how: str, processes: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("how", [*slow("fit"), *thorough("loop")])
+@pytest.mark.parametrize("how", thorough("fit", "loop"))
 def test_faults_at_random_steps_of_random_processes(tmp_path, how):
     """UNISONO_SEED, which is printed where this fails, draws the same faults again."""
     seed = os.environ.get("UNISONO_SEED", str(random.randrange(10**9)))
