@@ -9,8 +9,8 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-
 from audit.faults.index import FAULTS, Kind, PlantedFault
+
 from processes import environment
 from sizes import slow, thorough
 
@@ -56,7 +56,9 @@ def check_report(fault: PlantedFault, report: dict[str, Any]) -> None:
     cause = fault.cause.name.lower().replace("_", " ")
     if fault.kind is Kind.REPLICAS:
         found = report["comparison"]["couplings"]
-        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in found[:1]] == [(cause, fault.layer, fault.line)]
+        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in found[:1]] == [
+            (cause, fault.layer, fault.line)
+        ]
         return
     found = report["difference"]
     assert (found["cause"], found["layer"], found["source"]["line"]) == (cause, fault.layer, fault.line)

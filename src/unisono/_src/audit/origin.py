@@ -76,9 +76,10 @@ def list_inputs(comparison: TraceComparison, place: Place, is_outside: bool) -> 
             continue
         differing = comparison.differing(other)
         is_near = is_same_scope(other, place)
-        if (any(name in differing for name in names if name.startswith("self.") or is_near) and (
-            is_near or of_same_class(other, place)
-        )) or (differing & {"return", "handed"} and is_named(source, other.function, names)):
+        if (
+            any(name in differing for name in names if name.startswith("self.") or is_near)
+            and (is_near or of_same_class(other, place))
+        ) or (differing & {"return", "handed"} and is_named(source, other.function, names)):
             found += [] if is_outside else [other]
         elif is_outside and other.function == MODULE and any(name in differing for name in names):
             found.append(other)

@@ -82,9 +82,7 @@ class ScriptTrace:
             weights = {}
             for step in self.trained.values():
                 weights |= read_weights(step)
-            numpy.savez(
-                os.path.join(self.directory, f"weights-{process}.npz"), **{name: array for name, array in weights.items()}
-            )
+            numpy.savez(os.path.join(self.directory, f"weights-{process}.npz"), **weights)
 
     def note(self, place: Place, changed: dict[str, str]) -> None:
         self.order.setdefault(place, len(self.order))
