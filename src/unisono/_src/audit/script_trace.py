@@ -321,7 +321,7 @@ def note_variable(variable: Any, action: str) -> None:
         trace.variables.append({"path": path, "action": action, "places": places, "step": trace.step})
 
 
-def list_layers() -> list[dict[str, str]]:
+def list_layers() -> list[dict[str, Any]]:
     """Return the names and paths of all layers that still live, and whether they are models."""
     import gc
 
