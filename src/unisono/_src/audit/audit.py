@@ -103,7 +103,14 @@ class Audit:
         self._runs.append(recorded)
         if not recorded.steps:
             raise AuditError(f"The record in {str(self._settings.against)!r} has no steps. Record a run that trains.")
-        found = find_difference(record, first.records[0], self._settings.steps)
+        theirs = next(iter(recorded.steps.values())).program.facts["replicas"]
+        ours = first.steps[0].program.facts["replicas"]
+        if theirs != ours:
+            raise AuditError(
+                f"The recorded run has R = {theirs}, and the script as it is written R = {ours}. Runs with another R are other trainings: "
+                f"write replicas={theirs} in the strategy, or start the audit with UNISONO_REPLICAS={theirs}."
+            )
+        found = find_difference(record, first.records[0], min(self._settings.steps, len(recorded.steps)))
         return None if found is None else explain_difference(self._runner, recorded, first, found, 0, self._say)
 
     def _compare_replicas(self, first: FinishedRun) -> ReplicaComparison | None:

@@ -74,3 +74,8 @@ WORDS = {
         "Look at the line and at what it reads: its values differ between the two runs.",
     ),
 }
+
+NO_SEED = Words(
+    "The weights start from other values in each run: no seed was set before the model was made.",
+    "Call keras.utils.set_random_seed(0) before the model is made.",
+)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from unisono._src.audit.cause import Cause
 from unisono._src.audit.program_comparison import read_layer
 from unisono._src.audit.report import Coupling, Source
-from unisono._src.audit.source_code import read_source, spell
+from unisono._src.audit.source_code import list_read_names, read_source, spell
 from unisono._src.audit.trace_comparison import Place, Trace
 from unisono._src.typing import Json
 
@@ -125,13 +125,26 @@ def find_line(trace: Trace, equation: Json, layer: str | None) -> Place | None:
     call = find_call(trace)
     places = [Place(*place) for place in equation["lines"]]
     if places and places[0] != call:
-        return places[0]
+        return find_row_count(places[0]) or places[0]
     made = [
         event
         for event in trace.content["variables"]
-        if layer is not None and layer in event["path"] and event["action"] == "made"
+        if layer is not None and f"/{layer}/" in f"/{event['path']}" and event["action"] == "made"
     ]
     return Place(*made[0]["places"][0]) if made else next(iter(places), None)
+
+
+def find_row_count(place: Place) -> Place | None:
+    """Return the line that counts the rows, where a line of the same function reads its result; None where there is none."""
+    source = read_source(place.file)
+    function = source.find_enclosing_function(place.line)
+    names = set(list_read_names(source.find_expressions(place.line)))
+    for statement in () if function is None else source.iterate_statements(function):
+        if isinstance(statement, ast.Assign) and {spell(target) for target in statement.targets} & names:
+            read = {spell(node).rpartition(".")[2] for node in ast.walk(statement.value)}
+            if read & {"shape", "len"}:
+                return Place(place.file, statement.lineno, place.function)
+    return None
 
 
 def find_call(trace: Trace) -> Place | None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.cause_words import WORDS
+from unisono._src.audit.cause_words import NO_SEED, WORDS, Words
 from unisono._src.audit.origin import Origin, find_in_callback, find_origin
 from unisono._src.audit.program_comparison import (
     EquationDifference,
@@ -21,6 +21,7 @@ from unisono._src.audit.report import Difference, Source
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
 from unisono._src.audit.source_code import read_source
 from unisono._src.audit.trace_comparison import Place, Trace, TraceComparison, read_trace
+from unisono._src.typing import Json
 
 Say = Callable[[str], None]
 EXIT = "exit"
@@ -35,6 +36,7 @@ class Finding:
     equation: EquationDifference | None = None
     equation_words: str | None = None
     is_in_step: bool = False
+    replica: int | None = None
 
 
 def explain_difference(
@@ -43,7 +45,7 @@ def explain_difference(
     """Return the difference with its cause, layer and line."""
     ours, theirs = repeat_traced(runner, one, other, process, say)
     finding = Finding() if ours is None or theirs is None else follow(ours, theirs, found)
-    return describe(one, other, found, finding, None if ours is None else ours)
+    return describe(one, other, found, finding, theirs if ours is None else ours)
 
 
 def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> Difference:
@@ -86,7 +88,8 @@ def follow(one: Trace, other: Trace, found: RecordDifference) -> Finding:
     comparison = TraceComparison(one, other)
     layers = one.content["layers"]
     if found.kind in (ROWS, EXIT):
-        return Finding(find_first_origin(comparison, list_row_places(comparison, found.step)))
+        origin = find_first_origin(comparison, list_row_places(comparison, found.step))
+        return Finding(origin, replica=find_replica(one, other, found.step))
     if found.kind == ENTRY:
         path = found.variables[0]
         places = [place for trace in (one, other) for place in trace.list_variable_places(path, found.step)]
@@ -102,6 +105,16 @@ def follow(one: Trace, other: Trace, found: RecordDifference) -> Finding:
             if origin is not None:
                 return Finding(origin, read_layer(called["scopes"], layers), None, format_equation(called), is_in_step=True)
     return Finding(find_first_origin(comparison, one.list_call_places(found.step)))
+
+
+def find_replica(one: Trace, other: Trace, step: int) -> int | None:
+    """Return the first replica whose rows differ in a step; None where that is not known."""
+    ones = one.content["rows"]
+    others = other.content["rows"]
+    if step >= min(len(ones), len(others)):
+        return None
+    pairs = enumerate(zip(ones[step], others[step], strict=False))
+    return next((replica for replica, (mine, its) in pairs if mine != its), None)
 
 
 def list_row_places(comparison: TraceComparison, step: int) -> Iterator[Place]:
@@ -133,6 +146,8 @@ def describe(one: FinishedRun, other: FinishedRun, found: RecordDifference, find
     """Return the difference in the words of a report."""
     cause = choose_cause(found, finding)
     words = WORDS[cause]
+    if cause is Cause.UNKNOWN and one.plan.devices is None and other.plan.devices is None:
+        cause, words = explain_without_line(one, other, found)
     layer = finding.layer
     if layer is None and trace is not None and found.kind == ENTRY:
         layer = find_layer(found.variables[0], trace.content["layers"])
@@ -146,7 +161,7 @@ def describe(one: FinishedRun, other: FinishedRun, found: RecordDifference, find
         kind=found.kind,
         variable=next(iter(found.variables), None),
         layer=layer,
-        replica=None,
+        replica=finding.replica,
         equation=finding.equation_words,
         source=read_line(finding.origin.place) if finding.origin else None,
         cause=cause,
@@ -154,6 +169,25 @@ def describe(one: FinishedRun, other: FinishedRun, found: RecordDifference, find
         what_to_write=words.instead,
         differing=found.variables,
     )
+
+
+def explain_without_line(one: FinishedRun, other: FinishedRun, found: RecordDifference) -> tuple[Cause, Words]:
+    """Return the cause and the words where no line tells: the facts of two runs, or a start without a seed."""
+    if one.exit_code is None:
+        facts = list_fact_differences(one.steps[0].program.facts, other.steps[0].program.facts)
+        if facts:
+            return Cause.VERSIONS, Words(f"{WORDS[Cause.VERSIONS].cause} {'; '.join(facts)}.", WORDS[Cause.VERSIONS].instead)
+    elif found.kind == ENTRY and found.step == 0:
+        return Cause.HOST_RANDOM, NO_SEED
+    return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
+
+
+def list_fact_differences(ones: Json, others: Json, name: str = "") -> list[str]:
+    """Return what differs between the facts of two runs, in words."""
+    if isinstance(ones, dict) and isinstance(others, dict):
+        keys = [key for key in ones if key in others]
+        return [words for key in keys for words in list_fact_differences(ones[key], others[key], f"{name}.{key}".strip("."))]
+    return [] if ones == others else [f"{name} is {ones!r} there and {others!r} here"]
 
 
 def choose_cause(found: RecordDifference, finding: Finding) -> Cause:

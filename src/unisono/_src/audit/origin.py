@@ -34,6 +34,9 @@ def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
         kept = find_kept_state(place)
         if kept is not None:
             return Origin(kept, Cause.LAYER_STATE)
+        cause = suspect_line(comparison, place)
+        if cause not in (None, Cause.HOST_RANDOM):  # what a generator draws comes from where it was made
+            return Origin(place, cause)
         inside = [each for each in list_inputs(comparison, place, is_outside=False) if each not in visited]
         if not inside:
             return end_at(comparison, place)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import pathlib
 from typing import Any
 
 from unisono._src.audit.cause import Cause
@@ -145,6 +147,18 @@ class AuditReport:
     def to_json(self) -> dict[str, Json]:
         """Return the report as numbers, strings, lists and dicts. A number that JSON does not have is null."""
         return convert_to_json(dataclasses.asdict(self))
+
+
+def read_sources(report: AuditReport) -> dict[str, str]:
+    """Return the texts of the files that a report names, as far as they can be read."""
+    named = [report.difference.source] if report.difference else []
+    named += [coupling.source for coupling in report.comparison.couplings] if report.comparison else []
+    texts: dict[str, str] = {}
+    for source in named:
+        if source is not None:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                texts[source.file] = pathlib.Path(source.file).read_text()
+    return texts
 
 
 def convert_to_json(value: Any) -> Json:

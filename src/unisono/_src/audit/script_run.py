@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.processes import names
@@ -37,11 +37,6 @@ class FinishedRun:
     def steps(self) -> dict[int, RecordedStep]:
         """Return the steps of process 0."""
         return self.records[0].steps if self.records else {}
-
-    @property
-    def traces(self) -> list[pathlib.Path]:
-        """Return the files with the lines that each process ran, where they were noted."""
-        return sorted(self.directory.glob("trace-*.json"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +107,3 @@ def read_records(directory: pathlib.Path) -> tuple[RunRecord, ...]:
 def find_last_lines(output: str) -> str:
     """Return the end of what a run wrote."""
     return "\n".join(output.rstrip().splitlines()[-LAST_LINES:])
-
-
-def describe_program(program: Sequence[str]) -> str:
-    return " ".join(program)

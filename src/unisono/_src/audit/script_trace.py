@@ -82,9 +82,7 @@ class ScriptTrace:
             weights = {}
             for step in self.trained.values():
                 weights |= read_weights(step)
-            numpy.savez(
-                os.path.join(self.directory, f"weights-{process}.npz"), **{name: array for name, array in weights.items()}
-            )
+            numpy.savez(os.path.join(self.directory, f"weights-{process}.npz"), **weights)
 
     def note(self, place: Place, changed: dict[str, str]) -> None:
         self.order.setdefault(place, len(self.order))
@@ -323,7 +321,7 @@ def note_variable(variable: Any, action: str) -> None:
         trace.variables.append({"path": path, "action": action, "places": places, "step": trace.step})
 
 
-def list_layers() -> list[dict[str, str]]:
+def list_layers() -> list[dict[str, Any]]:
     """Return the names and paths of all layers that still live, and whether they are models."""
     import gc
 

@@ -8,7 +8,8 @@ import linecache
 from collections.abc import Iterator
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.AsyncFor, ast.AsyncWith)
+CHANGING = ("append", "add", "update", "pop", "extend")
+"""Methods that change a list, a set or a dict."""
 
 
 class SourceFile:
@@ -118,11 +119,6 @@ def list_assigned_attributes(statement: ast.AST) -> set[str]:
             changed.add(f"self.{node.attr}")
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and spell(node.value).startswith("self."):
             changed.add(spell(node.value))
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("append", "add", "update", "pop", "extend")
-        ):
-            if spell(node.func.value).startswith("self."):
-                changed.add(spell(node.func.value))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            changed |= {spell(node.func.value)} if spell(node.func.value).startswith("self.") else set()
     return changed

@@ -28,6 +28,7 @@ def audit(
     replicas: bool = False,
     against: pathlib.Path | None = None,
     json_file: Annotated[pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
+    html: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="FILE")] = None,
     keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY")] = None,
     limit: float = 1800.0,
 ) -> int:
@@ -46,10 +47,13 @@ def audit(
         replicas: Compare R = 1 with the R of the script as well, within a tolerance, and say what makes R matter.
         against: The directory of a record, by UNISONO_RECORD or un.callbacks.Record, to compare one run with.
         json_file: A file for the report in JSON; "-" writes it in place of the table.
+        html: A file for the report as one HTML page, which opens without a network.
         keep: A directory that does not exist yet, for the records of the runs.
         limit: The seconds after which a run is killed.
     """
     from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
+    from unisono._src.audit.html_report import render_report
+    from unisono._src.audit.report import read_sources
     from unisono._src.audit.text_report import format_report
 
     check_counts(steps=steps)
@@ -63,6 +67,8 @@ def audit(
             report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
         except (AuditError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
+    if html is not None:
+        html.write_text(render_report(report, read_sources(report)))
     text = json.dumps(report.to_json(), indent=2)
     if json_file is not None and str(json_file) != "-":
         json_file.write_text(text + "\n")
