@@ -20,10 +20,9 @@ html { -webkit-text-size-adjust: 100%; background: var(--paper); }
 body {
   margin: 0 auto; padding: 40px 32px 72px; max-width: 1080px; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; font-variant-numeric: tabular-nums;
-  overflow-wrap: break-word;
+  overflow-wrap: anywhere;
 }
-dd, td, th { overflow-wrap: anywhere; }
-h1 > span:last-child { min-width: 0; }
+h1 > span:last-child { min-width: 0; overflow-wrap: break-word; }
 code, pre { font-family: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: .875em; }
 code, .quoted, b, dd { unicode-bidi: isolate; }
 p { margin: 0 0 12px; max-width: 72ch; }
@@ -76,7 +75,7 @@ td.number, th.number { text-align: right; white-space: nowrap; }
 .runs td, .runs tbody th { padding: 9px 12px 9px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 .runs tbody th { font-weight: 600; }
 dl { margin: 0; }
-dl div { display: grid; grid-template-columns: 150px 1fr; gap: 16px; padding: 7px 0; border-bottom: 1px solid var(--line); }
+dl div { display: grid; grid-template-columns: 150px minmax(0, 1fr); gap: 16px; padding: 7px 0; border-bottom: 1px solid var(--line); }
 dl div:first-child { border-top: 1px solid var(--line); }
 dt { color: var(--quiet); }
 dd { margin: 0; min-width: 0; }
@@ -84,7 +83,7 @@ dd { margin: 0; min-width: 0; }
 
 PLOTS = """
 svg { display: block; }
-.plot { display: grid; grid-template-columns: auto 1fr; gap: 0 8px; }
+.plot { display: grid; grid-template-columns: auto minmax(0, 1fr); gap: 0 8px; }
 .area {
   grid-column: 2; width: 100%; height: 300px; overflow: visible; border-left: 1px solid var(--line);
   border-bottom: 1px solid var(--line);
@@ -149,14 +148,14 @@ NARROW = """
   section { margin-top: 40px; }
   .sentence { font-size: 17px; }
   .area { height: 220px; }
-  dl div { grid-template-columns: 1fr; gap: 0; }
+  dl div { grid-template-columns: minmax(0, 1fr); gap: 0; }
   .runs thead { display: none; }
   .runs tr { display: block; padding: 10px 0; border-bottom: 1px solid var(--line); }
   .runs td, .runs tbody th { display: flex; justify-content: space-between; gap: 16px; padding: 2px 0; border: 0; text-align: right; }
   .runs td::before { content: attr(data-label); flex: none; max-width: 45%; color: var(--quiet); text-align: left; }
   .heat thead, .heat tfoot td:not(:nth-child(2)) { display: none; }
   .heat, .heat tbody, .heat tfoot { display: block; }
-  .heat tr { display: grid; grid-template-columns: 1fr auto; }
+  .heat tr { display: grid; grid-template-columns: minmax(0, 1fr) auto; }
   .heat tbody th { width: auto !important; padding: 5px 12px 1px 0; }
   .heat td:nth-child(2) { grid-row: 2; grid-column: 1 / -1; }
   .heat td.number { padding-top: 5px; }
