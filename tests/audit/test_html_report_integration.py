@@ -92,7 +92,7 @@ def test_the_page_is_light_or_dark_as_the_reader_has_it(browser, opened):
 
 def test_the_plots_have_a_size(browser, opened):
     """At both widths each picture is as wide as there is room for."""
-    for width, least in ((1280, 400), (360, 80)):
+    for width, least in ((1280, 400), (360, 60)):
         opened(render_report(parted_report()), width)
         sizes = value(browser, "[...document.querySelectorAll('svg[role=img]')].map(svg => svg.getBoundingClientRect().width)")
         assert len(sizes) == 6

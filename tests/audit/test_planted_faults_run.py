@@ -14,7 +14,7 @@ import pytest
 
 from audit.faults.index import FAULTS, FOLDER, MARK, Cause, Kind, PlantedFault
 from processes import LAUNCH, environment
-from sizes import slow, thorough
+from sizes import thorough
 
 WATCHED = FOLDER / "watched_run.py"
 LIMIT = 300.0
@@ -120,11 +120,9 @@ QUICK = (9, 14)
 
 
 def mark_faults() -> list[Any]:
-    """Return the faults as parameters: those of several processes take longest."""
+    """Return the faults as parameters: a fault and its twin take half a minute."""
     quick = [fault for fault in FAULTS if fault.number in QUICK]
-    launched = [fault for fault in FAULTS if fault.kind is Kind.PROCESSES]
-    others = [fault for fault in FAULTS if fault not in quick and fault not in launched]
-    return [*quick, *slow(*others), *thorough(*launched)]
+    return [*quick, *thorough(*(fault for fault in FAULTS if fault not in quick))]
 
 
 @pytest.mark.processes

@@ -43,7 +43,8 @@ def draw_losses(curves: Sequence[Curve], first: int | None) -> Markup:
         zip(curves, strokes, strict=True), key=lambda pair: pair[1].is_parted
     )  # curves that part lie on top of the others
     lines = [draw_curve(curve, stroke, axis, steps) for curve, stroke in drawn]
-    grid = [draw_line(x=("0", "100%"), y=(f"{100 * (1 - axis.place(tick)):.2f}%",) * 2, name="grid") for tick in axis.ticks]
+    heights = [f"{100 * (1 - axis.place(tick)):.2f}%" for tick in axis.ticks]
+    grid = [draw_line(x=("0", "100%"), y=(height, height), name="grid") for height in heights]
     picture = element(
         "svg",
         element("title", "Losses of all runs by step"),
