@@ -39,7 +39,7 @@ help:
 	@echo "make matrix   the full cross of layers, precisions, placements, optimizers and sources of data, with a table (an hour)"
 	@echo "make soak     the long runs"
 	@echo "make dist     the wheel and the sdist, into out/dist, built twice, compared, and tried in a clean environment"
-	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (two hours)"
+	@echo "make bench    all benchmarks, beside TensorFlow and torch, into benchmarks/RESULTS.md (hours)"
 	@echo "make clean    remove .venv and its siblings"
 	@echo "CONTRIBUTING.md says what runs where, and how long it takes."
 

@@ -61,12 +61,12 @@ def kernels() -> str:
     done = subprocess.run(
         [sys.executable, "-c", "import unisono; print(unisono.native)"], capture_output=True, text=True, check=True
     )
-    return done.stdout.strip()
+    return done.stdout.strip().removeprefix("native kernels for ")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown; the first row's keys are the heads."""
-    heads = list(rows[0])
+    """Return Markdown; the keys of all rows are the heads."""
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     lines = [heads, ["---"] * len(heads), *([shown(row.get(head, "")) for head in heads] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 

@@ -82,6 +82,11 @@ def main() -> None:
                 strategies["two devices"] = un.MirroredStrategy(devices=2, replicas=replicas)
             by_replicas.append({"workload": name, "replicas": replicas} | compared(WORKLOADS[name], strategies, rounds))
             gc.collect()
+    results.report("replicas", by_replicas)
+    for name in ["W3 MLP, batch 32"] if results.SMALL else ["W2 CIFAR", *MORE]:
+        by_net.append(to_one_batch(name, rounds))
+        gc.collect()
+    results.report("one batch", by_net)
     for size in SIZES:
         strategies = {
             "R = 1": un.OneDeviceStrategy(replicas=1),
@@ -91,11 +96,6 @@ def main() -> None:
         }
         by_size.append({"parameters": 10**size} | compared(dense(10**size), strategies, rounds))
         gc.collect()
-    for name in ["W3 MLP, batch 32"] if results.SMALL else ["W2 CIFAR", *MORE]:
-        by_net.append(to_one_batch(name, rounds))
-        gc.collect()
-    results.report("replicas", by_replicas)
-    results.report("one batch", by_net)
     results.report("sizes", by_size)
 
 
