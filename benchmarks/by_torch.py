@@ -6,17 +6,19 @@ python by_torch.py WORKLOAD SETTINGS-AS-JSON
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import sys
 from typing import Any
 
+import cores
 import numpy as np
 import torch
 import torch.distributed
 import torch.multiprocessing
-from timing import report
+from timing import Ready, report
 from torch import nn
 from torch.nn import functional
 from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, RESNET, TOKENS, VOCABULARY, WIDTH, WORKLOADS
@@ -202,10 +204,18 @@ def train(process: int, name: str, settings: dict[str, Any], port: int) -> None:
             functional.cross_entropy(step(x[mine]), y[mine]).backward()
             optimizer.step()
 
+    is_ready = cores.patient() if processes == 1 else functools.partial(is_ready_in_all, process, cores.patient())
     with contextlib.nullcontext() if process == 0 else contextlib.redirect_stdout(None):
-        report(workload, epoch)
+        report(workload, epoch, is_ready)
     if processes > 1:
         torch.distributed.destroy_process_group()
+
+
+def is_ready_in_all(process: int, is_ready: Ready) -> bool:
+    """Return what the first process says, in all of them: they train as many epochs."""
+    said = torch.tensor([process == 0 and is_ready()])
+    torch.distributed.broadcast(said, 0)
+    return bool(said)
 
 
 def main() -> None:

@@ -18,18 +18,21 @@ class Contender(NamedTuple):
         grid: For each setting what it may choose from.
         backend: Of Keras.
         is_peer: Whether it is somebody else's, and not the limit.
+        variables: Of the environment.
     """
 
     command: tuple[str, ...]
     grid: Mapping[str, tuple[Any, ...]]
     backend: str = "jax"
     is_peer: bool = True
+    variables: Mapping[str, str] = {}
 
 
-DEFAULT, BEST, LIMIT, KERAS = "Unisono, default", "Unisono, best", "JAX by hand", "Keras on JAX"
+DEFAULT, WITHOUT, BEST = "Unisono, default", "Unisono without kernels", "Unisono, best"
+LIMIT, KERAS = "JAX by hand", "Keras on JAX"
 
-FORMS = tuple({"rewritten": rewritten, "steps_per_call": steps} for rewritten in (True, False) for steps in (1, 2, 10))
-"""Of a step by hand: every one is tried, for several convolutions in a loop are fast when rewritten and slow otherwise."""
+FORMS = tuple({"rewritten": True, "steps_per_call": steps} for steps in (1, 10))
+"""Of a step by hand, in the forms and with the kernels of the engine: without, it never was faster."""
 
 
 def searched(grid: Mapping[str, tuple[Any, ...]], measured: Callable[[Settings], float | str]) -> Tried:
@@ -55,27 +58,32 @@ def fastest(tried: Tried) -> Settings | None:
 
 
 def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
-    """`is_image`: whether the workload has a format of data to choose."""
+    """Return all of them; `is_image`: whether the workload has a format of data to choose.
+
+    What never was the fastest in earlier runs is not tried: one thread for torch, XLA under TensorFlow, channels first for Keras on JAX
+    and for torch DDP.
+    """
     formats = {"data_format": ("channels_last", "channels_first")} if is_image else {}
-    layouts = {"channels_last": (True, False)} if is_image else {}
-    threads = {"threads": tuple(dict.fromkeys((cores, 1)))}
-    jit, compiled, steps = {"jit": (False, True)}, {"compile": (True, False)}, {"steps_per_execution": (1, 10)}
+    layouts, last = ({"channels_last": (True, False)}, {"channels_last": (True,)}) if is_image else ({}, {})
+    compiled, steps = {"compile": (True, False)}, {"steps_per_execution": (1, 10)}
+    few = {"threads": tuple(dict.fromkeys((cores, 1)))}
+    every = {"threads": (cores,)}
     return {
-        KERAS: Contender(("by_keras.py", "keras-jax"), steps | formats),
-        "Keras on TensorFlow": Contender(("by_keras.py", "keras-tensorflow"), threads | jit | steps, "tensorflow"),
-        "Keras on torch": Contender(("by_keras.py", "keras-torch"), threads | formats, "torch"),
-        "Keras DataParallel on JAX": Contender(("by_keras.py", "keras-jax-data-parallel"), {"devices": (2,)}),
-        "tf.distribute": Contender(("by_keras.py", "tf-mirrored"), {"devices": (1, 2)} | jit, "tensorflow"),
-        "torch by hand": Contender(("by_torch.py",), threads | compiled | layouts),
-        "torch DDP": Contender(("by_torch.py",), {"processes": (2,)} | compiled | layouts),
-        LIMIT: Contender(("by_jax.py",), {"form": FORMS}, is_peer=False),
         DEFAULT: Contender(("by_keras.py", "ours"), {}, is_peer=False),
+        WITHOUT: Contender(("by_keras.py", "ours"), {}, is_peer=False, variables={"UNISONO_NATIVE": "0"}),
         BEST: Contender(("by_keras.py", "ours"), {"strategy": placements(max(cores, 2))}, is_peer=False),
+        KERAS: Contender(("by_keras.py", "keras-jax"), steps),
+        "Keras on TensorFlow": Contender(("by_keras.py", "keras-tensorflow"), few | steps, "tensorflow"),
+        "Keras on torch": Contender(("by_keras.py", "keras-torch"), every | formats, "torch"),
+        "Keras DataParallel on JAX": Contender(("by_keras.py", "keras-jax-data-parallel"), {"devices": (2,)}),
+        "tf.distribute": Contender(("by_keras.py", "tf-mirrored"), {"devices": (1, 2)}, "tensorflow"),
+        "torch by hand": Contender(("by_torch.py",), every | compiled | layouts),
+        "torch DDP": Contender(("by_torch.py",), {"processes": (2,)} | compiled | last),
+        LIMIT: Contender(("by_jax.py",), {"form": FORMS}, is_peer=False),
     }
 
 
 def placements(devices: int) -> tuple[Settings, ...]:
-    """What is written into the brackets of `MirroredStrategy`."""
-    one = tuple({"devices": 1, "replicas": replicas} for replicas in (2, 8, 16))
-    all_ = tuple({"devices": devices, "replicas": replicas} for replicas in (devices, 2 * devices, 8 * devices))
-    return ({}, *one, *all_)
+    """Return what is written into the brackets of `MirroredStrategy`, beside the default."""
+    several = (devices, 4 * devices)
+    return {"devices": 1, "replicas": 4 * devices}, *({"devices": devices, "replicas": replicas} for replicas in several)

@@ -70,7 +70,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         print(*measure(sys.argv[2]))
         return
-    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 1
     times: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     environment = os.environ | {"KERAS_BACKEND": "jax"}
     for _ in range(rounds):

@@ -2,9 +2,9 @@
 
 python benchmarks/operations.py WORKLOAD [--strategy '{"devices": 2, "replicas": 8}'] [--top N]
 
-JAX's profiler says when each operation ran, XLA's dump of the program what it was. Operations run beside one another, so that their sum
-may be more than the step; the profiler makes the step slower. A rate near that of a product of large matrices (`floor.py`) leaves nothing
-to be had.
+JAX's profiler says when each operation ran, XLA's dump of the program what it was. A native kernel is named, with the shapes of its
+operands. Operations run beside one another, so that their sum may be more than the step; the profiler makes the step slower. A rate near
+that of a product of large matrices (`floor.py`) leaves nothing to be had.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ def explained(name: str, computations: Computations) -> tuple[str, float, str]:
         if (operation := within.get(name)) and operation.kind not in RUNS_OTHERS:
             called = re.search(r"calls=%?([\w.-]+)", operation.rest)
             inside = computations[called[1]] if called else within
+            if target := re.search(r'custom_call_target="([^"]+)"', operation.rest):
+                shapes = [list(within[operand].shape) for operand in operation.operands if operand in within]
+                return "kernel", 0.0, f"{target[1]}: {', '.join(map(str, shapes))}"
             for one in inside.values() if called else [operation]:
                 if found := arithmetic(one, inside):
                     return ("product" if one.kind == "dot" else one.kind), *found

@@ -1,4 +1,4 @@
-"""RESULTS.md and the charts, from the JSON that the benchmarks left in `measured`, in a folder.
+"""RESULTS.md and the charts, from the JSON that the benchmarks left in `measured`, in a folder for each machine.
 
 python benchmarks/pages.py FOLDER
 """
@@ -11,21 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+import charts
 import results
-from grid import BEST, DEFAULT, KERAS, LIMIT
+from grid import BEST, contenders
 from peers import FLOOR
 from peers import row as row_of
 
 TITLES = {
+    "kernels": "Operations alone",
+    "peak": "The most that the cores can do",
     "contract": "The contract against a plain psum",
     "memory": "Memory: the CIFAR net, batch 128, one device",
     "start": "Until the first step",
     "replicas": "A step against the number of replicas",
+    "one batch": "Eight replicas on one device against one batch",
     "sizes": "A step against the size of the model",
     "loop": "A loop of the user's own against fit",
     "checkpoint": "What a save costs a training of 105 MB",
@@ -33,40 +32,85 @@ TITLES = {
 }
 """Of each part, by the name of its JSON."""
 
+CHARTS = {"replicas": ("replicas", "workload"), "sizes": ("parameters", None)}
+"""Lines: along what, and a line for each of what."""
+
 HEAD = """# Benchmarks
 
-`make bench` writes this page and its charts, with what was measured as JSON beside them. Where nothing else is said, a figure is a
-median over rounds in which the contenders take turns; the page is of one machine, and the ratios say more than the milliseconds. A part or a
-workload that is run again by itself replaces what stood here of it, so that tables and columns may be of different runs.
-"""
+`make bench` writes this page and its charts, with what was measured as JSON beside them, in a folder for each machine. The page shows the
+machine of the newest run, and at its end what earlier runs found on others; a part that was not run on the newest machine says so. The
+ratios say more than the milliseconds. A part or a workload that is run again by itself replaces what stood here of it, so that tables and
+columns may be of different runs.
+
+Where nothing else is said, a figure is a median over rounds in which the contenders take turns. The two cores of a virtual machine may be
+the two threads of one core for some seconds: what was timed meanwhile is timed again ([cores.py](cores.py))."""
+
+PEERS = """Milliseconds a step, each contender at the fastest of its settings ([grid.py](grid.py)): the fastest epoch, of several
+processes that took turns with those of the others. Data are arrays in memory, shuffled each epoch. "JAX by hand" is a step without any
+framework ([by_jax.py](by_jax.py)); "floor" is how long its operations take at the rate of a product of large matrices, which is XLA's.
+Winograd's algorithm has fewer products than are counted here, and may be below the floor. Ratios say how many times as fast as the other
+Unisono is. Figures in brackets are of contenders that were slower than one and a half times the fastest other framework when their
+settings were looked at: they took no part in the rounds, and are the faster of two epochs. "failed": every time, or once in the rounds.
+Empty: not measured."""
+
+KERNELS = """GFLOP/s of the forward pass and of the gradients, in the programs that `fit` runs, with kernels and under `UNISONO_NATIVE=0`,
+and in torch on as many threads. Operations are counted as a direct computation has them. Sizes are those of the workloads
+([kernel_cases.py](kernel_cases.py)); "together" is all that a training step needs of the operation."""
+
+PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."
 
 
 def page(folder: Path) -> str:
-    """What is there."""
-    parts = [HEAD]
-    if (machine := read(folder, "machine")) is not None:
-        parts.append("\n".join(f"- {what}: {value}" for what, value in machine.items()))
-    if (found := read(folder, "peers")) is not None:
-        rows = [row_of(workload, one) for workload, one in found.items()]
-        parts += ["## Against others", "![Speed against others](measured/peers.png)", PEERS]
-        parts += ["\n".join(turned(rows)), "### The fastest settings", settings(found)]
-        if placed := placements(found):
-            parts += ["### Each placement", PLACEMENTS, "\n".join(turned(placed))]
+    """Return the whole page: the newest machine, then what others have to say."""
+    newest, *others = machines(folder)
+    parts = [HEAD, said_of(newest), *against_others(newest)]
     for name, title in TITLES.items():
-        if (rows := read(folder, name)) is not None:
-            chart = f"![{title}](measured/{name}.png)\n\n" if name in CHARTS else ""
-            parts.append(f"## {title}\n\n{chart}{results.table(rows).strip()}")
-    return "\n\n".join(parts) + "\n"
+        if machine := machine_of(name, folder):
+            parts.append(f"## {title}")
+            parts += [f"![{title}](measured/{machine.name}/{name}.png)"] if name in ("kernels", *CHARTS) else []
+            parts += [KERNELS] if name == "kernels" else []
+            parts += [f"Not of this machine: {machine.name.replace('-', ' ')}."] if machine != newest else []
+            parts.append(results.table(read(machine, name)).strip())
+    for other in others:
+        if (found := read(other, "peers")) is not None:
+            parts += [f"## Against others: {other.name.replace('-', ' ')}", said_of(other), table_of(found)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-PEERS = """Milliseconds a step, each contender at the fastest of its settings ([grid.py](grid.py)). Data are arrays in memory, shuffled each
-epoch. "JAX by hand" is a step without any framework ([by_jax.py](by_jax.py)); "floor" is how long its operations take at the rate of a
-product of large matrices. Ratios say how many times as fast as the other Unisono is.
-"failed": every time, or once in the rounds."""
+def machines(folder: Path) -> list[Path]:
+    """Return the folders of the machines, that of the newest run first."""
+    date_of = lambda machine: (read(machine, "machine") or {}).get("date", "")  # noqa: E731
+    return sorted((one for one in folder.iterdir() if one.is_dir()), key=date_of, reverse=True)
+
+
+def machine_of(part: str, folder: Path) -> Path | None:
+    """Return the folder of the newest machine that has results of a part."""
+    return next((machine for machine in machines(folder) if read(machine, part) is not None), None)
+
+
+def said_of(machine: Path) -> str:
+    """Return what it is."""
+    return "\n".join(f"- {what}: {value}" for what, value in (read(machine, "machine") or {}).items())
+
+
+def against_others(machine: Path) -> list[str]:
+    found = read(machine, "peers")
+    if found is None:
+        return []
+    parts = ["## Against others", f"![Speed against others](measured/{machine.name}/peers.png)", PEERS, table_of(found)]
+    parts += ["### The fastest settings", settings(found)]
+    placed = placements(found)
+    return [*parts, "### Each placement", PLACEMENTS, "\n".join(turned(placed))] if placed else parts
+
+
+def table_of(found: dict[str, Any]) -> str:
+    order = [*contenders(2, is_image=True), FLOOR]
+    ordered = {workload: dict(sorted(one.items(), key=lambda item: order.index(item[0]))) for workload, one in found.items()}
+    return "\n".join(turned([row_of(workload, one) for workload, one in ordered.items()]))
 
 
 def turned(rows: Sequence[results.Row]) -> list[str]:
-    """Workloads as columns."""
+    """Return a table with workloads as columns."""
     heads = list(dict.fromkeys(head for row in rows for head in row))
     cells = [[head, *(results.shown(row.get(head, "")) for row in rows)] for head in heads]
     lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
@@ -81,13 +125,11 @@ def settings(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."
-
-
 def placements(found: dict[str, Any]) -> list[results.Row]:
-    """A row for each workload, with what it took on each placement that was tried."""
+    """Return a row for each workload, with what it took on each placement that was tried."""
     return [
-        {"workload": workload} | {placement(setting): 1e3 * seconds for setting, seconds in one[BEST]["grid"] if seconds}
+        {"workload": workload}
+        | {placement(setting): 1e3 * took for setting, took in one[BEST]["grid"] if isinstance(took, float)}
         for workload, one in found.items()
         if BEST in one
     ]
@@ -98,73 +140,22 @@ def placement(setting: dict[str, Any]) -> str:
     return f"R = {said['replicas']} on {said['devices']} device{'s' * (said['devices'] > 1)}, ms" if said else "default, ms"
 
 
-def draw_peers(folder: Path, found: dict[str, Any]) -> None:
-    """How many times as fast as Keras' own fit on JAX."""
-    base = {workload: base_of(one) for workload, one in found.items()}
-    names = list(dict.fromkeys(name for one in found.values() for name in one if name != FLOOR))
-    figure, axes = plt.subplots(figsize=(12, 5))
-    width = 0.8 / len(names)
-    for place, name in enumerate(names):
-        speeds = [base[workload] / (found[workload].get(name, {}).get("seconds") or float("inf")) for workload in base]
-        colour = {DEFAULT: "tab:red", BEST: "firebrick", LIMIT: "black"}.get(name)
-        axes.bar(
-            [i + place * width for i in range(len(base))],
-            speeds,
-            width,
-            label=name,
-            color=colour or plt.cm.Blues(0.25 + place / 10),
-        )
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(base))], [name.replace(", ", ",\n") for name in base], fontsize=8)
-    axes.set_ylabel("times as fast as Keras' fit on JAX")
-    axes.legend(fontsize=7, ncol=2)
-    save(figure, folder / "peers.png")
-
-
-def base_of(one: dict[str, Any]) -> float:
-    """Keras on JAX; where it did not take part, ours."""
-    return next(one[name]["seconds"] for name in (KERAS, DEFAULT) if one.get(name, {}).get("seconds"))
-
-
-def draw_lines(path: Path, rows: Sequence[results.Row], along: str, by: str | None) -> None:
-    """Milliseconds along a quantity, a line for each other column, and for each value of `by`."""
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for group in dict.fromkeys(row.get(by) for row in rows):
-        own = [row for row in rows if row.get(by) == group]
-        for column in dict.fromkeys(head for row in own for head in row if head not in (along, by)):
-            points = [(row[along], row[column]) for row in own if column in row]
-            axes.plot(*zip(*points, strict=True), marker="o", label=", ".join(filter(None, [group, column.removesuffix(", ms")])))
-    axes.set_xscale("log", base=10 if along == "parameters" else 2)
-    axes.set_yscale("log")
-    axes.set_xlabel(along)
-    axes.set_ylabel("ms a step")
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-    save(figure, path)
-
-
-def save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
-
-
 def read(folder: Path, name: str) -> Any:
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
-CHARTS = {"replicas": ("replicas", "workload"), "sizes": ("parameters", None)}
-
-
 def main() -> None:
-    folder = Path(sys.argv[1]) / "measured"
-    if (found := read(folder, "peers")) is not None:
-        draw_peers(folder, found)
+    measured = Path(sys.argv[1]) / "measured"
+    newest = machines(measured)[0]
+    if (found := read(newest, "peers")) is not None:
+        charts.draw_peers(newest / "peers.png", found)
+    if machine := machine_of("kernels", measured):
+        charts.draw_kernels(machine / "kernels.png", read(machine, "kernels"), read(machine, "peak"))
     for name, (along, by) in CHARTS.items():
-        if (rows := read(folder, name)) is not None:
-            draw_lines(folder / f"{name}.png", rows, along, by)
-    (folder.parent / "RESULTS.md").write_text(page(folder))
+        if machine := machine_of(name, measured):
+            charts.draw_lines(machine / f"{name}.png", read(machine, name), along, by)
+    (measured.parent / "RESULTS.md").write_text(page(measured))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """A step of every contender on every workload, in one run: each at the fastest of its grid, in fresh processes that take turns.
 
-python benchmarks/peers.py [--rounds N] [--workloads NAME ...] [--contenders NAME ...] [--grid FILE]
+python benchmarks/peers.py [--rounds N] [--workloads NAME ...] [--missing] [--contenders NAME ...] [--grid FILE]
 
-First the settings of each contender, one after another, once; then the fastest of each in turns, N times. What a setting took, or why
-it failed, is kept with the results; `--grid` takes the settings from an earlier run's. The floor is how long the operations of the step
-written by hand take at the rate of a product of large matrices. What is found of a workload replaces what was found of it before.
+First the settings of each contender, one after another, for two epochs; then the fastest of each in turns, N times, for all epochs. The
+fastest epoch counts: what other work on the machine costs is no contender's. A contender that is slower than one and a half times the
+fastest peer takes no part in the turns: its figure is that of the first look. What a setting took, or why it failed, is kept with the
+results; `--grid` takes the settings from an earlier run's. The floor is how long the operations of the step written by hand take at the
+rate of a product of large matrices. What is found of a workload replaces what was found of it before; `--missing` measures only workloads
+of which nothing was found.
 """
 
 from __future__ import annotations
@@ -14,28 +17,34 @@ import functools
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import results
 from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, contenders, fastest, searched
+from timing import EPOCHS
 from workloads import MORE, WORKLOADS
 
 HERE = pathlib.Path(__file__).parent
-LONGEST = 150.0
+LONGEST = 180.0
 """Seconds for a process; Keras' DataParallel hangs now and then on CPU."""
 FLOOR = "floor"
+NOTHING: Settings = {"strategy": {}}
+"""The settings of the best that are the default's: it is not measured twice."""
+SLOW = 1.5
+"""Contenders that are slower than so many times the fastest peer take no part in the turns."""
 
 Found = dict[str, Any]
 
 
-def printed(command: tuple[str, ...], workload: str, settings: Settings, backend: str = "jax") -> Any:
-    """What a script of this folder found, or why there is nothing."""
+def printed(command: tuple[str, ...], workload: str, settings: Settings, variables: Mapping[str, str]) -> Any:
+    """Return what a script of this folder found, or why there is nothing."""
     script, *words = command
     line = [sys.executable, str(HERE / script), *words, workload, json.dumps(settings)]
-    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {"KERAS_BACKEND": "jax", "OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | variables
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=LONGEST, env=environment, check=False)
     except subprocess.TimeoutExpired:
@@ -45,37 +54,61 @@ def printed(command: tuple[str, ...], workload: str, settings: Settings, backend
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(contender: Contender, workload: str, settings: Settings) -> float | str:
-    """Seconds a step, or why there is no such number."""
-    found = printed(contender.command, workload, settings, contender.backend)
-    return found if isinstance(found, str) else statistics.median(found)
+def measured(contender: Contender, workload: str, settings: Settings, epochs: int | None = None) -> float | str:
+    """Return the seconds a step of the fastest epoch, or why there is no such number."""
+    variables = {"KERAS_BACKEND": contender.backend} | contender.variables | ({EPOCHS: str(epochs)} if epochs else {})
+    found = printed(contender.command, workload, settings, variables)
+    return found if isinstance(found, str) else min(found)
 
 
 def of_grid(workload: str, part: dict[str, Contender]) -> Found:
-    """Of each contender: what its settings took, and the fastest."""
+    """Return for each contender what its settings took, and the fastest."""
     found: Found = {}
     for name, contender in part.items():
         choices = {setting: of[:1] if results.SMALL else of for setting, of in contender.grid.items()}
-        tried = searched(choices, functools.partial(measured, contender, workload))
+        tried = searched(choices, functools.partial(measured, contender, workload, epochs=2))
+        if name == BEST and DEFAULT in found:
+            tried = [(NOTHING, looked(found[DEFAULT])), *tried]
         found[name] = {"grid": tried, "best": fastest(tried)}
         print(f"{workload}: {name}: " + "; ".join(f"{settings} {said(took)}" for settings, took in tried), flush=True)
     return found
 
 
 def compared(workload: str, part: dict[str, Contender], grid: Found | None, rounds: int) -> Found:
-    """The fastest of each in turns."""
+    """Return what each contender took: the fastest of its settings, in turns where it is not slow."""
     found = {name: one | {"rounds": []} for name, one in (grid or of_grid(workload, part)).items() if name in part}
+    looks = {name: look for name, one in found.items() if isinstance(look := looked(one), float)}
+    in_turns = quick(looks, {name for name, contender in part.items() if contender.is_peer})
+    is_default_best = BEST in in_turns and found[BEST]["best"] == NOTHING
+    in_turns = [name for name in in_turns if name != BEST or not is_default_best]
     for _ in range(rounds):
-        for name, one in found.items():
-            if one["best"] is not None and not failures(one):
-                one["rounds"].append(measured(part[name], workload, one["best"]))
+        for name in in_turns:
+            if not failures(found[name]):
+                found[name]["rounds"].append(measured(part[name], workload, found[name]["best"]))
+    if is_default_best:
+        found[BEST]["rounds"] = found[DEFAULT]["rounds"]
     for name, one in found.items():
-        numbers = [took for took in one["rounds"] if isinstance(took, float)]
-        one["seconds"] = statistics.median(numbers) if numbers and not failures(one) else None
+        first = [] if grid and one["rounds"] else [looks[name]] if name in looks else []  # of this run, or all that there is
+        one["seconds"] = None if failures(one) else min([*one["rounds"], *first], default=None)
         one["is_peer"] = part[name].is_peer
     if workload in WORKLOADS:
-        found[FLOOR] = {"seconds": printed(("floor.py",), workload, {}), "is_peer": False}
+        found[FLOOR] = {"seconds": printed(("floor.py",), workload, {}, {}), "is_peer": False}
     return found
+
+
+def looked(one: Found) -> float | None:
+    """Return what the fastest of its settings took when it was looked at; None where all failed."""
+    return min((took for _, took in one["grid"] if isinstance(took, float)), default=None)
+
+
+def quick(looks: Mapping[str, float], peers: set[str]) -> list[str]:
+    """Return who takes part in the turns: who is not slow, and Unisono as it is without settings.
+
+    >>> quick({"theirs": 3.0, "slow": 7.0, "limit": 1.0, DEFAULT: 9.0}, {"theirs", "slow"})
+    ['theirs', 'limit', 'Unisono, default']
+    """
+    most = SLOW * min((looks[name] for name in peers & looks.keys()), default=float("inf"))
+    return [name for name, took in looks.items() if took <= most or name == DEFAULT]
 
 
 def failures(one: Found) -> list[str]:
@@ -88,7 +121,7 @@ def said(took: float | str) -> str:
 
 
 def row(workload: str, found: Found) -> results.Row:
-    """Milliseconds a step, and the ratios that are asked for: how many times as fast as."""
+    """Return the milliseconds a step, in brackets where they are of one look, and the ratios: how many times as fast as."""
     seconds = {name: one["seconds"] for name, one in found.items() if isinstance(one["seconds"], float)}
     peers = [seconds[name] for name, one in found.items() if one["is_peer"] and name in seconds]
     ratios = {
@@ -98,26 +131,38 @@ def row(workload: str, found: Found) -> results.Row:
     }
     return (
         {"workload": workload}
-        | {f"{name}, ms": 1e3 * seconds[name] if name in seconds else "failed" for name in found}
+        | {f"{name}, ms": in_row(one) for name, one in found.items()}
         | {name: theirs / ours for name, (theirs, ours) in ratios.items() if theirs and ours}
     )
 
 
+def in_row(one: Found) -> float | str:
+    if not isinstance(one["seconds"], float):
+        return "failed"
+    milliseconds = 1e3 * one["seconds"]
+    return milliseconds if one.get("rounds", True) else f"({results.shown(milliseconds)})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=1 if results.SMALL else 3)
+    parser.add_argument("--rounds", type=int, default=1 if results.SMALL else 2)
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS | MORE), metavar="NAME")
+    parser.add_argument("--missing", action="store_true")
     parser.add_argument("--contenders", nargs="+", metavar="NAME")
     parser.add_argument("--grid", type=pathlib.Path)
     given = parser.parse_args()
     known = json.loads(given.grid.read_text()) if given.grid else {}
     found: dict[str, Found] = results.kept("peers") or {}
     for workload in given.workloads:
+        if given.missing and workload in found:
+            continue
         everybody = contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2", "W6", "W7")))
         part = {name: everybody[name] for name in given.contenders or everybody}
-        found[workload] = compared(workload, part, known.get(workload), given.rounds)
+        with tempfile.TemporaryDirectory() as programs:  # compiled once: compiling is not what is timed
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
+            found[workload] = compared(workload, part, known.get(workload), given.rounds)
         results.keep("peers", {name: found[name] for name in WORKLOADS | MORE if name in found})
-    print(results.table([row(workload, found[workload]) for workload in given.workloads]))
+    print(results.table([row(workload, found[workload]) for workload in given.workloads if workload in found]))
 
 
 if __name__ == "__main__":

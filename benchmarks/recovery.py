@@ -95,7 +95,7 @@ def measured(kind: str, process: int, processes: int, bound: float) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rounds", nargs="?", type=int, default=1 if results.SMALL else 3)
+    parser.add_argument("rounds", nargs="?", type=int, default=1 if results.SMALL else 2)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--bound", type=float, default=30)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)

@@ -7,6 +7,9 @@ import datetime
 import json
 import os
 import platform
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -37,16 +40,33 @@ def keep_machine() -> None:
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    cpus = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    ]
-    machine = {"processor": f"{len(cpus)} x {cpus[0] if cpus else platform.processor()}", "python": platform.python_version()}
+    machine = {"processor": f"{os.cpu_count()} x {processor()}", "native kernels": kernels(), "python": platform.python_version()}
     keep("machine", machine | {"date": datetime.date.today().isoformat()} | versions)
 
 
+def processor() -> str:
+    """Return what the processor calls itself."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine_name() -> str:
+    """Return the processor's name as that of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((R|TM)\)|processor", "", processor(), flags=re.IGNORECASE).lower()).strip("-")
+
+
+def kernels() -> str:
+    """Return what this installation says of its native kernels."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import unisono; print(unisono.native)"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip().removeprefix("native kernels for ")
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Markdown; the first row's keys are the heads."""
-    heads = list(rows[0])
+    """Return Markdown; the keys of all rows are the heads."""
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     lines = [heads, ["---"] * len(heads), *([shown(row.get(head, "")) for head in heads] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 

@@ -64,7 +64,7 @@ def measured(program: str) -> float:
 
 
 def main() -> None:
-    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 3
     programs = dict(list(PROGRAMS.items())[: 4 if results.SMALL else None])
     times: dict[str, list[float]] = {what: [] for what in programs}
     for _ in range(rounds):

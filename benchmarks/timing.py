@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 
+import cores
 from workloads import Workload
 
 WARM_UP = 2
 """Epochs, or rounds, that do not count: the first compiles."""
 
+EPOCHS = "UNISONO_BENCHMARKS_EPOCHS"
+"""The environment variable that says how many epochs are timed, where these are not the workload's."""
 
-def report(workload: Workload, epoch: Callable[[int], object]) -> None:
-    """`epoch(number)` trains for one, and returns when its last step is done."""
-    times: list[float] = []
-    for number in range(WARM_UP + workload.epochs):
+
+Ready = Callable[[], bool]
+"""Says whether the cores have their full speed (`cores.patient`)."""
+
+
+def timed(call: Callable[[], object], is_ready: Ready) -> float:
+    """Return the seconds that a call took which began and ended while the cores had their full speed."""
+    while True:
+        while not is_ready():
+            time.sleep(0.1)
         start = time.perf_counter()
+        call()
+        took = time.perf_counter() - start
+        if is_ready():
+            return took
+
+
+def report(workload: Workload, epoch: Callable[[int], object], is_ready: Ready | None = None) -> None:
+    """Print the seconds a step of each epoch. `epoch(number)` trains for one, and returns when its last step is done."""
+    for number in range(WARM_UP):
         epoch(number)
-        times.append((time.perf_counter() - start) / workload.steps)
-    print(json.dumps(times[WARM_UP:]), flush=True)
+    is_ready = is_ready or cores.patient()
+    numbers = range(WARM_UP, WARM_UP + int(os.environ.get(EPOCHS, workload.epochs)))
+    times = [timed(functools.partial(epoch, number), is_ready) / workload.steps for number in numbers]
+    print(json.dumps(times), flush=True)
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds that each call took, in so many rounds after the warm-up."""
+LEAST = 0.05
+"""Seconds that a call of an operation is repeated for, when its time is taken."""
+
+
+def seconds_of(call: Callable[[], object], tries: int = 15) -> float:
+    """Return the seconds that a short call takes: the least of some times of several calls."""
+    for _ in range(WARM_UP):
+        call()
+    is_ready = cores.patient()
+    count = max(1, round(LEAST / timed(call, is_ready)))
+    return min(timed(lambda: [call() for _ in range(count)], is_ready) / count for _ in range(tries))
+
+
+def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, is_ready: Ready | None = None) -> dict[str, list[float]]:
+    """Return the seconds that each call took, in so many rounds after the warm-up."""
+    for call in list(calls.values()) * WARM_UP:
+        call()
+    is_ready = is_ready or cores.patient()
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(WARM_UP + rounds):
+    for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if number >= WARM_UP:
-                times[name].append(time.perf_counter() - start)
+            times[name].append(timed(call, is_ready))
     return times

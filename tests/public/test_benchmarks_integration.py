@@ -14,7 +14,7 @@ PARTS = {
     "contract": ["contract"],
     "memory": ["memory"],
     "start": ["start"],
-    "scaling": ["replicas", "sizes"],
+    "scaling": ["replicas", "one batch", "sizes"],
     "loop": ["loop"],
     "checkpoint": ["checkpoint"],
     "recovery": ["recovery"],
@@ -25,14 +25,14 @@ PARTS = {
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_measures_and_its_page_is_written(tmp_path, part):
     small = {"UNISONO_BENCHMARKS_SMALL": "1"} | kept_in(tmp_path / "programs")
-    done = python(str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--parts", part, **small)
+    done = python(str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--machine", "this", "--parts", part, **small)
     assert done.returncode == 0, done.stderr[-3000:]
     page = (tmp_path / "RESULTS.md").read_text()
     for name in PARTS[part]:
-        rows = json.loads((tmp_path / "measured" / f"{name}.json").read_text())
+        rows = json.loads((tmp_path / "measured" / "this" / f"{name}.json").read_text())
         numbers = [value for row in rows for value in row.values() if isinstance(value, float)]
         assert numbers
-        assert f"| {' | '.join(rows[0])} |" in page
+        assert f"| {' | '.join(dict.fromkeys(head for row in rows for head in row))} |" in page
 
 
 def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
@@ -42,9 +42,23 @@ def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
     page = (tmp_path / "RESULTS.md").read_text()
     assert page == (BENCHMARKS / "RESULTS.md").read_text()
     assert "| R = 2 on 2 devices, ms |" in page
+    processors = [json.loads(path.read_text())["processor"] for path in (BENCHMARKS / "measured").glob("*/machine.json")]
+    assert len(processors) > 1
+    assert [processor for processor in processors if f"- processor: {processor}\n" not in page] == []
 
 
-@pytest.mark.parametrize("script", ["grid.py", "floor.py"])
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path):
+    earlier = BENCHMARKS / "measured" / "intel-xeon-before-kernels"
+    shutil.copytree(earlier, tmp_path / "measured" / "this", ignore=shutil.ignore_patterns("loop.json"))
+    goes_on = [str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--machine", "this", "--missing", "--parts", *PARTS]
+    done = python(*goes_on, UNISONO_BENCHMARKS_SMALL="1", **kept_in(tmp_path / "programs"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [line for line in done.stdout.splitlines() if line.startswith("##")] == ["## loop"]
+    assert (tmp_path / "measured" / "this" / "memory.json").read_text() == (earlier / "memory.json").read_text()
+
+
+@pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py"])
 def test_what_is_said_of_settings_and_of_operations_holds(script):
     done = python("-m", "doctest", str(BENCHMARKS / script))
     assert (done.returncode, done.stdout) == (0, "")
