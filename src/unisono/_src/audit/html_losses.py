@@ -86,6 +86,8 @@ def choose_strokes(curves: Sequence[Curve]) -> list[Stroke]:
         after = parted[index + 1 :].count(is_parted)
         percent = round(100 * (0.2 + 0.8 * ((before + 1) / (before + 1 + after)) ** 1.5)) if after else 100
         width = 2 + (2.5 if is_parted else 4) * min(after, 5)
+        if any(parted) and not is_parted:
+            width += 3  # so that a curve that parts later is seen to lie on it until then
         strokes.append(Stroke(is_parted, width, percent, DASHES[(before - 1) % len(DASHES)] if is_parted and before else None))
     return strokes
 

@@ -68,10 +68,10 @@ def audit(
         except (AuditError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
     if html is not None:
-        html.write_text(render_report(report, read_sources(report)))
+        html.write_text(render_report(report, read_sources(report)), encoding="utf-8")
     text = json.dumps(report.to_json(), indent=2)
     if json_file is not None and str(json_file) != "-":
-        json_file.write_text(text + "\n")
+        json_file.write_text(text + "\n", encoding="utf-8")
     print(text if str(json_file) == "-" else format_report(report))
     return EQUAL if report.equal else DIFFERENT
 
