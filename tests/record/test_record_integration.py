@@ -68,7 +68,8 @@ def test_two_processes_record_once(tmp_path):
     done = python(*launch, UNISONO_RECORD=str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr[-3000:]
     two = read_record(tmp_path / "two")
-    assert next(iter(two.steps.values())).program.placement == {"devices": 1, "processes": 2}
+    placement = next(iter(two.steps.values())).program.placement
+    assert (placement["devices"], placement["processes"], placement["strategy"]) == (1, 2, "MultiWorkerMirroredStrategy")
     assert content(two) == content(read_record(tmp_path / "one"))
 
 
