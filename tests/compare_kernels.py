@@ -22,6 +22,7 @@ from jax import lax
 from keras import layers
 
 from digest_operations import LAYOUTS, Draw
+from unisono._src.digest import digest_array
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
 from unisono._src.native.contributions import call_push
@@ -31,6 +32,7 @@ from unisono._src.native.convolutions import (
     call_depthwise_kernel_gradient,
     call_kernel_gradient,
 )
+from unisono._src.native.digests import call_digest
 from unisono._src.native.products import call_product
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
@@ -299,6 +301,30 @@ def contribution(draw: Draw) -> Case:
     )
 
 
+def digest(draw: Draw) -> Case:
+    """Of parts of arrays. The halves of the sums are compared: the tolerance is less than one in what 16 bits hold."""
+    arrays = [
+        draw.array(draw.shape(draw.size(1, 3), draw.of(40, 50_000)), draw.of("float32", "float16"))
+        for _ in range(draw.size(1, 5))
+    ]
+    parts = []
+    for place, array in enumerate(arrays):
+        first = draw.size(1, array.size) - 1
+        parts.append((place, first, draw.size(1, array.size - first)))
+
+    def halve(digests: jax.Array) -> jax.Array:
+        return jnp.stack([digests >> 16, digests & 0xFFFF])
+
+    return Case(
+        f"the digests of {parts} of {[array.shape for array in arrays]}",
+        lambda *arrays: halve(call_digest(arrays, parts)),
+        lambda *arrays: halve(
+            jnp.stack([digest_array(arrays[place].ravel()[first : first + count]) for place, first, count in parts])
+        ),
+        arrays,
+    )
+
+
 def draw_value(draw: Draw, aval: Any) -> jax.Array:
     if aval.dtype == "bool":
         return jnp.asarray(draw.random.random(aval.shape) < 0.7)
@@ -316,6 +342,7 @@ KINDS = (
     row_loop,
     attention,
     contribution,
+    digest,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
