@@ -106,6 +106,7 @@ def test_processes_that_differ_are_told_before_they_train(tmp_path: pathlib.Path
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_that_are_launched_have_one_fingerprint():
     done = launch("-m", "unisono", "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -117,6 +118,7 @@ def test_processes_that_are_launched_have_one_fingerprint():
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_over_loopback_are_a_placement():
     done = doctor("--processes")
     assert done.returncode == 0, done.stdout + done.stderr

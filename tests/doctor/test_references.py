@@ -41,6 +41,7 @@ LEVELS = ("convolution", "separable", "lstm", "attention")
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(load_kernels().level != "avx512", reason="needs native kernels of two levels")
 def test_the_level_of_the_kernels_changes_no_bit(monkeypatch):
     """So it does not belong to the conditions under which fingerprints are kept."""

@@ -34,6 +34,8 @@ def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     assert "default to the best peer" in (tmp_path / "RESULTS.md").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_operations_are_measured_alone_and_drawn(tmp_path):
     pytest.importorskip("torch")
     run = [str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--machine", "this", "--parts", "kernels"]
@@ -63,6 +65,8 @@ print(json.dumps({name: sizes(case) for name, case in CASES.items() if "3 to 64"
 """
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_operation_of_torch_is_the_one_that_is_measured_here():
     pytest.importorskip("torch")
     done = python("-c", SIZES, PYTHONPATH=str(BENCHMARKS))
