@@ -115,18 +115,8 @@ def name_fault(fault: PlantedFault) -> str:
     return fault.fault_path.stem
 
 
-QUICK = (9, 14)
-"""Numbers of the faults that the quick form tries: one in the data, and one in a layer."""
-
-
-def mark_faults() -> list[Any]:
-    """Return the faults as parameters: a fault and its twin take half a minute."""
-    quick = [fault for fault in FAULTS if fault.number in QUICK]
-    return [*quick, *thorough(*(fault for fault in FAULTS if fault not in quick))]
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("fault", mark_faults(), ids=name_fault)
+@pytest.mark.parametrize("fault", thorough(*FAULTS), ids=name_fault)
 def test_the_fault_parts_and_its_twin_does_not(fault, tmp_path):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         pairs = [pool.submit(run_pair, script, fault.kind, tmp_path) for script in (fault.fault_path, fault.twin_path)]
