@@ -15,6 +15,7 @@ import families
 import unisono as un
 from sizes import BATCH, mostly_slow
 from trainings import on
+from unisono._src.data.row_digests import choose_cover
 from unisono._src.digest import digest_on_host
 from unisono._src.record import record_file
 from unisono._src.record.reading import read_record
@@ -124,6 +125,33 @@ def test_rows_are_those_of_the_global_batch(tmp_path):
     assert step.row_digests == (digest_on_host(X), digest_on_host(Y))
 
 
+def test_rows_that_are_sent_in_other_parts_have_one_digest(tmp_path):
+    """Masks are counted on whole parts, and a step that is verified runs a replica by itself, after a step on the same batch that is not."""
+    strategy = un.MirroredStrategy(devices=2, replicas=REPLICAS, verify=1 / 2)
+    with strategy.scope():
+        model = small_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), weighted_metrics=[])
+    weights = np.linspace(0, 1, len(X)).astype("float32")
+    with get_recorder().record_into(tmp_path / "fit"):
+        for _ in range(2):
+            model.train_on_batch(X, Y, sample_weight=weights)
+    with get_recorder().record_into(tmp_path / "loop"):
+        loop(strategy, rounds=2)
+    plain, verified = read_record(tmp_path / "fit").steps.values()
+    assert plain.row_digests == verified.row_digests == (digest_on_host(X), digest_on_host(Y), digest_on_host(weights))
+    looped = list(read_record(tmp_path / "loop").steps.values())
+    assert len(looped) == 6
+    assert all(looped[number].row_digests == looped[number + 1].row_digests for number in (0, 2, 4))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))), st.integers(1, 20))
+def test_a_cover_has_each_row_once(ends, count):
+    parts = {range(min(pair), min(count, max(pair))) for pair in ends}
+    parts = {part for part in parts if part}
+    cover = choose_cover(parts, count)
+    assert [row for part in cover for row in part] == list(range(count))
+
+
 def test_a_callback_that_assigns_is_seen_at_the_entry_of_a_step(tmp_path):
     strategy = on(1, REPLICAS)
     with strategy.scope():
@@ -146,7 +174,8 @@ def test_a_callback_that_assigns_is_seen_at_the_entry_of_a_step(tmp_path):
     assert steps[1].entry is None
 
 
-def loop(strategy, **options):
+def loop(strategy, rounds=1, **options):
+    """Train on each batch as often as `rounds` says."""
     get_step_count().steps = 0
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -167,7 +196,8 @@ def loop(strategy, **options):
     def step(batch):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
 
-    values = [float(step(batch)) for batch in strategy.distribute_dataset((X, Y), batch_size=BATCH)]
+    batches = strategy.distribute_dataset((X, Y), batch_size=BATCH)
+    values = [float(step(batch)) for batch in batches for _ in range(rounds)]
     return un.fingerprint(model, optimizer), values
 
 

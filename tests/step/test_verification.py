@@ -6,6 +6,7 @@ import random
 import re
 from fractions import Fraction
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import families
 import unisono as un
 from sizes import cases, mostly_slow
 from unisono._src.placement import Placement
-from unisono._src.step.step import Step
+from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.verification import DeviceFaultError, Verification
 from unisono._src.step_count import get_step_count
 
@@ -43,12 +44,12 @@ def test_no_bit_is_another(family, devices):
 def test_the_share_of_steps_is_as_asked(rate, step):
     """Which steps these are depends on their numbers alone."""
     verification = Verification(rate, Placement(4, (None,) * 2))  # pyright: ignore[reportArgumentType]  # no device is asked
-    until = verification.steps_until_due(step)
+    until = verification.count_unverified(step)
     assert 0 <= until <= 1 / rate
-    assert verification.steps_until_due(step + until) == 0
+    assert verification.count_unverified(step + until) == 0
     if until:
-        assert verification.steps_until_due(step + 1) == until - 1
-    due = sum(verification.steps_until_due(number) == 0 for number in range(200))
+        assert verification.count_unverified(step + 1) == until - 1
+    due = sum(verification.count_unverified(number) == 0 for number in range(200))
     assert abs(due - 200 * rate) <= 1
 
 
@@ -87,18 +88,18 @@ class Fault:
         draw = random.Random(seed)
         self.device, self.always, self.flips = device, always, 0
         bit, place = draw.randrange(32), draw.random()
-        whole = Step._run_by_itself
+        whole = SingleReplicas._take_contribution
 
-        def run(step, index, *args):
-            contribution, done = whole(step, index, *args)
+        def take(replicas, index):
+            contribution = whole(replicas, index)
             if index == device and (always or not self.flips):
                 self.flips += 1
                 vector = np.array(contribution["float32"])
                 vector.view("uint32")[int(place * 56)] ^= np.uint32(1 << bit)  # of the weights' gradients
-                contribution = contribution | {"float32": vector}
-            return contribution, done
+                contribution = contribution | {"float32": jax.device_put(vector, replicas._devices[index])}
+            return contribution
 
-        monkeypatch.setattr(Step, "_run_by_itself", run)
+        monkeypatch.setattr(SingleReplicas, "_take_contribution", take)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,8 @@ def test_two_devices_that_both_repeat_cannot_be_told_apart(monkeypatch):
     with monkeypatch.context() as patch:
         Fault(patch, 1, True, 3)
         error = training.step()
-    assert "each repeats its own: one of them is at fault, and two devices cannot tell which." in str(error)
+    said = r"Device \d \(\S+\) of process 0 and Device \d \(\S+\) of process 0 compute the contribution of replica \d to step \d+ with other bits, "
+    assert re.match(said + r"and more runs do not tell which of them is at fault\. .* do not go on from here\.", str(error))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import sparse
 
-from unisono._src.digest import count_words, digest_on_host
+from unisono._src.data.row_digests import RowDigests
 from unisono._src.placement import split_evenly
 from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
@@ -29,36 +29,6 @@ ALIGNMENT = 64
 
 IN_PLACE_BYTES = 4 * 2**20
 """Bytes of rows from which on a copy of them inside of a program is to be avoided."""
-
-
-class RowDigests:
-    """The digests of the rows of one array of a batch, as they are sent to devices. They are taken while the rows lie in a cache."""
-
-    def __init__(self) -> None:
-        self.are_wanted = False
-        self._digests: dict[range, tuple[int, int]] = {}
-
-    def note(self, rows: range, written: np.ndarray) -> None:
-        """Note rows that were written for a device."""
-        first = count_words(rows.start * math.prod(written.shape[1:]), written.itemsize)
-        self._digests[rows] = digest_on_host(written, first)
-
-    def total(self, array: BatchArray) -> tuple[int, int]:
-        """Return the digest of all rows; those that no device of this process got are read for it."""
-        for rows in list_gaps(self._digests, array.shape[0]):
-            self.note(rows, np.asarray(array.array[rows.start : rows.stop], array.dtype))
-        first, second = (sum(lanes) % 2**32 for lanes in zip(*self._digests.values(), strict=True))
-        return first, second
-
-
-def list_gaps(parts: Iterable[range], count: int) -> list[range]:
-    """Return the ranges that are missing between parts of `range(count)`, which do not overlap."""
-    ordered = sorted(parts, key=lambda part: part.start)
-    ends = [0, *(part.stop for part in ordered)]
-    starts = [*(part.start for part in ordered), count]
-    if any(start < end for end, start in zip(ends, starts, strict=True)):
-        raise RuntimeError(f"Rows of a batch were sent in parts that overlap: {ordered}. Please report this.")
-    return [range(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,8 +73,11 @@ class BatchArray:
             np.copyto(target, self.array[rows.start : rows.stop], casting="unsafe")
         else:  # any other mode than "clip", which never comes to clip here, copies once more
             np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=target, mode="clip")
-        if self.row_digests.are_wanted and rows:
-            self.row_digests.note(rows, target)
+        self.row_digests.note(rows, target)
+
+    def digest_rows(self) -> tuple[int, int]:
+        """Return the digest of all rows, as devices get them."""
+        return self.row_digests.total(self.shape[0], lambda rows: np.asarray(self.array[rows.start : rows.stop], self.dtype))
 
 
 def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:

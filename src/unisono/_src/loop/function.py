@@ -118,6 +118,7 @@ class Function:
     def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
         if self._record is not None:
             get_recorder().record_from_here(self._record)
+            self._record = None
         if self._eager:
             with execution_mode.disable_compilation():
                 return self._fn(*args, **kwargs)

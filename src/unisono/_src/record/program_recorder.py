@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import jax
 
@@ -25,8 +26,8 @@ class ProgramRecorder:
         self._name = name
         self._strategy = strategy
         self._list_recorded = list_recorded
-        self._numbers: dict[tuple[int, int], int] = {}
-        """Numbers of the program in the record, by the session of the recorder and the arrays of a batch."""
+        self._numbers: dict[tuple[BinaryIO | None, int], int] = {}
+        """Numbers of the program in the record, by the file and the arrays of a batch."""
         self._entry: Array | None = None
         """The digests of the state from which the next step starts, where no step has made this state."""
         self._has_warned = False
@@ -51,13 +52,8 @@ class ProgramRecorder:
         if not digests:
             self._warn_of_gap()
             return
-        recorder = get_recorder()
-        key = recorder.session, len(batches[0].leaves)
-        if key not in self._numbers:
-            number = self._find_number(first, key[1])
-            key = recorder.session, key[1]  # of the record that may have begun
-            self._numbers[key] = number
-        recorder.note_steps(WaitingSteps(self._numbers[key], first, list(batches), digests[0], self._entry))
+        number = self._find_number(first, len(batches[0].leaves))
+        get_recorder().note_steps(WaitingSteps.of_batches(number, first, batches, digests[0], self._entry))
         self._entry = None
 
     def _warn_of_gap(self) -> None:
@@ -70,10 +66,15 @@ class ProgramRecorder:
             )
 
     def _find_number(self, first: int, arrays: int) -> int:
-        """Return the number of the program in the record, which this may begin."""
-        recorded = self._list_recorded()
-        key = self._name, arrays, tuple(id(variable) for _, variables in recorded for variable in variables)
-        return get_recorder().note_program(key, first, self._describe(recorded, arrays))
+        """Return the number of the program in the record, which may begin with step `first`."""
+        recorder = get_recorder()
+        number = self._numbers.get((recorder.file, arrays))
+        if number is None:
+            recorded = self._list_recorded()
+            key = self._name, arrays, tuple(id(variable) for _, variables in recorded for variable in variables)
+            number = recorder.note_program(key, first, self._describe(recorded, arrays))
+            self._numbers[recorder.file, arrays] = number
+        return number
 
     def _describe(self, recorded: RecordedVariables, arrays: int) -> Json:
         placement = self._strategy.placement

@@ -91,12 +91,13 @@ def read_record(directory: str | os.PathLike[str]) -> RunRecord:
     programs: list[Program] = []
     entries: dict[int, tuple[tuple[int, int], ...]] = {}
     for _, content in record_file.iterate_frames(path):
-        kind, rest = content[:1], content[1:]
+        kind = content[:1]
         if kind == record_file.BEGIN:
-            start, programs = read_start(path, json.loads(rest)), []
+            start = read_start(path, json.loads(content[1:]))
+            programs = []
             starts = [start] if start.first == 0 else [*starts, start]
         elif kind == record_file.PROGRAM:
-            programs.append(read_program(json.loads(rest)))
+            programs.append(read_program(json.loads(content[1:])))
         elif kind == record_file.ENTRY:
             entries[record_file.read_place(content)[1]] = freeze_digests(record_file.read_entry(content).tolist())
         elif starts:

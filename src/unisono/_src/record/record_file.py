@@ -28,7 +28,10 @@ FORMAT = 1
 HEAD = struct.Struct("<II")
 STEPS = struct.Struct("<IQI")
 
-BEGIN, PROGRAM, ENTRY, STEP = b"B", b"P", b"E", b"S"
+BEGIN = b"B"
+PROGRAM = b"P"
+ENTRY = b"E"
+STEP = b"S"
 
 
 class Steps(NamedTuple):

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.record import record_file
+from unisono._src.step.process_words import NO_POSITION
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import is_ready
 from unisono._src.typing import Array, Json
@@ -38,14 +39,37 @@ SECONDS = 0.5
 
 
 class WaitingSteps(NamedTuple):
-    """Steps that were started, whose digests the devices compute."""
+    """Steps that were started, whose digests the devices compute. Batches are not kept: they may be large."""
 
     program: int
     first: int
-    batches: list[GlobalBatch]
+    positions: np.ndarray
+    rows: np.ndarray
+    row_digests: np.ndarray
     digests: StepDigests
     entry: Array | None
     """The digests of the state before the first of the steps, where no step has made this state."""
+
+    @classmethod
+    def of_batches(
+        cls, program: int, first: int, batches: Sequence[GlobalBatch], digests: StepDigests, entry: Array | None
+    ) -> WaitingSteps:
+        return cls(
+            program,
+            first,
+            np.array([batch.position or NO_POSITION for batch in batches], np.int64),
+            np.array([batch.rows for batch in batches], np.int64),
+            np.array([[leaf.digest_rows() for leaf in batch.leaves] for batch in batches], np.uint32),
+            digests,
+            entry,
+        )
+
+    def wait(self) -> record_file.Steps:
+        """Return the steps with their digests, which are waited for."""
+        count = len(self.rows)
+        losses = np.asarray(self.digests.losses)[:count]
+        digests = np.asarray(self.digests.digests)[:count]
+        return record_file.Steps(self.program, self.first, self.positions, self.rows, losses, self.row_digests, digests)
 
 
 class RunRecorder:
@@ -57,14 +81,16 @@ class RunRecorder:
         self._programs: dict[Hashable, int] = {}
         self._waiting: collections.deque[WaitingSteps] = collections.deque()
         self._written_at = 0.0
-        self.session = 0
-        """Another number for each file that was opened; 0 while none is open. Numbers of programs hold for a session."""
-        self._sessions = 0
 
     @property
     def directory(self) -> Path | None:
         """Return the directory of the record; None where nothing is recorded."""
         return self._directory
+
+    @property
+    def file(self) -> BinaryIO | None:
+        """Return the open file. The numbers of programs hold for it alone."""
+        return self._file
 
     @contextlib.contextmanager
     def record_into(self, directory: str | os.PathLike[str]) -> Iterator[None]:
@@ -118,15 +144,12 @@ class RunRecorder:
             atexit.unregister(self.close)
         self._file = None
         self._programs = {}
-        self.session = 0
 
     def _begin(self, first: int) -> None:
         assert self._directory is not None
         directory = self._directory / f"process-{get_agreement().number}" if records_each_process() else self._directory
         self._file = record_file.open_to_append(directory)
         self._written_at = time.monotonic()
-        self._sessions += 1
-        self.session = self._sessions
         begin = {"format": record_file.FORMAT, "first": first, "command": sys.argv, "time": time.time()}
         record_file.write_json(self._file, record_file.BEGIN, begin)
         atexit.register(self.close)
@@ -141,7 +164,7 @@ class RunRecorder:
             steps = self._waiting.popleft()
             if steps.entry is not None:
                 record_file.write_entry(self._file, steps.program, steps.first, np.asarray(steps.entry))
-            record_file.write_steps(self._file, read_waiting(steps))
+            record_file.write_steps(self._file, steps.wait())
         self._written_at = time.monotonic()
 
 
@@ -176,17 +199,3 @@ def end_after_last_step(steps: int) -> None:
         raise ValueError(f"the environment variable {STEPS} is a whole number of 1 or more; received {text!r}.")
     if steps >= int(text):
         raise SystemExit(0)
-
-
-def read_waiting(steps: WaitingSteps) -> record_file.Steps:
-    """Return steps with their digests, which are waited for."""
-    count = len(steps.batches)
-    return record_file.Steps(
-        steps.program,
-        steps.first,
-        np.array([batch.position or (-1, -1) for batch in steps.batches], np.int64),
-        np.array([batch.rows for batch in steps.batches], np.int64),
-        np.asarray(steps.digests.losses)[:count],
-        np.array([[leaf.row_digests.total(leaf) for leaf in batch.leaves] for batch in steps.batches], np.uint32),
-        np.asarray(steps.digests.digests)[:count],
-    )

@@ -25,7 +25,7 @@ from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica import overwritten
 from unisono._src.replica.compiled_model import ModelComputation
-from unisono._src.replica.contribution import AssignedState, Contribution
+from unisono._src.replica.contribution import Contribution, contribute_logs
 from unisono._src.replica.gradient_recorder import GradientRecorder
 from unisono._src.replica.growth import APPLIED_GRADIENTS
 from unisono._src.replica.protocol import Divisor, State
@@ -45,7 +45,7 @@ class UserStepComputation(ModelComputation):
     ) -> tuple[Contribution, Sequence[Array]]:
         result_alone = self.run_alone(state, batch)
         if result_alone is not None:
-            return Contribution([], AssignedState([], [], []), [], jnp.float32(0), jnp.zeros(0), result_alone[1]), ()
+            return contribute_logs(result_alone[1]), ()
         terms = self._make_terms(row_fraction, divisors, as_mean=True)
         means = self._make_means()
         with replace_losses(self.model, terms.loss_functions), means.watch():

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from unisono._src.packing import unpack_tree
-from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.contribution import Contribution, contribute_logs
 from unisono._src.replica.protocol import ReplicaComputation, State
-from unisono._src.step import running_sums, step_digests
+from unisono._src.step import running_sums
+from unisono._src.step.digest_stage import DigestStage
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import (
     eval_shape,
@@ -89,7 +90,7 @@ ShardOf: TypeAlias = Callable[[Array], PyTree]
 
 
 class Carry(NamedTuple):
-    """What one step hands to the next step of a call."""
+    """The values that one step of a call hands to the next step."""
 
     work: StepBuffers
     extras: Logs
@@ -115,7 +116,7 @@ class StepProgram:
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
         self._replicas = replicas
-        self._is_recorded = is_recorded
+        self._digest_stage = DigestStage(functions, replicas, is_recorded)
         self.__name__ = name
         self.has_more_logs = False
         """Whether logs hold more than the metrics' state; known when the program was traced."""
@@ -140,7 +141,7 @@ class StepProgram:
         self.has_more_logs = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
         outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
-        digests = self._make_digests(work.state, replica, batches)
+        digests = self._digest_stage.make_room(work.state, replica, batches)
 
         def step(number: Array, carry: Carry) -> Carry:
             work, extras, disagree, outputs, digests = carry
@@ -151,7 +152,7 @@ class StepProgram:
             work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
             work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
             work, extras, disagree = self._finish(work, orders, rows, replica, extras, disagree)
-            digests = self._digest_sums(digests, number, orders, work, replica)
+            digests = self._digest_stage.put_sums(digests, number, orders.finishing, work.contributions, work.state, replica)
             return Carry(work, extras, disagree, outputs, digests)
 
         work, extras, disagree, outputs, digests = fori_loop(
@@ -245,8 +246,8 @@ class StepProgram:
         if by_itself is not None:
             new, extras = by_itself
             work = work._replace(state=keep_dtypes(new, work.state))
-            loss = extras.get("loss", jnp.float32(jnp.nan))
-            digests = self._digest_step(carry.digests, number, orders, list_state_parts(work.state), loss)
+            total = contribute_logs(extras)
+            digests = self._digest_stage.put_total(carry.digests, number, orders.finishing, total, work.state)
             return Carry(work, extras, [], (), digests)
         if self._counted:
             terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
@@ -256,53 +257,14 @@ class StepProgram:
         new, differ = self._functions.finish_step(work.state, total, rows, jnp.int32(1))
         outputs = map_tree(lambda a: a[None], outputs)
         work = work._replace(state=keep_dtypes(new, work.state))
-        parts = [*map(step_digests.take_whole, total.gradients), *list_state_parts(work.state)]
-        digests = self._digest_step(carry.digests, number, orders, parts, self._functions.read_loss(total))
+        digests = self._digest_stage.put_total(carry.digests, number, orders.finishing, total, work.state)
         return Carry(work, total.logs, differ, outputs, digests)
-
-    def _make_digests(self, state: State, replica: Contribution, batches: PyTree) -> list[StepDigests]:
-        """Return room for the digests of the steps of a call, where steps are recorded."""
-        if not self._is_recorded:
-            return []
-        steps = max(1, len(jax.tree.leaves(batches)[0]) // self._replicas)
-        return [step_digests.make_room(steps, len(replica.gradients) + len(list_state_parts(state)))]
-
-    def _digest_sums(
-        self, digests: list[StepDigests], number: Array, orders: CallOrders, work: StepBuffers, like: Contribution
-    ) -> list[StepDigests]:
-        """Put the digests of a step, whose gradients are the sums at the first place, where steps are recorded."""
-        if not digests:
-            return []
-        gradients = step_digests.list_first_parts(work.contributions, like.gradients)
-        total = unpack_tree(running_sums.get_place(work.contributions), like)
-        loss = self._functions.read_loss(total)
-        return self._digest_step(digests, number, orders, [*gradients, *list_state_parts(work.state)], loss)
-
-    def _digest_step(
-        self, digests: list[StepDigests], number: Array, orders: CallOrders, parts: list[step_digests.Part], loss: Array
-    ) -> list[StepDigests]:
-        """Put the digests of a step that was finished. The loop keeps them apart: they must not change how the step is computed."""
-
-        def put(_: Array, digests: StepDigests) -> StepDigests:
-            return step_digests.put_step(digests, number, parts, loss)
-
-        return [fori_loop(0, orders.finishing, put, one) for one in digests]
 
     def _make_logs(self, state: State, orders: CallOrders, extras: Logs) -> Logs:
         def results(*_: Array | Logs) -> Logs:
             return self._functions.results(state) | extras
 
         return fori_loop(0, orders.finishing, results, make_zeros(eval_shape(results)))
-
-
-def list_state_parts(state: State) -> list[step_digests.Part]:
-    """Return the arrays of the state that are recorded: all but those of metrics, the last group."""
-    return [step_digests.take_whole(array) for group in state[:-1] for array in group]
-
-
-def digest_state(state: State) -> Array:
-    """Return the digests of the arrays of the state that are recorded."""
-    return step_digests.digest_parts(list_state_parts(state))
 
 
 def take_slot(batches: PyTree, index: Array) -> PyTree:

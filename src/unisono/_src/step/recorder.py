@@ -1,4 +1,4 @@
-"""What a step tells of the steps that train: their batches, and their digests."""
+"""The recorder of a step: it is told of the steps that train, of their batches and their digests."""
 
 from __future__ import annotations
 

@@ -21,26 +21,27 @@ from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState, EmptySums
+from unisono._src.step.digest_stage import digest_state
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
-from unisono._src.step.program import CallOrders, CallResult, StepProgram, digest_state
+from unisono._src.step.program import CallOrders, CallResult
+from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput
+from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.totals import DeviceTotal
-from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
+from unisono._src.step.verification import Attempt, DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step_count import get_step_count
-from unisono._src.typed_jax import device_put, eval_shape, jit, map_tree
 from unisono._src.typing import AnyArray, Array, Logs
-from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
 
 MOST_STEPS = 64
 
 
-class StepResult(NamedTuple):
+class CallOutcome(NamedTuple):
     """The results of the steps of one call, or of one step on several devices."""
 
     logs: Logs
@@ -72,8 +73,6 @@ class Step:
         """
         self._name = name
         self._verification = verification
-        self._spare_sums: dict[int, running_sums.Sums] = {}
-        """Room for a contribution by itself, by device."""
         self._fault: DeviceFaultError | None = None
         self._recorder = recorder
         self._functions = functions
@@ -87,10 +86,9 @@ class Step:
         self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
-        self._push_program = DeviceProgram(running_sums.push_value, donate=(0,))
-        self._fold_program = DeviceProgram(running_sums.fold_sums, donate=(0,))
+        self._single_replicas = SingleReplicas(placement, self._device_state)
         self._entry_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
-        self._make_programs()
+        self._call = self._make_calls()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
@@ -106,26 +104,22 @@ class Step:
         logs = {}
         outputs = []
         self._has_state = False
-        if self._recorder is not None and self._recorder.is_on:
+        if self._is_recorded:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
         while batches:
             if self._probe_schedule.is_due(self._functions.is_undecided):
                 self._probe(batches[0], state)
-            count = self._probe_schedule.count(len(batches), self._functions.needs_probe, self._functions.is_undecided)
-            unverified = self._count_unverified(count)
-            now = batches[: max(1, unverified)]
-            batches = batches[len(now) :]
-            self._probe_schedule.note_trained(len(now))
-            is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, now[0]))
-            if is_other and self._recorder is not None and self._recorder.is_on:
-                self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
-            self._has_state = True
+            verified = self._choose_verified(batches[0])
+            count = 1 if verified else self._count_steps(len(batches))
+            now = batches[:count]
+            batches = batches[count:]
+            self._probe_schedule.note_trained(count)
+            self._receive_state(state, now[0])
             for group in self._group_batches(now):
-                whole = self._plan_of(group[0]).whole if unverified else None
-                verified = None if unverified else self._choose_verified(group[0])
-                result = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
-                logs, disagree, outputs, digests = result
+                whole = None if verified else self._plan_of(group[0]).whole
+                outcome = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
+                logs, disagree, outputs, digests = outcome
                 self._functions.check(disagree)
                 if self._recorder is not None:
                     self._recorder.note_steps(group, digests)
@@ -134,15 +128,30 @@ class Step:
                 state = self.state
         return logs, outputs
 
-    def _count_unverified(self, count: int) -> int:
-        """Return how many of the next steps are not verified, up to this number; 0 where the next one is."""
+    @property
+    def _is_recorded(self) -> bool:
+        """Return whether digests of the steps are wanted."""
+        return self._recorder is not None and self._recorder.is_on
+
+    def _count_steps(self, most: int) -> int:
+        """Return how many of the next steps may be taken until one is probed or verified, up to this number."""
+        count = self._probe_schedule.count(most, self._functions.needs_probe, self._functions.is_undecided)
         if self._verification is None:
             return count
-        return min(count, self._verification.steps_until_due(get_step_count().steps))
+        return max(1, min(count, self._verification.count_unverified(get_step_count().steps)))
 
-    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica:
-        assert self._verification is not None
+    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
+        """Return the replica that the next step verifies; None where it verifies none."""
+        if self._verification is None:
+            return None
         return self._verification.choose(get_step_count().steps, self._plan_of(batch))
+
+    def _receive_state(self, state: State, batch: GlobalBatch) -> None:
+        """Bring the state to the lead, and tell the recorder of a state that no step has made."""
+        is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, batch))
+        if is_other and self._recorder is not None and self._is_recorded:
+            self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
+        self._has_state = True
 
     def _raise_fault(self) -> None:
         """Raise the error of a step in which a device was found to be at fault."""
@@ -165,28 +174,17 @@ class Step:
     @property
     def has_more_logs(self) -> bool:
         """Return whether logs have values that the metrics' state has not."""
-        return any(block.has_more_logs for block in self._blocks.values())
+        return self._call.has_more_logs
 
     def forget(self) -> None:
         """Drop what lies on the devices; the next step sends it again."""
         self._device_state.forget()
         self._inputs.forget()
+        self._single_replicas.forget()
         self._has_state = False
 
-    def _make_programs(self) -> None:
-        functions = self._functions
-        replicas = self._placement.replicas
-        is_recorded = self._recorder is not None and self._recorder.is_on
-        # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
-        self._contribution = jit(functools.partial(functions.contribution))
-        self._blocks = {
-            counted: StepProgram(self._name, functions, self._contribution, counted, replicas, is_recorded)
-            for counted in (False, True)
-        }
-        self._programs = {
-            counted: DeviceProgram(rewrite_function(block, self._placement.lead.platform), donate=(0,))
-            for counted, block in self._blocks.items()
-        }
+    def _make_calls(self) -> ProgramCalls:
+        return ProgramCalls(self._name, self._functions, self._placement, self._inputs, self._device_state, self._is_recorded)
 
     def _probe(self, batch: GlobalBatch, state: State) -> None:
         """Probe a batch before it is trained on; make the programs anew where replicas then compute another program."""
@@ -194,7 +192,7 @@ class Step:
         if not self._functions.has_one_replica:
             self._divisors.of(batch, batch_plan.size_at_end, state)  # its trace says what there is to probe
         if self._functions.probe(state, batch.tree(), batch_plan.rows_of_replicas, cast(list[Array], self._inputs.constants())):
-            self._make_programs()
+            self._call = self._make_calls()
 
     def _make_empty_sums(self, state: State, batch: GlobalBatch) -> EmptySums:
         """Return empty running sums for a contribution's shapes, which are the same for every number of rows."""
@@ -209,11 +207,7 @@ class Step:
 
     def _eval_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
         """Return (the contribution, the outputs) of a replica with this number of rows, in shapes."""
-        divisors = np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
-        numbers = np.int32(0), np.float32(1)
-        return eval_shape(
-            self._contribution, state, self._inputs.shapes(batch, rows), *numbers, divisors, self._inputs.constants()
-        )
+        return self._call.eval_contribution(batch, rows, state, len(self._divisors.of(batch, rows, state)))
 
     def _plan_of(self, batch: GlobalBatch) -> BatchPlan:
         return self._plans(batch.rows, batch.sizes)
@@ -227,15 +221,15 @@ class Step:
             for start in range(0, len(same), most):
                 yield same[start : start + most]
 
-    def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> StepResult:
+    def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> CallOutcome:
         """Run whole steps in one call, on the lead."""
         orders = CallOrders(
             steps=len(group), replicas=run.count, present=run.count, counting=1, running=1, summing=1, finishing=1
         )
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
-        return StepResult(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
+        return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
-    def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> StepResult:
+    def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
         divisors = self._place_divisors(batch, range(len(self._placement.devices)))
@@ -255,7 +249,7 @@ class Step:
             results[home] = self._call(home, [batch], end, divisors, CallOrders(present=batch_plan.present, finishing=1))
         self._device_state.note_finished(totals)
         get_activity().report_next_step()
-        return StepResult(results[0].logs, results[0].disagree, outputs, results[0].digests)
+        return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests)
 
     def _place_divisors(self, batch: GlobalBatch, devices: Iterable[int]) -> BatchDivisors:
         return self._divisors.place(batch, self._plan_of(batch).sizes, self._device_state[0].state, devices)
@@ -297,50 +291,12 @@ class Step:
     ) -> CallResult:
         """Run one replica by itself, and again elsewhere; add its contribution to the sums of its device."""
         assert self._verification is not None
+
+        def run_on(index: int) -> tuple[Attempt, CallResult]:
+            return self._single_replicas.run(index, lambda: self._call(index, [batch], run, divisors, by_itself))
+
         by_itself = orders._replace(before=0, summing=1)
-        contribution, done = self._run_by_itself(verified.owner, batch, run, divisors, by_itself)
-        contribution, self._fault = self._verification.judge(
-            verified, contribution, lambda index: self._run_by_itself(index, batch, run, divisors, by_itself)[0]
-        )
-        device = self._placement.devices[verified.owner]
-        work = self._device_state[verified.owner]
-        sums = self._push_program(device, None, work.contributions, np.int32(run.before), contribution)
-        if orders.summing:
-            sums = self._fold_program(device, None, sums, np.int32(run.before + run.count))
-        self._device_state[verified.owner] = work._replace(contributions=sums)
-        return done
-
-    def _run_by_itself(
-        self, index: int, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
-    ) -> tuple[PackedTree, CallResult]:
-        """Return (the contribution of one replica, the result of its call), computed on a device whose sums stay as they are."""
-        work = self._device_state.on(index)
-        if index not in self._spare_sums:
-            zeros = map_tree(lambda a: np.zeros(a.shape, a.dtype), work.contributions)
-            self._spare_sums[index] = device_put(zeros, self._placement.devices[index])
-        self._device_state[index] = work._replace(contributions=self._spare_sums.pop(index))
-        done = self._call(index, [batch], run, divisors, orders)
-        contribution = self._device_state.take_sum(index, counting=False)
-        after = self._device_state[index]
-        self._spare_sums[index] = after.contributions
-        self._device_state[index] = after._replace(contributions=work.contributions)
-        return contribution, done
-
-    def _call(
-        self, index: int, group: list[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
-    ) -> CallResult:
-        """Call the step program once, for replicas of this size."""
-        batch = group[0]
-        args = (
-            self._device_state.on(index),
-            self._inputs.send_numbers(index, np.int32, cast(tuple[int, ...], tuple(orders))),
-            self._inputs.send_numbers(index, np.float32, (run.size / batch.rows, float(batch.rows))),
-            divisors.on_devices[index],
-            self._inputs.constants(index),
-            self._inputs.send_batches(index, group, run),
-        )
-        device = self._placement.devices[index]
-        program = self._programs[divisors.are_counted].find_or_load(device, self._inputs.kind(batch, run.size), *args)
-        with delay_interrupts():
-            self._device_state[index], done = program(*args)
+        first, done = run_on(verified.owner)
+        contribution, self._fault = self._verification.judge(verified, first, lambda index: run_on(index)[0])
+        self._single_replicas.add_contribution(verified.owner, run, contribution, is_last=bool(orders.summing))
         return done

@@ -20,14 +20,14 @@ from unisono._src.xla.rewrite import uses_kernels
 
 
 class StepDigests(NamedTuple):
-    """What is recorded of the steps of a call: a row for each step."""
+    """The digests and the losses of the steps of a call: a row for each step."""
 
     digests: Array
     """(step, array, lane)"""
     losses: Array
 
 
-class Part(NamedTuple):
+class DigestedPart(NamedTuple):
     """Elements of an array that follow one another."""
 
     array: Array
@@ -40,23 +40,24 @@ def make_room(steps: int, parts: int) -> StepDigests:
     return StepDigests(jnp.zeros((steps, parts, LANES), jnp.uint32), jnp.zeros(steps, jnp.float32))
 
 
-def take_whole(array: Array) -> Part:
+def take_whole(array: Array) -> DigestedPart:
     """Return all elements of an array."""
-    return Part(array, 0, array.size)
+    return DigestedPart(array, 0, array.size)
 
 
-def list_first_parts(sums: Sums, like: Sequence[Array]) -> list[Part]:
+def list_first_parts(sums: Sums, like: Sequence[Array]) -> list[DigestedPart]:
     """Return the parts of the first place of running sums that are the first arrays of what was packed, which have these shapes."""
     offsets = dict.fromkeys(sums, 0)
-    parts: list[Part] = []
+    parts: list[DigestedPart] = []
     for leaf in like:
-        name, size = str(leaf.dtype), math.prod(leaf.shape)
-        parts.append(Part(sums[name], offsets[name], size))
+        name = str(leaf.dtype)
+        size = math.prod(leaf.shape)
+        parts.append(DigestedPart(sums[name], offsets[name], size))
         offsets[name] += size
     return parts
 
 
-def put_step(digests: StepDigests, number: Array, parts: Sequence[Part], loss: Array) -> StepDigests:
+def put_step(digests: StepDigests, number: Array, parts: Sequence[DigestedPart], loss: Array) -> StepDigests:
     """Return the digests with those of one more step."""
     number_of_loss = loss.astype(jnp.float32).reshape(()) if loss.size == 1 else jnp.float32(jnp.nan)
     return StepDigests(
@@ -64,7 +65,7 @@ def put_step(digests: StepDigests, number: Array, parts: Sequence[Part], loss: A
     )
 
 
-def digest_parts(parts: Sequence[Part]) -> Array:
+def digest_parts(parts: Sequence[DigestedPart]) -> Array:
     """Return the digests (part, lane)."""
     if not uses_kernels():
         return jnp.stack([digest_array(part.array.ravel()[part.first : part.first + part.size]) for part in parts])

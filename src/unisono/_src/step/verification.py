@@ -7,132 +7,124 @@ at fault, and the step is finished with the right contribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
-import jax
-import numpy as np
-
-from unisono._src.digest import digest_array
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan
-from unisono._src.typed_jax import device_put, jit
-from unisono._src.typing import Array
-
-RunOn: TypeAlias = Callable[[int], PackedTree]
-"""Computes the contribution on a device, given by its index."""
 
 
 class DeviceFaultError(RuntimeError):
-    """A device computed something else than another one. The step was finished with the right values where it is known which they are."""
+    """A device computed other bits than another one. The step was finished with the right ones, where it is known which they are."""
 
 
 class VerifiedReplica(NamedTuple):
-    """The replica that a step verifies, and where."""
+    """The replica that a step verifies, and the devices that compute its contribution, by their indices."""
 
     step: int
     replica: int
     owner: int
-    """The index of the device whose contribution counts."""
+    """The device whose contribution counts."""
     other: int
-    """The index of the device that computes it again."""
+    """The device that computes it again."""
 
 
-class Verdict(NamedTuple):
-    """What the runs of a contribution have told."""
+class Attempt(NamedTuple):
+    """A contribution as a device has computed it."""
 
-    right: PackedTree
-    """The contribution with which the step goes on."""
-    faulty: int | None
-    """The index of the device at fault; None where the runs cannot tell."""
+    device: int
+    contribution: PackedTree
+    digest: tuple[int, ...]
+
+
+RunOn: TypeAlias = Callable[[int], Attempt]
+"""Computes the contribution on a device."""
+
+
+class Fault(NamedTuple):
+    """The fault of a device, as attempts have shown it."""
+
+    wrong: Attempt
+    right: Attempt
     repeats: bool
-    """Whether the device at fault computed something wrong once more."""
+    """Whether the device at fault computed wrong bits once more."""
 
 
 class Verification:
-    """Which steps and replicas are verified: a function of the step's number, so that it is the same in a run that is resumed."""
+    """The choice of what is verified, by the step's number: it is the same in a run that is resumed. And the judgement of what was found."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
         """`rate` of all steps are verified."""
         self._rate = Fraction(rate).limit_denominator(10**6)
         self._placement = placement
 
-    def steps_until_due(self, step: int) -> int:
+    def count_unverified(self, step: int) -> int:
         """Return how many steps from this one on are not verified."""
-        verified = math.floor((step) * self._rate)
-        return max(0, math.ceil((verified + 1) / self._rate) - 1 - step)
+        turn = math.floor(step * self._rate)
+        return max(0, math.ceil((turn + 1) / self._rate) - 1 - step)
 
-    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica:
-        """Return the replica of a step that is verified, one after another, and the devices, of which the second one changes too."""
-        turn = math.floor((step + 1) * self._rate)
-        shards = [
-            (shard.replica, part.device) for part in batch_plan.parts for shard in batch_plan.shards if shard.leaf in part.span
-        ]
-        replica, owner = shards[turn % len(shards)]
+    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
+        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and
+        where the step is not verified."""
+        owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
+        if not owners or self.count_unverified(step):
+            return None
+        round_, place = divmod(math.floor(step * self._rate), len(owners))
         devices = len(self._placement.devices)
-        others = [(owner + distance) % devices for distance in range(1, devices)]
-        return VerifiedReplica(step, replica, owner, others[turn // len(shards) % len(others)] if others else owner)
+        other = (owners[place] + 1 + round_ % (devices - 1)) % devices
+        return VerifiedReplica(step, batch_plan.shards[place].replica, owners[place], other)
 
-    def judge(self, verified: VerifiedReplica, first: PackedTree, run_on: RunOn) -> tuple[PackedTree, DeviceFaultError | None]:
-        """Return the contribution with which the step goes on, and the error to raise when it is finished."""
+    def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> tuple[PackedTree, DeviceFaultError | None]:
+        """Return (the contribution with which the step goes on, the error to raise when the step is finished)."""
         second = run_on(verified.other)
-        if digest_contribution(first) == digest_contribution(second):
-            return first, None
-        verdict = self._find_fault(verified, first, second, run_on)
-        lead = self._placement.devices[verified.owner]
-        return device_put(verdict.right, lead), DeviceFaultError(self._describe(verified, verdict))
-
-    def _find_fault(self, verified: VerifiedReplica, first: PackedTree, second: PackedTree, run_on: RunOn) -> Verdict:
-        owner, other = verified.owner, verified.other
-        thirds = [index for index in range(len(self._placement.devices)) if index not in (owner, other)]
-        by_digest = {digest_contribution(first): first, digest_contribution(second): second}
-        wrong, right = digest_contribution(first), digest_contribution(second)
-        faulty: int | None = None
-        for judge in thirds[:1] or [owner, other]:  # two devices: that one is at fault whose second run differs from its first
-            third = digest_contribution(run_on(judge))
-            if third == right and judge != other:
-                faulty = owner
-            elif third == wrong and judge != owner:
-                faulty, wrong, right = other, right, wrong
-            if faulty is not None:
-                repeats = judge != faulty and digest_contribution(run_on(faulty)) != right
-                return Verdict(by_digest[right], faulty, repeats)
-        return Verdict(first, None, repeats=True)
-
-    def _describe(self, verified: VerifiedReplica, verdict: Verdict) -> str:
-        owner, other = (self._name_device(index) for index in (verified.owner, verified.other))
+        if first.digest == second.digest:
+            return first.contribution, None
+        fault = self._find_fault(first, second, run_on)
         what = f"the contribution of replica {verified.replica} to step {verified.step}"
-        if verdict.faulty is None:
-            return (
-                f"{owner} and {other} compute {what} with other bits, and each repeats its own: one of them is at fault, and two devices cannot "
-                f"tell which. The step was finished with that of {owner}: do not go on from here. Run `unisono doctor` on each, and go on from "
-                f"the last checkpoint without the one that parts."
-            )
-        right = other if verdict.faulty == verified.owner else owner
+        if fault is None:
+            return first.contribution, DeviceFaultError(self._describe_doubt(what, first, second))
+        return fault.right.contribution, DeviceFaultError(self._describe_fault(what, fault))
+
+    def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
+        """Return the fault; None where attempts do not tell which device is at fault."""
+        devices = range(len(self._placement.devices))
+        third_device = next((index for index in devices if index not in (first.device, second.device)), None)
+        pairs = (first, second), (second, first)
+        if third_device is None:  # at fault is the device that contradicts itself
+            return next((Fault(one, other, False) for one, other in pairs if run_on(one.device).digest == other.digest), None)
+        third = run_on(third_device)
+        return next(
+            (
+                Fault(one, other, repeats=run_on(one.device).digest != other.digest)
+                for one, other in pairs
+                if third.digest == other.digest
+            ),
+            None,
+        )
+
+    def _describe_fault(self, what: str, fault: Fault) -> str:
+        right = self._name_device(fault.right)
         again = (
             "It computes wrong bits again: leave this device out (devices=), and go on."
-            if verdict.repeats
+            if fault.repeats
             else "It does not repeat there. If it comes again on this device, leave the device out (devices=)."
         )
         return (
-            f"{self._name_device(verdict.faulty)} is at fault: it computed {what} with other bits than {right}, and a third run has those of "
-            f"{right}. {again} The step was finished with the right contribution, so the state is whole; steps since the last verified one "
-            f"were not looked at."
+            f"{self._name_device(fault.wrong)} is at fault: it computed {what} with other bits than {right}, and a third run has those of {right}. "
+            f"{again} The step was finished with the right contribution, so the state is whole; steps since the last verified one were not "
+            f"looked at."
         )
 
-    def _name_device(self, index: int) -> str:
-        device = self._placement.devices[index]
+    def _describe_doubt(self, what: str, first: Attempt, second: Attempt) -> str:
+        one, other = self._name_device(first), self._name_device(second)
+        return (
+            f"{one} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. The step was finished with "
+            f"that of {one}: do not go on from here. Run `unisono doctor` on each, and go on from the last checkpoint without the one that "
+            f"parts."
+        )
+
+    def _name_device(self, attempt: Attempt) -> str:
+        device = self._placement.devices[attempt.device]
         return f"Device {device.id} ({device}) of process {device.process_index}"
-
-
-@jit
-def digest_vectors(vectors: Sequence[Array]) -> list[Array]:
-    return [digest_array(vector) for vector in vectors]
-
-
-def digest_contribution(contribution: PackedTree) -> tuple[tuple[int, ...], ...]:
-    """Return the digest of each vector, which is waited for."""
-    digests: list[Array] = jax.device_get(digest_vectors([contribution[name] for name in sorted(contribution)]))
-    return tuple(tuple(np.asarray(digest).tolist()) for digest in digests)

@@ -1,0 +1,83 @@
+"""The calls of a step's programs: the program for counted divisors and the one for known divisors, on any device of the placement."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import cast
+
+import jax
+import numpy as np
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.placement import Placement
+from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.step.call_inputs import CallInputs
+from unisono._src.step.device_state import DeviceState
+from unisono._src.step.loss_divisors import BatchDivisors
+from unisono._src.step.plan import ReplicaRun
+from unisono._src.step.program import CallOrders, CallResult, StepProgram
+from unisono._src.typed_jax import eval_shape, jit
+from unisono._src.xla.interrupts import delay_interrupts
+from unisono._src.xla.programs import DeviceProgram
+from unisono._src.xla.rewrite import rewrite_function
+
+
+class ProgramCalls:
+    """Calls start from the state of their device, and leave the new state there."""
+
+    def __init__(
+        self,
+        name: str,
+        functions: ReplicaComputation,
+        placement: Placement,
+        inputs: CallInputs,
+        device_state: DeviceState,
+        is_recorded: bool,
+    ) -> None:
+        """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
+        self._placement = placement
+        self._inputs = inputs
+        self._device_state = device_state
+        # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
+        self._contribution = jit(functools.partial(functions.contribution))
+        self._blocks = {
+            counted: StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded)
+            for counted in (False, True)
+        }
+        self._programs = {
+            counted: DeviceProgram(rewrite_function(block, placement.lead.platform), donate=(0,))
+            for counted, block in self._blocks.items()
+        }
+
+    @property
+    def has_more_logs(self) -> bool:
+        """Return whether logs have values that the metrics' state has not."""
+        return any(block.has_more_logs for block in self._blocks.values())
+
+    def eval_contribution(
+        self, batch: GlobalBatch, rows: int, state: State, divisors: int
+    ) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
+        """Return (the contribution, the outputs) of a replica with this number of rows and of divisors, in shapes."""
+        numbers = np.int32(0), np.float32(1), np.zeros(divisors, np.float32)
+        return eval_shape(self._contribution, state, self._inputs.shapes(batch, rows), *numbers, self._inputs.constants())
+
+    def __call__(
+        self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+    ) -> CallResult:
+        """Call a program once on a device, for replicas of this size."""
+        batch = group[0]
+        args = (
+            self._device_state.on(index),
+            self._inputs.send_numbers(index, np.int32, cast(tuple[int, ...], tuple(orders))),
+            self._inputs.send_numbers(index, np.float32, (run.size / batch.rows, float(batch.rows))),
+            divisors.on_devices[index],
+            self._inputs.constants(index),
+            self._inputs.send_batches(index, group, run),
+        )
+        device = self._placement.devices[index]
+        program = self._programs[divisors.are_counted].find_or_load(device, self._inputs.kind(batch, run.size), *args)
+        with delay_interrupts():
+            self._device_state[index], done = program(*args)
+        return done
