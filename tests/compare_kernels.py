@@ -22,7 +22,7 @@ from jax import lax
 from keras import layers
 
 from digest_operations import LAYOUTS, Draw
-from unisono._src.digest import digest_array
+from unisono._src.digest import digest_in_program
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
 from unisono._src.native.contributions import call_push
@@ -319,7 +319,7 @@ def digest(draw: Draw) -> Case:
         f"the digests of {parts} of {[array.shape for array in arrays]}",
         lambda *arrays: halve(call_digest(arrays, parts)),
         lambda *arrays: halve(
-            jnp.stack([digest_array(arrays[place].ravel()[first : first + count]) for place, first, count in parts])
+            jnp.stack([digest_in_program(arrays[place].ravel()[first : first + count]) for place, first, count in parts])
         ),
         arrays,
     )

@@ -39,7 +39,7 @@ def make_keys() -> np.ndarray:
     for place in range(WORDS_OF_A_CHUNK):
         while True:
             state = (state + 0x9E3779B97F4A7C15) & MASK
-            bits = mix_bits(state) | 0x0001000100010001
+            bits = mix_state(state) | 0x0001000100010001
             keys[:, place] = np.array([bits], np.uint64).view(np.int16).reshape(LANES, 2)
             (low, high), (other_low, other_high) = keys[:, place].tolist()
             if (low * other_high - high * other_low) % (1 << 16):
@@ -47,7 +47,7 @@ def make_keys() -> np.ndarray:
     return keys
 
 
-def mix_bits(bits: int) -> int:
+def mix_state(bits: int) -> int:
     """Return the number that SplitMix64 makes of a state."""
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & MASK
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & MASK
@@ -62,7 +62,7 @@ def make_chunk_factors(chunks: int) -> np.ndarray:
     return (bits ^ bits >> 16) | np.uint32(1)
 
 
-def digest_array(array: AnyArray) -> Array:
+def digest_in_program(array: AnyArray) -> Array:
     """Return the two sums of an array, as a program of JAX computes them."""
     low, high = split_words(jnp.asarray(array))
     chunks = -(-low.size // WORDS_OF_A_CHUNK)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from unisono._src.digest import LANES, digest_array
+from unisono._src.digest import LANES, digest_in_program
 from unisono._src.native.digests import call_digest
 from unisono._src.step.running_sums import Sums
 from unisono._src.typed_jax import update_index
@@ -68,7 +68,7 @@ def put_step(digests: StepDigests, number: Array, parts: Sequence[DigestedPart],
 def digest_parts(parts: Sequence[DigestedPart]) -> Array:
     """Return the digests (part, lane)."""
     if not uses_kernels():
-        return jnp.stack([digest_array(part.array.ravel()[part.first : part.first + part.size]) for part in parts])
+        return jnp.stack([digest_in_program(part.array.ravel()[part.first : part.first + part.size]) for part in parts])
     arrays = {id(part.array): part.array for part in parts}
     places = {identity: place for place, identity in enumerate(arrays)}
     return call_digest(list(arrays.values()), [(places[id(part.array)], part.first, part.size) for part in parts])
