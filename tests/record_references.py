@@ -14,6 +14,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -69,7 +70,7 @@ def record(references: References, new: Reference, moved: bool) -> References:
     return references.replace(new)
 
 
-def say_moved(kept: dict[str, str], new: dict[str, str]) -> str:
+def say_moved(kept: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Return what to do about fingerprints that are not those that are kept."""
     names = ", ".join(name for name in new if kept.get(name) != new[name])
     return (
