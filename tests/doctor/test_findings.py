@@ -8,8 +8,8 @@ import pytest
 
 from unisono._src.doctor import cluster, cores, libraries, native_kernels, settings
 from unisono._src.doctor.finding import Finding, PromiseVerdict, compute_exit_code, read_finding, run_check
-from unisono._src.doctor.output import format_findings, format_verdict, make_json_record
 from unisono._src.doctor.placements import compare_placements, make_environment
+from unisono._src.doctor.printout import format_findings, format_verdict, make_json_record
 from unisono._src.jax_private import backends
 from unisono._src.native import library, processor
 from unisono._src.native.library import Kernels

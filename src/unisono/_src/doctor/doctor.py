@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from unisono._src.doctor import cluster, cores, libraries, native_kernels, settings
 from unisono._src.doctor.finding import Finding, compute_exit_code, run_check
-from unisono._src.doctor.output import format_findings, format_verdict, make_json_record
 from unisono._src.doctor.placements import try_placements
+from unisono._src.doctor.printout import format_findings, format_verdict, make_json_record
 from unisono._src.typing import Json
 
 ALONE = Finding(
