@@ -28,6 +28,7 @@ TITLES = {
     "sizes": "A step against the size of the model",
     "loop": "A loop of the user's own against fit",
     "checkpoint": "What a save costs a training of 105 MB",
+    "recording": "What a record of each step costs a training",
     "recovery": "From the failure of a process to the next finished step",
 }
 """Of each part, by the name of its JSON."""

@@ -28,6 +28,7 @@ PARTS = {
     "scaling": "sizes",
     "loop": "loop",
     "checkpoint": "checkpoint",
+    "recording": "recording",
     "recovery": "recovery",
 }
 """Each with the JSON that it writes last."""

@@ -14,6 +14,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -36,8 +37,8 @@ def describe_conditions() -> Conditions:
     return Conditions(**{name: versions[name] for name in LIBRARIES}, kernels=kernels, **describe_processor())
 
 
-def train_references(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the fingerprints of trainings, by name, from a fresh process. Refuse placements that part."""
+def train_references(names: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Return the fingerprints of trainings in a fresh process, by name: one for each placement."""
     environment = {name: value for name, value in os.environ.items() if name not in NO_SETTINGS}
     done = subprocess.run(
         [sys.executable, str(TRAININGS), json.dumps(PLACEMENTS), *names],
@@ -48,11 +49,15 @@ def train_references(names: tuple[str, ...] = ()) -> dict[str, str]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-3000:])
-    of_placements: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    parted = {name: prints for name, prints in of_placements.items() if len(set(prints)) > 1}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def take_common(fingerprints: dict[str, list[str]]) -> dict[str, str]:
+    """Return the fingerprint that all placements have, by name. Refuse placements that part."""
+    parted = {name: prints for name, prints in fingerprints.items() if len(set(prints)) > 1}
     if parted:
         raise AssertionError(f"placements on {PLACEMENTS} devices part: {parted}")
-    return {name: prints[0] for name, prints in of_placements.items()}
+    return {name: prints[0] for name, prints in fingerprints.items()}
 
 
 def record(references: References, new: Reference, moved: bool) -> References:
@@ -65,7 +70,7 @@ def record(references: References, new: Reference, moved: bool) -> References:
     return references.replace(new)
 
 
-def say_moved(kept: dict[str, str], new: dict[str, str]) -> str:
+def say_moved(kept: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Return what to do about fingerprints that are not those that are kept."""
     names = ", ".join(name for name in new if kept.get(name) != new[name])
     return (
@@ -76,7 +81,7 @@ def say_moved(kept: dict[str, str], new: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     before = read_references() if FILE.exists() else References(1, [])
-    new = Reference(describe_conditions(), load_kernels().build, train_references())
+    new = Reference(describe_conditions(), load_kernels().build, take_common(train_references()))
     after = record(before, new, MOVED in sys.argv)
     FILE.write_text(after.to_json() + "\n")
     print(f"bits {after.bits}, {len(after.entries)} entries: {FILE}")

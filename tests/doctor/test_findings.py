@@ -6,17 +6,19 @@ import json
 
 import pytest
 
-from unisono._src.doctor import cluster, libraries, processor, settings
-from unisono._src.doctor.finding import Finding, Verdict, compute_exit_code, look, read_finding
+from unisono._src.doctor import cluster, cores, libraries, native_kernels, settings
+from unisono._src.doctor.finding import Finding, PromiseVerdict, compute_exit_code, read_finding, run_check
 from unisono._src.doctor.placements import compare_placements, make_environment
-from unisono._src.doctor.report import format_findings, format_verdict, make_record
+from unisono._src.doctor.printout import format_findings, format_verdict, make_json_record
 from unisono._src.jax_private import backends
-from unisono._src.native import library
-from unisono._src.native import processor as native_processor
+from unisono._src.native import library, processor
 from unisono._src.native.library import Kernels
 from unisono._src.xla import determinism, device_kind, runtime
 
-OK, NOTE, BREAKS, UNSEEN = Verdict.OK, Verdict.NOTE, Verdict.BREAKS, Verdict.UNSEEN
+OK = PromiseVerdict.OK
+NOTE = PromiseVerdict.NOTE
+BREAKS = PromiseVerdict.BREAKS
+UNSEEN = PromiseVerdict.UNSEEN
 
 
 def only(findings):
@@ -35,8 +37,8 @@ def only(findings):
 )
 def test_versions_are_judged_by_the_window(version, verdict, advice, monkeypatch):
     monkeypatch.setattr(libraries, "find_version", lambda package: version)
-    found = libraries.examine_release(next(window for window in libraries.WINDOWS if window.package == "keras"))
-    assert (found.verdict, found.advice) == (verdict, advice)
+    finding = libraries.examine_release(next(window for window in libraries.WINDOWS if window.package == "keras"))
+    assert (finding.verdict, finding.advice) == (verdict, advice)
 
 
 def test_a_package_that_is_not_installed_is_found():
@@ -62,10 +64,10 @@ def test_a_package_that_is_not_installed_is_found():
 def test_autotuning_on_a_gpu_breaks_the_promise(flags, has_gpu, verdict, words, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(determinism, "can_find_gpu", lambda: has_gpu)
-    found = only(settings.examine_gpu_flags())
-    assert found.verdict == verdict
-    assert words in found.fact
-    assert ("XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'" in found.advice) == (verdict != OK)
+    finding = only(settings.examine_gpu_flags())
+    assert finding.verdict == verdict
+    assert words in finding.fact
+    assert ("XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'" in finding.advice) == (verdict != OK)
 
 
 def test_excess_precision_is_read_from_the_options_of_the_compiler(monkeypatch):
@@ -93,9 +95,9 @@ def test_one_thread_alone_breaks_the_promise(variable, cores, verdict, words, mo
     monkeypatch.delenv(backends.THREADS_VARIABLE, raising=False)
     if variable:
         monkeypatch.setenv(backends.THREADS_VARIABLE, variable)
-    found = only(settings.examine_threads())
-    assert found.verdict == verdict
-    assert words in found.fact
+    finding = only(settings.examine_threads())
+    assert finding.verdict == verdict
+    assert words in finding.fact
 
 
 def test_switches_of_tensorflow_and_jax_are_told(monkeypatch):
@@ -103,8 +105,8 @@ def test_switches_of_tensorflow_and_jax_are_told(monkeypatch):
     monkeypatch.setenv("TF_DETERMINISTIC_OPS", "0")
     assert only(settings.examine_tensorflow_switch()).verdict == BREAKS
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2 --xla_gpu_autotune_level=0")
-    found = only(settings.examine_other_flags())
-    assert (found.verdict, found.fact.split(":")[0]) == (NOTE, "--xla_cpu_max_isa=AVX2")
+    finding = only(settings.examine_other_flags())
+    assert (finding.verdict, finding.fact.split(":")[0]) == (NOTE, "--xla_cpu_max_isa=AVX2")
     monkeypatch.setenv("XLA_FLAGS", "")
     assert list(settings.examine_other_flags()) == []
     monkeypatch.setattr(settings, "settings", type("", (), {"jax_enable_x64": True, "jax_default_matmul_precision": "highest"}))
@@ -118,23 +120,24 @@ CORE = "processor\t: {}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 
 def machine(tmp_path, monkeypatch):
     """Makes this machine one of cores: for each, its L2 cache, further instructions and speed. The process may use those in `allowed`."""
 
-    def make(cores, allowed=None):
-        (tmp_path / "cpuinfo").write_text("\n".join(CORE.format(number, more) for number, (_, more, _) in enumerate(cores)))
-        for number, (cache, _, speed) in enumerate(cores):
+    def make(described, allowed=None):
+        (tmp_path / "cpuinfo").write_text("\n".join(CORE.format(number, more) for number, (_, more, _) in enumerate(described)))
+        for number, (cache, _, speed) in enumerate(described):
             files = {"cache/index0/level": "2", "cache/index0/type": "Unified", "cache/index0/size": cache}
             for name, value in (files | {"cpufreq/cpuinfo_max_freq": speed}).items():
                 path = tmp_path / "cpu" / f"cpu{number}" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(f"{value}\n")
-        monkeypatch.setattr(native_processor, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
         monkeypatch.setattr(device_kind, "CORES", tmp_path / "cpu")
-        monkeypatch.setattr(processor, "list_allowed_cores", lambda: list(range(len(cores)) if allowed is None else allowed))
-        return list(processor.examine_cores())
+        monkeypatch.setattr(cores, "list_allowed_cores", lambda: list(range(len(described)) if allowed is None else allowed))
+        return list(cores.examine_cores())
 
     return make
 
 
-FAST, SMALL = ("1280K", "", "5000000"), ("2048K", "", "3800000")
+FAST = ("1280K", "", "5000000")
+SMALL = ("2048K", "", "3800000")
 
 
 def test_cores_of_one_kind_keep_the_promise(machine):
@@ -144,12 +147,12 @@ def test_cores_of_one_kind_keep_the_promise(machine):
 
 
 def test_cores_that_are_not_alike_break_the_promise(machine):
-    found = only(machine([FAST, FAST, FAST, SMALL, SMALL]))
-    assert found.verdict == BREAKS
-    assert "2 kinds: cores 0-2 GenuineIntel 6 151, caches 1280K; cores 3-4 GenuineIntel 6 151, caches 2048K" in found.fact
-    assert found.advice.startswith("taskset --cpu-list 0-2 python ...")
-    found = only(machine([FAST, ("1280K", "avx512f", "5000000")]))
-    assert "and avx512f" in found.fact
+    finding = only(machine([FAST, FAST, FAST, SMALL, SMALL]))
+    assert finding.verdict == BREAKS
+    assert "2 kinds: cores 0-2 GenuineIntel 6 151, caches 1280K; cores 3-4 GenuineIntel 6 151, caches 2048K" in finding.fact
+    assert finding.advice.startswith("taskset --cpu-list 0-2 python ...")
+    finding = only(machine([FAST, ("1280K", "avx512f", "5000000")]))
+    assert "and avx512f" in finding.fact
 
 
 def test_what_the_advice_says_mends_it(machine):
@@ -157,22 +160,22 @@ def test_what_the_advice_says_mends_it(machine):
 
 
 def test_a_system_that_tells_nothing_of_its_cores_is_noted(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(native_processor, "CPUINFO", tmp_path / "none")
-    assert only(processor.examine_cores()).verdict == NOTE
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    assert only(cores.examine_cores()).verdict == NOTE
 
 
 def test_kernels_are_told(monkeypatch):
-    monkeypatch.setattr(processor, "load_kernels", lambda: Kernels("avx2", "0123"))
-    assert only(processor.examine_kernels()).fact == "level avx2, build 0123"
-    monkeypatch.setattr(processor, "load_kernels", lambda: Kernels(None, None, "no C++ compiler was found"))
-    found = only(processor.examine_kernels())
-    assert (found.verdict, found.advice) == (NOTE, "install a C++ compiler (g++), and Unisono again")
-    monkeypatch.setattr(processor, "load_kernels", lambda: Kernels(None, None, "UNISONO_NATIVE=0"))
-    assert only(processor.examine_kernels()).advice == "leave UNISONO_NATIVE out"
-    monkeypatch.setattr(processor, "load_kernels", library.choose_level)
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels("avx2", "0123"))
+    assert only(native_kernels.examine_kernels()).fact == "level avx2, build 0123"
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels(None, None, "no C++ compiler was found"))
+    finding = only(native_kernels.examine_kernels())
+    assert (finding.verdict, finding.advice) == (NOTE, "install a C++ compiler (g++), and Unisono again")
+    monkeypatch.setattr(native_kernels, "load_kernels", lambda: Kernels(None, None, "UNISONO_NATIVE=0"))
+    assert only(native_kernels.examine_kernels()).advice == "leave UNISONO_NATIVE out"
+    monkeypatch.setattr(native_kernels, "load_kernels", library.choose_level)
     monkeypatch.setenv("UNISONO_NATIVE", "yes")
-    found = only(processor.examine_kernels())
-    assert (found.verdict, found.fact) == (BREAKS, "UNISONO_NATIVE=yes is none of 0, 1, avx512, avx2, neon.")
+    finding = only(native_kernels.examine_kernels())
+    assert (finding.verdict, finding.fact) == (BREAKS, "UNISONO_NATIVE=yes is none of 0, 1, avx512, avx2, neon.")
 
 
 FACTS = {"host": "a", "jax": "0.10.2", "XLA_FLAGS": "", "caches": "32K"}
@@ -181,12 +184,12 @@ FACTS = {"host": "a", "jax": "0.10.2", "XLA_FLAGS": "", "caches": "32K"}
 def test_processes_that_differ_break_the_promise():
     alike = only(cluster.compare_processes([FACTS, FACTS | {"host": "b"}]))
     assert (alike.verdict, alike.fact.split(":")[0]) == (OK, "2 processes on 2 machines")
-    found = list(cluster.compare_processes([FACTS, FACTS, FACTS | {"jax": "0.12.0.1", "XLA_FLAGS": "--x=1"}]))
-    assert [(finding.subject, finding.fact) for finding in found] == [
+    differing = list(cluster.compare_processes([FACTS, FACTS, FACTS | {"jax": "0.12.0.1", "XLA_FLAGS": "--x=1"}]))
+    assert [(finding.subject, finding.fact) for finding in differing] == [
         ("XLA_FLAGS", "--x=1 in process 2, none in process 0"),
         ("jax", "0.12.0.1 in process 2, 0.10.2 in process 0"),
     ]
-    assert {finding.verdict for finding in found} == {BREAKS}
+    assert {finding.verdict for finding in differing} == {BREAKS}
 
 
 def trained(placement, *steps, **variables):
@@ -195,9 +198,11 @@ def trained(placement, *steps, **variables):
 
 def test_placements_that_part_are_told_by_step_and_variable():
     one = trained("1 device", "a", "b", "c", kernel="1", bias="2")
-    found = compare_placements([one, one | {"placement": "2 devices"}, trained("4 devices", "a", "x", "y", kernel="3", bias="2")])
-    assert [finding.verdict for finding in found] == [OK, OK, BREAKS]
-    assert found[2].fact == "y parts at step 2 of 3, in kernel"
+    compared = compare_placements(
+        [one, one | {"placement": "2 devices"}, trained("4 devices", "a", "x", "y", kernel="3", bias="2")]
+    )
+    assert [finding.verdict for finding in compared] == [OK, OK, BREAKS]
+    assert compared[2].fact == "y parts at step 2 of 3, in kernel"
 
 
 def test_the_self_test_runs_alone_and_keeps_nothing():
@@ -216,11 +221,11 @@ def test_what_cannot_be_looked_at_is_a_finding():
     def check():
         raise OSError("no such file")
 
-    found = look("processor", "cores", check)
-    assert found == [Finding("processor", "cores", "OSError: no such file", UNSEEN)]
+    findings = run_check("processor", "cores", check)
+    assert findings == [Finding("processor", "cores", "OSError: no such file", UNSEEN)]
 
 
-def finding(verdict, advice=""):
+def make_finding(verdict, advice=""):
     return Finding("settings", "flags", "a fact", verdict, advice)
 
 
@@ -234,13 +239,13 @@ def finding(verdict, advice=""):
     ],
 )
 def test_the_exit_code_and_the_last_line_say_the_worst(verdicts, code, words):
-    findings = [finding(verdict) for verdict in verdicts]
+    findings = [make_finding(verdict) for verdict in verdicts]
     assert compute_exit_code(findings) == code
     assert format_verdict(findings).strip() == words
 
 
 def test_the_table_has_a_line_for_each_fact_and_what_to_write():
-    text = format_findings([finding(OK), finding(BREAKS, "XLA_FLAGS=''"), Finding("devices", "CPU", "a fact")])
+    text = format_findings([make_finding(OK), make_finding(BREAKS, "XLA_FLAGS=''"), Finding("devices", "CPU", "a fact")])
     assert text.splitlines() == [
         "", "settings", "  ok      flags: a fact", "  breaks  flags: a fact", "          write: XLA_FLAGS=''",
         "", "devices", "  ok      CPU: a fact",
@@ -248,7 +253,7 @@ def test_the_table_has_a_line_for_each_fact_and_what_to_write():
 
 
 def test_findings_survive_json():
-    findings = [finding(BREAKS, "write this"), finding(OK)]
-    record = json.loads(json.dumps(make_record(findings, [])))
+    findings = [make_finding(BREAKS, "write this"), make_finding(OK)]
+    record = json.loads(json.dumps(make_json_record(findings, [])))
     assert record["exit_code"] == 1
     assert [read_finding(one) for one in record["findings"]] == findings

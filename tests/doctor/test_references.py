@@ -10,7 +10,7 @@ import pytest
 
 import record_references
 from processes import HERE, python
-from record_references import record, say_moved, train_references
+from record_references import PLACEMENTS, record, say_moved, take_common, train_references
 from reference_trainings import TRAININGS
 from unisono._src.doctor import references
 from unisono._src.doctor.references import Conditions, Reference, References, format_versions, read_references
@@ -18,21 +18,42 @@ from unisono._src.native.library import load_kernels
 
 CHANGELOG = HERE.parent / "CHANGELOG.md"
 HALVES = {"first": tuple(TRAININGS)[::2], "second": tuple(TRAININGS)[1::2]}
-"""Two tests of equal length, for two workers."""
+"""Two groups of equal length, for two workers."""
 
 HERE_AND_NOW = Conditions("3.15.1", "0.10.2", "0.10.2", "native", "A 1", "avx2 avx512f", "32K 1024K")
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("half", HALVES)
-def test_the_trainings_have_the_bits_that_are_kept(half):
-    """On two placements. Where nothing is kept for the versions and the processor, the placements are compared all the same."""
-    names = HALVES[half]
-    fingerprints = train_references(names)
-    kept = read_references().find(record_references.describe_conditions())
-    if kept is None:
+@pytest.fixture(scope="module", params=HALVES)
+def fingerprints(request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """Return the fingerprints of half of the trainings. The module's scope has both tests of a half follow each other, and train once."""
+    return train_references(HALVES[request.param])
+
+
+@pytest.fixture(scope="module")
+def kept() -> Reference:
+    """Return the reference of this machine. A skip here comes before the trainings."""
+    reference = read_references().find(record_references.describe_conditions())
+    if reference is None:
         pytest.skip("nothing is kept for these versions on this processor: python tests/record_references.py records it")
-    assert fingerprints == {name: kept.fingerprints[name] for name in names}, say_moved(kept.fingerprints, fingerprints)
+    return reference
+
+
+@pytest.mark.processes
+def test_a_training_has_the_same_bits_on_all_placements(fingerprints):
+    assert {len(prints) for prints in fingerprints.values()} == {len(PLACEMENTS)}
+    assert {name: prints for name, prints in fingerprints.items() if len(set(prints)) > 1} == {}
+
+
+@pytest.mark.processes
+def test_the_trainings_have_the_bits_that_are_kept(kept, fingerprints):
+    first = {name: prints[0] for name, prints in fingerprints.items()}
+    assert first == {name: kept.fingerprints[name] for name in first}, say_moved(kept.fingerprints, first)
+
+
+def test_placements_that_part_are_not_recorded():
+    assert take_common({"dense": ["a", "a"], "lstm": ["b", "b"]}) == {"dense": "a", "lstm": "b"}
+    with pytest.raises(AssertionError, match=r"placements on \(1, 4\) devices part: \{'lstm': \['b', 'c'\]\}"):
+        take_common({"dense": ["a", "a"], "lstm": ["b", "c"]})
 
 
 LEVELS = ("convolution", "separable", "lstm", "attention")
@@ -45,12 +66,12 @@ LEVELS = ("convolution", "separable", "lstm", "attention")
 @pytest.mark.skipif(load_kernels().level != "avx512", reason="needs native kernels of two levels")
 def test_the_level_of_the_kernels_changes_no_bit(monkeypatch):
     """So it does not belong to the conditions under which fingerprints are kept."""
-    fingerprints = train_references(LEVELS)
+    widest = take_common(train_references(LEVELS))
     monkeypatch.setenv("UNISONO_NATIVE", "avx2")
-    assert train_references(LEVELS) == fingerprints
+    assert take_common(train_references(LEVELS)) == widest
     monkeypatch.setenv("UNISONO_NATIVE", "0")
-    without = train_references(LEVELS)
-    assert not any(without[name] == fingerprints[name] for name in LEVELS)
+    without = take_common(train_references(LEVELS))
+    assert not any(without[name] == widest[name] for name in LEVELS)
 
 
 def test_the_changelog_names_the_number_of_the_bits():

@@ -17,6 +17,7 @@ PARTS = {
     "scaling": ["replicas", "one batch", "sizes"],
     "loop": ["loop"],
     "checkpoint": ["checkpoint"],
+    "recording": ["recording"],
     "recovery": ["recovery"],
 }
 
@@ -51,11 +52,15 @@ def test_the_page_of_this_project_is_of_what_was_measured(tmp_path):
 def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path):
     earlier = BENCHMARKS / "measured" / "intel-xeon-before-kernels"
     shutil.copytree(earlier, tmp_path / "measured" / "this", ignore=shutil.ignore_patterns("loop.json"))
+    measured = tmp_path / "measured" / "this"
+    missing = [part for part, names in PARTS.items() if not (measured / f"{names[-1]}.json").exists()]
     goes_on = [str(BENCHMARKS / "run.py"), "--out", str(tmp_path), "--machine", "this", "--missing", "--parts", *PARTS]
     done = python(*goes_on, UNISONO_BENCHMARKS_SMALL="1", **kept_in(tmp_path / "programs"))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [line for line in done.stdout.splitlines() if line.startswith("##")] == ["## loop"]
-    assert (tmp_path / "measured" / "this" / "memory.json").read_text() == (earlier / "memory.json").read_text()
+    assert [line for line in done.stdout.splitlines() if line.startswith("##")] == [f"## {part}" for part in missing]
+    assert "loop" in missing
+    assert len(missing) < len(PARTS)
+    assert (measured / "memory.json").read_text() == (earlier / "memory.json").read_text()
 
 
 @pytest.mark.parametrize("script", ["grid.py", "floor.py", "peers.py"])

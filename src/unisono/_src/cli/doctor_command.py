@@ -38,6 +38,6 @@ def doctor(
         references = read_references()
         print(references.to_json() if json else format_versions(references))
         return 0
-    from unisono._src.doctor.doctor import examine  # imports JAX
+    from unisono._src.doctor.doctor import examine_machine  # imports JAX
 
-    return examine(self_test, processes, cluster, json)
+    return examine_machine(self_test, processes, cluster, json)

@@ -1,4 +1,4 @@
-"""Findings about the processes of one training: what they have differently, and the self-test over all of them."""
+"""Findings about the processes of one training: the facts that differ between them, and the self-test over all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from unisono._src.cluster.connect import connect_processes
 from unisono._src.cluster.description import describe_by_launcher, describe_by_tf_config
 from unisono._src.cluster.watch.begin import begin_watch
-from unisono._src.doctor.finding import Finding, Verdict, read_finding
+from unisono._src.doctor.finding import Finding, PromiseVerdict, read_finding
+from unisono._src.doctor.native_kernels import describe_kernels
 from unisono._src.doctor.placements import compare_placements
-from unisono._src.native.library import load_kernels
 from unisono._src.processes.agreement import Agreement, begin_agreement
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
@@ -21,11 +21,11 @@ from unisono._src.xla import device_kind, runtime
 
 SECTION = "processes"
 PLACES = {"host"}
-"""Facts that may differ."""
+"""Facts that may differ between processes."""
 TRAINABLE = {"processor", "instructions", "caches", "XLA_FLAGS"}
-"""Facts with whose differences a strategy starts: the self-test then shows whether they part the processes. It refuses the others."""
+"""Facts that a strategy lets differ: the self-test shows whether the bits differ too. A strategy refuses differences of the other facts."""
 TIMEOUT = 60
-"""Seconds for all processes to come: each has little to do before."""
+"""Seconds within which all processes must connect. Each has little to do before."""
 
 
 def is_one_of_several() -> bool:
@@ -44,19 +44,19 @@ def meet_processes() -> Agreement:
 
 
 def gather_findings(agreement: Agreement, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of this process, and those of the others that are not as they should be."""
+    """Return all findings of process 0, and those of the other processes whose verdict is not ok."""
     records = agreement.gather_values("its findings", [finding.to_json() for finding in findings])
     others = [
         dataclasses.replace(finding, subject=f"{finding.subject}, process {number}")
         for number, theirs in enumerate(records)
         for finding in map(read_finding, theirs)
-        if number and finding.verdict != Verdict.OK
+        if number and finding.verdict != PromiseVerdict.OK
     ]
     return [*map(read_finding, records[0]), *others]
 
 
 def describe_process() -> dict[str, str]:
-    """Return what the bits of a process depend on, before JAX has started."""
+    """Return the facts that the bits of this process depend on, by name. JAX need not have started."""
     return list_versions() | {
         "host": socket.gethostname(),
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -67,16 +67,8 @@ def describe_process() -> dict[str, str]:
     }
 
 
-def describe_kernels() -> str:
-    """Return the kernels, or why a strategy would refuse to start with the ones that are asked for."""
-    try:
-        return load_kernels().description
-    except ValueError as error:
-        return str(error)
-
-
 def compare_processes(facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
-    """Return a finding for each fact that is not the same in all processes, or one that says that there is none."""
+    """Return a finding for each fact that differs between processes, or one finding where none differs."""
     hosts = len({fact.get("host") for fact in facts})
     where = f"{len(facts)} processes on {hosts} machine{'s' * (hosts != 1)}"
     names = sorted({name for fact in facts for name in fact} - PLACES)
@@ -88,23 +80,23 @@ def compare_processes(facts: Sequence[Mapping[str, str]]) -> Iterator[Finding]:
         texts = device_kind.list_kind_differences(
             {name: facts[odd].get(name) or "none"}, {name: facts[0].get(name) or "none"}, f"in process {odd}", "in process 0"
         )
-        yield Finding(SECTION, name, texts[0].removeprefix(f"{name}: "), Verdict.BREAKS, "the same in all processes")
+        yield Finding(SECTION, name, texts[0].removeprefix(f"{name}: "), PromiseVerdict.BREAKS, "the same in all processes")
 
 
 def examine_processes(agreement: Agreement, with_self_test: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about differences between processes and about trainings on them, and what each training has computed."""
+    """Return findings about differences between processes and about trainings on them, and the bits of each training."""
     facts = agreement.gather_values("what its bits depend on", describe_process())
     findings = list(compare_processes(facts))
     if not with_self_test:
         return findings, []
-    if any(finding.verdict == Verdict.BREAKS and finding.subject not in TRAINABLE for finding in findings):
-        return [*findings, Finding("placements", "self-test", "not run: the processes differ", Verdict.NOTE)], []
+    if any(finding.verdict == PromiseVerdict.BREAKS and finding.subject not in TRAINABLE for finding in findings):
+        return [*findings, Finding("placements", "self-test", "not run: the processes differ", PromiseVerdict.NOTE)], []
     more, trained = train_together(agreement, len(facts))
     return [*findings, *more], trained
 
 
 def train_together(agreement: Agreement, processes: int) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about trainings on each process alone and on all together, and what each has computed."""
+    """Return findings about trainings on each process alone and on all together, and the bits of each training."""
     import jax  # with Keras, for which the examination of a single process does not wait
 
     from unisono._src.doctor import self_test

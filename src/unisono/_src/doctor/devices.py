@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import jax
 
-from unisono._src.doctor.finding import Finding, Verdict
+from unisono._src.doctor.finding import Finding, PromiseVerdict
 from unisono._src.xla.determinism import GPU_PLATFORMS
 
 SECTION = "devices"
@@ -23,12 +23,14 @@ def examine_devices() -> Iterator[Finding]:
             yield Finding(SECTION, name, "as many devices as a strategy asks for, on these cores")
         else:
             plural = "s" * (count != 1)
-            yield Finding(SECTION, name, f"{count} device{plural}, {runtime}: only the self-test speaks for it", Verdict.NOTE)
+            yield Finding(
+                SECTION, name, f"{count} device{plural}, {runtime}: only the self-test speaks for it", PromiseVerdict.NOTE
+            )
     if len({device.device_kind for device in devices}) > 1:
         yield Finding(
             SECTION,
             "kinds",
             "devices of several kinds, which have other bits: which replica runs where then decides the result",
-            Verdict.BREAKS,
+            PromiseVerdict.BREAKS,
             "CUDA_VISIBLE_DEVICES=... to leave devices of one kind" if devices[0].platform in GPU_PLATFORMS else "",
         )

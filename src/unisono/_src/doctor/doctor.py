@@ -1,14 +1,14 @@
-"""The examination from its first finding to its exit code."""
+"""The examination of this machine, from the first check to the exit code."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from unisono._src.doctor import cluster, libraries, processor, settings
-from unisono._src.doctor.finding import Finding, compute_exit_code, look
+from unisono._src.doctor import cluster, cores, libraries, native_kernels, settings
+from unisono._src.doctor.finding import Finding, compute_exit_code, run_check
 from unisono._src.doctor.placements import try_placements
-from unisono._src.doctor.report import format_findings, format_verdict, make_record
+from unisono._src.doctor.printout import format_findings, format_verdict, make_json_record
 from unisono._src.typing import Json
 
 ALONE = Finding(
@@ -23,13 +23,13 @@ CHECKS = {
     ("settings", "TensorFlow's switch"): settings.examine_tensorflow_switch,
     ("settings", "XLA_FLAGS"): settings.examine_other_flags,
     ("settings", "JAX"): settings.examine_jax_settings,
-    ("processor", "cores"): processor.examine_cores,
-    ("processor", "native kernels"): processor.examine_kernels,
+    ("processor", "cores"): cores.examine_cores,
+    ("processor", "native kernels"): native_kernels.examine_kernels,
 }
-"""What is looked at before JAX starts, by section and subject."""
+"""The checks that run before JAX starts, by section and subject."""
 
 
-def examine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_json: bool) -> int:
+def examine_machine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_json: bool) -> int:
     """Examine this machine, print the findings as they come, and return the exit code.
 
     Args:
@@ -38,7 +38,7 @@ def examine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_jso
         in_cluster: Meet the other processes of the cluster that JAX finds.
         as_json: Print one object at the end.
     """
-    findings = [finding for place, check in CHECKS.items() for finding in look(*place, check)]
+    findings = [finding for place, check in CHECKS.items() for finding in run_check(*place, check)]
     if in_cluster or cluster.is_one_of_several():
         return examine_together(findings, with_self_test, as_json)
     findings.append(ALONE)
@@ -47,11 +47,11 @@ def examine(with_self_test: bool, with_processes: bool, in_cluster: bool, as_jso
     more, trained = try_placements(with_processes) if with_self_test else ([], [])
     if not as_json:
         print(format_findings(more))
-    return conclude([*findings, *more], trained, as_json)
+    return print_conclusion([*findings, *more], trained, as_json)
 
 
 def examine_together(findings: Sequence[Finding], with_self_test: bool, as_json: bool) -> int:
-    """Examine all processes. Process 0 prints."""
+    """Examine all processes, print in process 0, and return the exit code."""
     agreement = cluster.meet_processes()
     findings = cluster.gather_findings(agreement, findings)
     more, trained = cluster.examine_processes(agreement, with_self_test)
@@ -60,10 +60,10 @@ def examine_together(findings: Sequence[Finding], with_self_test: bool, as_json:
         return compute_exit_code(everything)
     if not as_json:
         print(format_findings(everything))
-    return conclude(everything, trained, as_json)
+    return print_conclusion(everything, trained, as_json)
 
 
-def conclude(findings: Sequence[Finding], trained: Sequence[dict[str, Json]], as_json: bool) -> int:
-    """Print the end, and return the exit code."""
-    print(json.dumps(make_record(findings, trained), indent=2) if as_json else format_verdict(findings))
+def print_conclusion(findings: Sequence[Finding], trained: Sequence[dict[str, Json]], as_json: bool) -> int:
+    """Print the verdict, or everything as JSON, and return the exit code."""
+    print(json.dumps(make_json_record(findings, trained), indent=2) if as_json else format_verdict(findings))
     return compute_exit_code(findings)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from unisono._src.typing import Json
 
 
-class Verdict(enum.StrEnum):
-    """What a fact means for the promise of the same bits."""
+class PromiseVerdict(enum.StrEnum):
+    """The meaning of a fact for the promise of the same bits."""
 
     OK = "ok"
     NOTE = "note"
@@ -28,7 +28,7 @@ class Finding:
     section: str
     subject: str
     fact: str
-    verdict: Verdict = Verdict.OK
+    verdict: PromiseVerdict = PromiseVerdict.OK
     advice: str = ""
     """What to write to mend it."""
 
@@ -38,20 +38,20 @@ class Finding:
 
 def read_finding(record: Mapping[str, str]) -> Finding:
     """Return the finding of a record in JSON."""
-    return Finding(record["section"], record["subject"], record["fact"], Verdict(record["verdict"]), record["advice"])
+    return Finding(record["section"], record["subject"], record["fact"], PromiseVerdict(record["verdict"]), record["advice"])
 
 
-def look(section: str, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of a check; where it raises, one finding that says so."""
+def run_check(section: str, subject: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return the findings of a check. A check that raises gives one finding with the error."""
     try:
         return list(check())
-    except Exception as error:  # an examination goes on: what cannot be read is a finding too
-        return [Finding(section, subject, f"{type(error).__name__}: {error}", Verdict.UNSEEN)]
+    except Exception as error:  # the other checks still run, and the error is a finding too
+        return [Finding(section, subject, f"{type(error).__name__}: {error}", PromiseVerdict.UNSEEN)]
 
 
 def compute_exit_code(findings: Sequence[Finding]) -> int:
     """Return 1 where something breaks the promise, 2 where nothing does but something could not be looked at, else 0."""
     verdicts = {finding.verdict for finding in findings}
-    if Verdict.BREAKS in verdicts:
+    if PromiseVerdict.BREAKS in verdicts:
         return 1
-    return 2 if Verdict.UNSEEN in verdicts else 0
+    return 2 if PromiseVerdict.UNSEEN in verdicts else 0

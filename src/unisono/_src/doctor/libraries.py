@@ -7,7 +7,7 @@ import platform
 import warnings
 from collections.abc import Iterator
 
-from unisono._src.doctor.finding import Finding, Verdict
+from unisono._src.doctor.finding import Finding, PromiseVerdict
 from unisono._src.versions import VERSION, WINDOWS, ReleaseWindow
 
 SECTION = "versions"
@@ -22,7 +22,7 @@ def examine_libraries() -> Iterator[Finding]:
         yield examine_release(window)
     for package in OTHERS:
         version = find_version(package)
-        yield Finding(SECTION, package, version or "not installed", Verdict.OK if version else Verdict.BREAKS)
+        yield Finding(SECTION, package, version or "not installed", PromiseVerdict.OK if version else PromiseVerdict.BREAKS)
 
 
 def examine_release(window: ReleaseWindow) -> Finding:
@@ -30,16 +30,20 @@ def examine_release(window: ReleaseWindow) -> Finding:
     version = find_version(window.package)
     install = f"pip install '{window.requirement}'"
     if version is None:
-        return Finding(SECTION, window.package, "not installed", Verdict.BREAKS, install)
+        return Finding(SECTION, window.package, "not installed", PromiseVerdict.BREAKS, install)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             window.check(version)
     except ImportError:
-        return Finding(SECTION, window.package, f"{version}; Unisono works with {window.requirement}", Verdict.BREAKS, install)
+        return Finding(
+            SECTION, window.package, f"{version}; Unisono works with {window.requirement}", PromiseVerdict.BREAKS, install
+        )
     tried = ", ".join(window.tried)
     if said:
-        return Finding(SECTION, window.package, f"{version}, with which Unisono was not tried, but with {tried}", Verdict.NOTE)
+        return Finding(
+            SECTION, window.package, f"{version}, with which Unisono was not tried, but with {tried}", PromiseVerdict.NOTE
+        )
     return Finding(SECTION, window.package, f"{version}, with which Unisono was tried")
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from unisono._src.cluster.launch.worker_environment import list_gpus
-from unisono._src.doctor.finding import Finding, Verdict, read_finding
+from unisono._src.doctor.finding import Finding, PromiseVerdict, read_finding
 from unisono._src.doctor.trained_bits import TrainedBits
 from unisono._src.processes import names
 from unisono._src.typing import Json
@@ -18,17 +18,18 @@ from unisono._src.typing import Json
 SECTION = "placements"
 MODULE = "unisono._src.doctor.trainer"
 LIMIT = 300
-"""Seconds after which a process is given up: on an idle machine with two cores it needs ten."""
+"""Seconds that a process may take: on an idle machine with two cores it takes ten."""
 LAST_LINES = 3
 """Lines of its standard error that are shown of a process that failed."""
 
 CLUSTER_VARIABLES = (
     names.COORDINATOR, names.PROCESSES, names.PROCESS, "TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS",
 )  # fmt: skip
-"""What would connect a process of the self-test to the processes of a training."""
+"""Variables that would connect a process of the self-test to the processes of a training."""
 
-
-REPORT = "a training on one placement alone, and a report of this fault of Unisono or of this machine, with all that stands here"
+PARTING_ADVICE = (
+    "a training on one placement alone, and a report of this fault of Unisono or of this machine, with all that stands here"
+)
 """What to do about placements that part."""
 
 
@@ -37,7 +38,7 @@ class TrainerError(Exception):
 
 
 def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, Json]]]:
-    """Return findings about devices and placements, and what each placement has computed. The trainings run side by side."""
+    """Return findings about devices and placements, and the bits of each placement. The trainings run side by side."""
     commands = {
         "several devices": [sys.executable, "-m", MODULE, "counts"],
         "one device": [sys.executable, "-m", MODULE, "new-process"],
@@ -47,7 +48,7 @@ def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, 
         launch = ["-m", "unisono", "launch", "--processes", "2", "--devices-per-process", "1"]
         commands["two processes"] = [sys.executable, *launch, "-m", MODULE, "cluster"]
     elif with_processes:
-        findings.append(Finding(SECTION, "two processes", "not tried: they would share one GPU", Verdict.NOTE))
+        findings.append(Finding(SECTION, "two processes", "not tried: they would share one GPU", PromiseVerdict.NOTE))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = {name: pool.submit(run_trainer, command) for name, command in commands.items()}
     trained: list[dict[str, Json]] = []
@@ -55,7 +56,7 @@ def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, 
         try:
             record = job.result()
         except TrainerError as error:
-            findings.append(Finding(SECTION, name, str(error), Verdict.UNSEEN))
+            findings.append(Finding(SECTION, name, str(error), PromiseVerdict.UNSEEN))
             continue
         findings += map(read_finding, record.get("findings", []))
         trained += record["trained"]
@@ -63,7 +64,7 @@ def try_placements(with_processes: bool) -> tuple[list[Finding], list[dict[str, 
 
 
 def run_trainer(command: Sequence[str]) -> dict[str, Json]:
-    """Run a process of the self-test, and return what it printed."""
+    """Run a process of the self-test, and return the record that it printed."""
     try:
         done = subprocess.run(
             command, env=make_environment(os.environ), capture_output=True, text=True, timeout=LIMIT, check=False
@@ -78,18 +79,23 @@ def run_trainer(command: Sequence[str]) -> dict[str, Json]:
 
 
 def make_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process of the self-test: the user's, but alone, with nothing kept on disk, and as many processes on a
-    GPU as there are."""
+    """Return the environment of a process of the self-test.
+
+    It is the user's, without a cluster and without a cache of programs on disk. No process reserves the memory of a GPU in advance, so that
+    several processes share one.
+    """
     alone = {name: value for name, value in base.items() if name not in CLUSTER_VARIABLES}
     return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | alone | {"JAX_ENABLE_COMPILATION_CACHE": "0", "KERAS_BACKEND": "jax"}
 
 
 def compare_placements(trained: Sequence[Mapping[str, Json]]) -> list[Finding]:
-    """Return a finding for each placement: whether it has the bits of the first one, or where the two part."""
-    bits = [TrainedBits(**record) for record in trained]
-    findings = []
-    for one in bits:
-        parting = one.find_parting(bits[0])
-        fact = f"{one.fingerprint} {parting}".rstrip()
-        findings.append(Finding(SECTION, one.placement, fact, Verdict.BREAKS if parting else Verdict.OK, REPORT * bool(parting)))
-    return findings
+    """Return a finding for each placement: its fingerprint, and where it parts from the first placement."""
+    placed = [TrainedBits(**record) for record in trained]
+    return [compare_with_first(bits, placed[0]) for bits in placed]
+
+
+def compare_with_first(bits: TrainedBits, first: TrainedBits) -> Finding:
+    parting = bits.describe_parting(first)
+    if parting:
+        return Finding(SECTION, bits.placement, f"{bits.fingerprint} {parting}", PromiseVerdict.BREAKS, PARTING_ADVICE)
+    return Finding(SECTION, bits.placement, bits.fingerprint)

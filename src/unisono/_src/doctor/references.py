@@ -1,8 +1,8 @@
 """The kept fingerprints of twelve small trainings, for pairs of versions and for processors, and the table of pairs with the same bits.
 
-The file lies beside this one. A program in the tests writes it. What decides the bits of a training was measured: the versions, whether
-there are native kernels, and the processor as XLA sees it. The level of the native kernels does not: AVX2 and AVX-512 gave the same
-fingerprints. Their build is noted and not compared, because a change of their source that moves bits is to be noticed.
+The file lies beside this one. A program in the tests writes it. Measured: the versions, the choice between native kernels and XLA's, and
+the processor as XLA sees it decide the bits of a training. The level of the native kernels does not: AVX2 and AVX-512 gave the same
+fingerprints. The build of the native kernels is noted and not compared, so that a change of their source that moves bits is noticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIBRARIES = ("keras", "jax", "jaxlib")
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What decides the bits of the kept trainings."""
+    """The versions, kernels and processor that decide the bits of the kept trainings."""
 
     keras: str
     jax: str
@@ -34,7 +34,7 @@ class Conditions:
 
     @property
     def machine(self) -> tuple[str, str, str, str]:
-        """Return what is not a version."""
+        """Return the conditions that are not versions."""
         return self.kernels, self.processor, self.instructions, self.caches
 
 
@@ -50,14 +50,14 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class References:
-    """All that is kept."""
+    """All references of this release of Unisono."""
 
     bits: int
     """The number of the engine's bits. It is raised when a change of the engine moves them, and stands in the changelog."""
     entries: Sequence[Reference]
 
     def find(self, conditions: Conditions) -> Reference | None:
-        """Return what is kept under these conditions."""
+        """Return the reference of these conditions; None where there is none."""
         return next((entry for entry in self.entries if entry.conditions == conditions), None)
 
     def replace(self, new: Reference) -> References:
@@ -70,7 +70,7 @@ class References:
 
 
 def read_references(file: pathlib.Path = FILE) -> References:
-    """Return what is kept in a file."""
+    """Return the references of a file."""
     record = json.loads(file.read_text())
     entries = [Reference(Conditions(**entry["conditions"]), entry["build"], entry["fingerprints"]) for entry in record["entries"]]
     return References(record["bits"], entries)

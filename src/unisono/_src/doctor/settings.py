@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from unisono._src.doctor.finding import Finding, Verdict
+from unisono._src.doctor.finding import Finding, PromiseVerdict
 from unisono._src.jax_private.backends import THREADS_VARIABLE
 from unisono._src.typed_jax import settings
 from unisono._src.xla import determinism, runtime
@@ -30,7 +30,7 @@ def examine_gpu_flags() -> Iterator[Finding]:
             SECTION,
             "GPU flags",
             f"XLA_FLAGS asks for something else than {' '.join(wrong)}: on a GPU, results may differ from run to run",
-            Verdict.BREAKS if determinism.can_find_gpu() else Verdict.NOTE,
+            PromiseVerdict.BREAKS if determinism.can_find_gpu() else PromiseVerdict.NOTE,
             f"XLA_FLAGS='{flags}', or leave these flags out: Unisono sets them",
         )
     elif not determinism.can_find_gpu():
@@ -44,11 +44,13 @@ def examine_gpu_flags() -> Iterator[Finding]:
 def examine_excess_precision() -> Iterator[Finding]:
     """Return whether results may be rounded later than the program says."""
     if determinism.get_compiler_options("cpu").get(EXCESS_PRECISION) is not False:
-        yield Finding(SECTION, "excess precision", "on: rounding to bfloat16 depends on fusion", Verdict.BREAKS)
+        yield Finding(SECTION, "excess precision", "on: rounding to bfloat16 depends on fusion", PromiseVerdict.BREAKS)
         return
     fact = "off in each program of Unisono, so that rounding to bfloat16 does not depend on fusion"
     if determinism.read_xla_flags().get(EXCESS_PRECISION, "").lower() == "true":
-        yield Finding(SECTION, "excess precision", f"{fact}; the flag in XLA_FLAGS holds for other programs alone", Verdict.NOTE)
+        yield Finding(
+            SECTION, "excess precision", f"{fact}; the flag in XLA_FLAGS holds for other programs alone", PromiseVerdict.NOTE
+        )
     else:
         yield Finding(SECTION, "excess precision", fact)
 
@@ -66,7 +68,7 @@ def examine_threads() -> Iterator[Finding]:
             SECTION,
             "CPU threads",
             f"{THREADS_VARIABLE}={threads}: for one thread alone, XLA makes other code",
-            Verdict.BREAKS,
+            PromiseVerdict.BREAKS,
             f"{THREADS_VARIABLE}={runtime.FEWEST_THREADS}, or leave it out",
         )
 
@@ -78,7 +80,7 @@ def examine_tensorflow_switch() -> Iterator[Finding]:
         determinism.check_tensorflow_switch(deterministic=True)
     except ValueError:
         fact = f"{os.environ[name]} switches determinism off, and a deterministic strategy refuses it"
-        yield Finding(SECTION, name, fact, Verdict.BREAKS, f"{name}=1, or leave it out")
+        yield Finding(SECTION, name, fact, PromiseVerdict.BREAKS, f"{name}=1, or leave it out")
 
 
 def examine_other_flags() -> Iterator[Finding]:
@@ -90,7 +92,7 @@ def examine_other_flags() -> Iterator[Finding]:
             SECTION,
             "XLA_FLAGS",
             f"{written}: may change bits; a run belongs to its flags",
-            Verdict.NOTE,
+            PromiseVerdict.NOTE,
             "the same XLA_FLAGS for all processes, and when a training resumes; or leave it out",
         )
 
@@ -102,9 +104,9 @@ def examine_jax_settings() -> Iterator[Finding]:
             SECTION,
             "jax_enable_x64",
             "on: bits are not those of a run without it, and models with float64 variables are refused",
-            Verdict.NOTE,
+            PromiseVerdict.NOTE,
             "leave JAX_ENABLE_X64 out",
         )
     if settings.jax_default_matmul_precision is not None:
         precision = settings.jax_default_matmul_precision
-        yield Finding(SECTION, "matmul precision", f"{precision}: another run than with the default", Verdict.NOTE)
+        yield Finding(SECTION, "matmul precision", f"{precision}: another run than with the default", PromiseVerdict.NOTE)

@@ -1,4 +1,4 @@
-"""What a placement has computed in the self-test, and where two placements part."""
+"""The bits that a placement computes in the self-test, and the step at which two placements part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class TrainedBits:
-    """What a placement has computed, in fingerprints."""
+    """The bits that a placement computed, as fingerprints."""
 
     placement: str
     """The placement, in words."""
@@ -21,7 +21,7 @@ class TrainedBits:
     def fingerprint(self) -> str:
         return self.steps[-1]
 
-    def find_parting(self, other: TrainedBits) -> str:
+    def describe_parting(self, other: TrainedBits) -> str:
         """Return in words where this training parts from another one; "" where the bits are equal."""
         if self.steps == other.steps:
             return ""

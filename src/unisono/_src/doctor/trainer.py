@@ -1,4 +1,4 @@
-"""A process that trains the net of the self-test, and prints what came out as its last line, in JSON.
+"""A process that trains the net of the self-test, and prints the fingerprints as its last line, in JSON.
 
 python -m unisono._src.doctor.trainer TASK
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 
 from unisono._src.doctor.devices import examine_devices
-from unisono._src.doctor.finding import look
+from unisono._src.doctor.finding import run_check
 from unisono._src.doctor.self_test import REPLICAS, train_on
 from unisono._src.doctor.trained_bits import TrainedBits
 from unisono._src.strategy.builtin import MirroredStrategy, OneDeviceStrategy
@@ -23,11 +23,11 @@ from unisono._src.typing import Json
 from unisono._src.xla import runtime
 
 COUNTS = (1, 2, 4, 8)
-"""Numbers of devices that are tried, as far as there are so many."""
+"""Numbers of devices that are tried. Numbers above those of the machine are left out."""
 
 
 def train_on_counts() -> dict[str, Json]:
-    """Return the bits of trainings on 1, 2, 4 and 8 devices of this process, and what the devices are."""
+    """Return the bits of trainings on 1, 2, 4 and 8 devices of this process, and findings about the devices."""
     runtime.make_cpu_devices(COUNTS[-1])
     one = OneDeviceStrategy(replicas=REPLICAS)  # JAX starts here, with Unisono's settings
     available = len(jax.local_devices())
@@ -35,7 +35,7 @@ def train_on_counts() -> dict[str, Json]:
     for count in COUNTS[1:]:
         if count <= available:
             trained.append(train_on(MirroredStrategy(devices=count, replicas=REPLICAS), describe_devices(count)))
-    findings = look("devices", "JAX", examine_devices)
+    findings = run_check("devices", "JAX", examine_devices)
     return report_trainings(trained) | {"findings": [finding.to_json() for finding in findings]}
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from unisono._src.doctor.finding import Finding, Verdict, compute_exit_code
+from unisono._src.doctor.finding import Finding, PromiseVerdict, compute_exit_code
 from unisono._src.typing import Json
 
 WIDTH = 118
@@ -15,7 +16,7 @@ VERDICT = 8
 
 
 def format_findings(findings: Iterable[Finding]) -> str:
-    """Return the findings as a table: a line for each fact, under it what to write where it is not as it should be."""
+    """Return the findings as a table: a line for each fact, and under it the advice of a finding that has one."""
     lines: list[str] = []
     for section, inside in itertools.groupby(findings, key=lambda finding: finding.section):
         lines += ["", section]
@@ -36,18 +37,21 @@ def format_finding(finding: Finding) -> list[str]:
 
 
 def format_verdict(findings: Sequence[Finding]) -> str:
-    """Return the last line: whether anything breaks the promise."""
-    counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in Verdict}
+    """Return the last line, which counts the verdicts."""
+    counts = Counter(finding.verdict for finding in findings)
+    breaks = counts[PromiseVerdict.BREAKS]
+    unseen = counts[PromiseVerdict.UNSEEN]
+    notes = counts[PromiseVerdict.NOTE]
     parts = [
-        f"{counts[Verdict.BREAKS] or 'Nothing'} break{'s' * (counts[Verdict.BREAKS] < 2)} the promise of the same bits here",
-        f"{counts[Verdict.UNSEEN]} could not be looked at" * bool(counts[Verdict.UNSEEN]),
-        f"{counts[Verdict.NOTE]} note{'s' * (counts[Verdict.NOTE] != 1)}" * bool(counts[Verdict.NOTE]),
+        f"{breaks or 'Nothing'} break{'s' * (breaks < 2)} the promise of the same bits here",
+        f"{unseen} could not be looked at" * bool(unseen),
+        f"{notes} note{'s' * (notes != 1)}" * bool(notes),
     ]
     return f"\n{'; '.join(filter(None, parts))}."
 
 
-def make_record(findings: Sequence[Finding], trained: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
-    """Return everything for programs."""
+def make_json_record(findings: Sequence[Finding], trained: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    """Return the exit code, the findings and the bits of each training, for programs."""
     return {
         "exit_code": compute_exit_code(findings),
         "findings": [finding.to_json() for finding in findings],

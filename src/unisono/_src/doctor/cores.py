@@ -1,4 +1,4 @@
-"""Findings about the processor: its cores, and the kernels that were compiled for it."""
+"""Findings about the cores of the processor."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from unisono._src.doctor.finding import Finding, Verdict
-from unisono._src.native.library import SWITCH, load_kernels
+from unisono._src.doctor.finding import Finding, PromiseVerdict
 from unisono._src.native.processor import read_cores
 from unisono._src.xla import device_kind, runtime
 
 SECTION = "processor"
 
 SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")
-"""What Linux tells of the speed of a core, below its folder."""
+"""Files with the speed of a core, below the folder that Linux has for it."""
 
 
 class CoreKind(NamedTuple):
-    """What of a core decides bits."""
+    """The properties of a core that decide bits."""
 
     model: str
     instructions: str
@@ -30,7 +29,7 @@ def examine_cores() -> Iterator[Finding]:
     allowed = list_allowed_cores()
     kinds = group_cores(allowed)
     if not kinds:
-        yield Finding(SECTION, "cores", f"{runtime.count_cores()}; this system does not tell what they are", Verdict.NOTE)
+        yield Finding(SECTION, "cores", f"{runtime.count_cores()}; this system does not tell what they are", PromiseVerdict.NOTE)
         return
     if len(kinds) == 1:
         (kind,) = kinds
@@ -42,27 +41,12 @@ def examine_cores() -> Iterator[Finding]:
             "cores",
             f"{len(kinds)} kinds: {describe_kinds(kinds)}. Machine code and the pieces of products depend on the core on which "
             f"JAX starts, so that two runs may have other bits",
-            Verdict.BREAKS,
+            PromiseVerdict.BREAKS,
             f"taskset --cpu-list {format_cores(most)} python ..., so that all cores of a run are of one kind",
         )
     speeds = {read_speed(core) for core in allowed} - {""}
     if len(kinds) == 1 and len(speeds) > 1:
-        yield Finding(SECTION, "speeds", "cores are of several speeds, which changes no bit", Verdict.NOTE)
-
-
-def examine_kernels() -> Iterator[Finding]:
-    """Return which kernels are in use."""
-    try:
-        kernels = load_kernels()
-    except ValueError as error:
-        yield Finding(SECTION, "native kernels", str(error), Verdict.BREAKS, f"leave {SWITCH} out")
-        return
-    if kernels.level:
-        yield Finding(SECTION, "native kernels", f"level {kernels.level}, build {kernels.build}")
-        return
-    advice = f"leave {SWITCH} out" if kernels.is_switched_off else "install a C++ compiler (g++), and Unisono again"
-    fact = f"none: {kernels.reason}. XLA computes everything, with bits of its own"
-    yield Finding(SECTION, "native kernels", fact, Verdict.NOTE, advice)
+        yield Finding(SECTION, "speeds", "cores are of several speeds, which changes no bit", PromiseVerdict.NOTE)
 
 
 def list_allowed_cores() -> list[int]:
@@ -89,7 +73,7 @@ def describe_core(number: int, core: dict[str, str]) -> CoreKind:
 
 
 def describe_kinds(kinds: Mapping[CoreKind, list[int]]) -> str:
-    """Return what differs between kinds of cores, in words."""
+    """Return the differences between kinds of cores, in words."""
     common = set.intersection(*(set(kind.instructions.split()) for kind in kinds))
     texts = []
     for kind, numbers in kinds.items():
@@ -100,7 +84,7 @@ def describe_kinds(kinds: Mapping[CoreKind, list[int]]) -> str:
 
 
 def read_speed(number: int) -> str:
-    """Return what the system tells of the speed of a core; "" where it tells nothing."""
+    """Return the speed of a core in the words of the system; "" where it tells none."""
     for name in SPEEDS:
         try:
             return (device_kind.CORES / f"cpu{number}" / name).read_text().strip()
