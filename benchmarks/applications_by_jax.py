@@ -16,13 +16,15 @@ class Stack:
     """Convolutions that are normalized: their parameters and moving statistics, in the order in which the net has them."""
 
     def __init__(self, epsilon: float, momentum: float, has_bias: bool) -> None:
-        self.epsilon, self.momentum, self.has_bias = epsilon, momentum, has_bias
+        self.epsilon = epsilon
+        self.momentum = momentum
+        self.has_bias = has_bias
         self.key = keys()
         self.parameters: list[Parameters] = []
         self.moving: list[Parameters] = []
 
     def add(self, taps: int, channels: int, features: int) -> None:
-        """Of a depthwise convolution, `channels` is 1."""
+        """Add the parameters of one convolution. For a depthwise one, `channels` is 1."""
         bias = {"bias": jnp.zeros(features)} if self.has_bias else {}
         scales = {"gamma": jnp.ones(features), "beta": jnp.zeros(features)}
         self.parameters.append({"kernel": glorot(self.key(), taps, taps, channels, features)} | bias | scales)
@@ -30,11 +32,12 @@ class Stack:
 
     def apply(self, parameters: list[Parameters], moving: list[Parameters]) -> tuple[Callable[..., jax.Array], list[Parameters]]:
         """Return a function that applies the next convolution, and the list to which it adds its statistics."""
-        left, moved = iter(zip(parameters, moving, strict=True)), []
+        left = iter(zip(parameters, moving, strict=True))
+        moved = []
 
         def convolved(x: jax.Array, stride: int = 1, groups: int = 1, padding: Any = "SAME") -> jax.Array:
-            of, state = next(left)
-            x, state = batch_norm(of, convolution(of, x, padding, stride, groups), state, self.epsilon, self.momentum)
+            weights, state = next(left)
+            x, state = batch_norm(weights, convolution(weights, x, padding, stride, groups), state, self.epsilon, self.momentum)
             moved.append(state)
             return x
 
@@ -55,8 +58,8 @@ def resnet() -> Model:
             stack.add(1, features, 4 * features)
             channels = 4 * features
 
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        convolved, moved = stack.apply(of["convolutions"], other)
+    def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        convolved, moved = stack.apply(weights["convolutions"], other)
         x = jax.nn.relu(convolved(x, 2, padding=((3, 3), (3, 3))))
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
         for _, blocks, first_stride in RESNET:
@@ -66,7 +69,7 @@ def resnet() -> Model:
                 x = jax.nn.relu(convolved(x, stride))
                 x = jax.nn.relu(convolved(x))
                 x = jax.nn.relu(shortcut + convolved(x))
-        return apply_dense(of["top"], x.mean((1, 2))), moved
+        return apply_dense(weights["top"], x.mean((1, 2))), moved
 
     return {"convolutions": stack.parameters, "top": dense(stack.key, channels, CLASSES)}, stack.moving, logits
 
@@ -85,8 +88,8 @@ def mobilenet() -> Model:
             channels = features
     stack.add(1, channels, 1280)
 
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        convolved, moved = stack.apply(of["convolutions"], other)
+    def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        convolved, moved = stack.apply(weights["convolutions"], other)
         x = jax.nn.relu6(convolved(x, 2))
         for expansion, _, blocks, first_stride in MOBILENET:
             for block in range(blocks):
@@ -95,6 +98,6 @@ def mobilenet() -> Model:
                 x = jax.nn.relu6(convolved(x, 1 if block else first_stride, groups=x.shape[-1]))
                 x = convolved(x) + before if block else convolved(x)
         x = jax.nn.relu6(convolved(x))
-        return apply_dense(of["top"], x.mean((1, 2))), moved
+        return apply_dense(weights["top"], x.mean((1, 2))), moved
 
     return {"convolutions": stack.parameters, "top": dense(stack.key, 1280, CLASSES)}, stack.moving, logits

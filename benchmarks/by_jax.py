@@ -19,30 +19,36 @@ import numpy as np
 from applications_by_jax import mobilenet, resnet
 from jax import lax
 from layers_by_jax import Model, Parameters, apply_dense, batch_norm, convolution, dense, glorot, keys, max_pool, normalized
-from timing import report
+from recurrent_by_jax import gru, lstm
+from timing import report_epochs
 from workloads import BLOCKS, CLASSES, HEADS, TOKENS, VOCABULARY, WIDTH, WORKLOADS
 
 
 def mnist(*features: int) -> Model:
-    key, channels, side = keys(), 1, 28
+    key = keys()
+    channels = 1
+    side = 28
     parameters: Parameters = {"convolutions": []}
     for count in features:
         parameters["convolutions"].append({"kernel": glorot(key(), 3, 3, channels, count), "bias": jnp.zeros(count)})
-        channels, side = count, (side - 2) // 2
+        channels = count
+        side = (side - 2) // 2
     parameters |= {"hidden": dense(key, channels * side * side, 64), "top": dense(key, 64, CLASSES)}
 
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        for one in of["convolutions"]:
+    def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        for one in weights["convolutions"]:
             x = max_pool(jax.nn.relu(convolution(one, x, "VALID")))
-        hidden = jax.nn.relu(apply_dense(of["hidden"], x.reshape(x.shape[0], -1)))
-        return apply_dense(of["top"], hidden), other
+        hidden = jax.nn.relu(apply_dense(weights["hidden"], x.reshape(x.shape[0], -1)))
+        return apply_dense(weights["top"], hidden), other
 
     return parameters, (), logits
 
 
 def cifar() -> Model:
-    key, channels = keys(), 3
-    layers, moving = [], []
+    key = keys()
+    channels = 3
+    layers = []
+    moving = []
     for features in (64, 128, 256):
         for _ in range(3):
             kernel = {"kernel": glorot(key(), 3, 3, channels, features), "bias": jnp.zeros(features)}
@@ -51,16 +57,16 @@ def cifar() -> Model:
             channels = features
     parameters = {"layers": layers, "top": dense(key, 256, CLASSES)}
 
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+    def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
         after = []
-        for number, (layer, state) in enumerate(zip(of["layers"], other, strict=True)):
+        for number, (layer, state) in enumerate(zip(weights["layers"], other, strict=True)):
             x, state = batch_norm(layer, convolution(layer, x, "SAME"), state)
             x = jax.nn.relu(x)
             after.append(state)
             if number in (2, 5):
                 rows, height, width, features = x.shape
                 x = x.reshape(rows, height // 2, 2, width // 2, 2, features).mean((2, 4))
-        return apply_dense(of["top"], x.mean((1, 2))), after
+        return apply_dense(weights["top"], x.mean((1, 2))), after
 
     return parameters, moving, logits
 
@@ -68,9 +74,9 @@ def cifar() -> Model:
 def mlp() -> Model:
     key = keys()
 
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        hidden = jax.nn.sigmoid(apply_dense(of["hidden"], x.reshape(x.shape[0], -1)))
-        return apply_dense(of["top"], hidden), other
+    def logits(weights: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+        hidden = jax.nn.sigmoid(apply_dense(weights["hidden"], x.reshape(x.shape[0], -1)))
+        return apply_dense(weights["top"], hidden), other
 
     return {"hidden": dense(key, 784, 128), "top": dense(key, 128, CLASSES)}, (), logits
 
@@ -95,69 +101,20 @@ def transformer() -> Model:
     }
     parameters = embedded | {"blocks": blocks, "top": dense(key, WIDTH, CLASSES)}
 
-    def logits(of: Parameters, other: Any, words: jax.Array) -> tuple[jax.Array, Any]:
-        is_word, rows = words != 0, words.shape[0]
-        x = of["words"][words] + of["places"]
-        for block in of["blocks"]:
+    def logits(weights: Parameters, other: Any, words: jax.Array) -> tuple[jax.Array, Any]:
+        is_word = words != 0
+        rows = words.shape[0]
+        x = weights["words"][words] + weights["places"]
+        for block in weights["blocks"]:
             q, k, v = jnp.moveaxis(apply_dense(block["queries"], x).reshape(rows, TOKENS, 3, HEADS, -1), 2, 0)
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (WIDTH // HEADS) ** -0.5
-            weights = jax.nn.softmax(jnp.where(is_word[:, None, None], scores, -1e9))
-            mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, TOKENS, WIDTH)
+            attended = jax.nn.softmax(jnp.where(is_word[:, None, None], scores, -1e9))
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", attended, v).reshape(rows, TOKENS, WIDTH)
             x = normalized(block["first"], x + apply_dense(block["out"], mixed))
             wide = jax.nn.relu(apply_dense(block["wide"], x))
             x = normalized(block["second"], x + apply_dense(block["narrow"], wide))
         weight = is_word[..., None].astype(x.dtype)
-        return apply_dense(of["top"], (x * weight).sum(1) / weight.sum(1)), other
-
-    return parameters, (), logits
-
-
-def lstm() -> Model:
-    key, width = keys(), 128
-    parameters = {
-        "inputs": dense(key, 64, 4 * width),
-        "kernel": glorot(key(), width, 4 * width),
-        "top": dense(key, width, CLASSES),
-    }
-
-    def logits(of: Parameters, other: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-        given = jnp.moveaxis(apply_dense(of["inputs"], x), 1, 0)
-
-        def step(carry: tuple[jax.Array, jax.Array], now: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            hidden, cell = carry
-            i, f, g, o = jnp.split(now + hidden @ of["kernel"], 4, axis=-1)
-            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-            return (jax.nn.sigmoid(o) * jnp.tanh(cell), cell), None
-
-        zeros = jnp.zeros((x.shape[0], width))
-        (hidden, _), _ = lax.scan(step, (zeros, zeros), given)
-        return apply_dense(of["top"], hidden), other
-
-    return parameters, (), logits
-
-
-def gru() -> Model:
-    key, width = keys(), 128
-    parameters = {
-        "words": jax.random.uniform(key(), (VOCABULARY, 64), minval=-0.05, maxval=0.05),
-        "inputs": dense(key, 64, 3 * width),
-        "hidden": dense(key, width, 3 * width),
-        "top": dense(key, width, CLASSES),
-    }
-
-    def logits(of: Parameters, other: Any, words: jax.Array) -> tuple[jax.Array, Any]:
-        given = jnp.moveaxis(apply_dense(of["inputs"], of["words"][words]), 1, 0)
-
-        def step(hidden: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            place, is_word = now
-            z, r, new = jnp.split(place, 3, axis=-1)
-            by_z, by_r, by_new = jnp.split(apply_dense(of["hidden"], hidden), 3, axis=-1)
-            z, r = jax.nn.sigmoid(z + by_z), jax.nn.sigmoid(r + by_r)
-            after = z * hidden + (1 - z) * jnp.tanh(new + r * by_new)
-            return jnp.where(is_word[:, None], after, hidden), None
-
-        hidden, _ = lax.scan(step, jnp.zeros((words.shape[0], width)), (given, jnp.moveaxis(words != 0, 1, 0)))
-        return apply_dense(of["top"], hidden), other
+        return apply_dense(weights["top"], (x * weight).sum(1) / weight.sum(1)), other
 
     return parameters, (), logits
 
@@ -191,7 +148,7 @@ MADE: dict[str, tuple[Callable[[], Model], Any]] = {
 }
 
 
-def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
+def make_training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[Any, Any, Callable[[int], Iterator[Any]]]:
     """(a jitted call over so many batches, the first state, what gives the batches of an epoch)"""
     make, optimize = MADE[name]
     parameters, other, logits_of = make()
@@ -213,7 +170,7 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
 
     def steps(state: Any, batches: Any) -> Any:
         if at_once == 1:
-            return step(state, jax.tree.map(lambda of: of[0], batches))[0]
+            return step(state, jax.tree.map(lambda leaf: leaf[0], batches))[0]
         return lax.scan(step, state, batches)[0]
 
     options = None
@@ -237,11 +194,12 @@ def training(name: str, at_once: int = 1, is_rewritten: bool = False) -> tuple[A
 
 
 def main() -> None:
-    name, form = sys.argv[1], json.loads(sys.argv[2]).get("form", {})
+    name = sys.argv[1]
+    form = json.loads(sys.argv[2]).get("form", {})
     at_once = form.get("steps_per_call", 1)
     if WORKLOADS[name].steps % at_once:
         sys.exit(f"{at_once} steps a call do not divide an epoch of {WORKLOADS[name].steps}")
-    call, state, batches = training(name, at_once, form.get("rewritten", False))
+    call, state, batches = make_training(name, at_once, form.get("rewritten", False))
 
     def epoch(number: int) -> None:
         nonlocal state
@@ -249,7 +207,7 @@ def main() -> None:
             state = call(state, given)
         jax.block_until_ready(state)
 
-    report(WORKLOADS[name], epoch)
+    report_epochs(WORKLOADS[name], epoch)
 
 
 if __name__ == "__main__":

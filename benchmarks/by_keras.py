@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 
-def scope_of(contender: str, settings: dict[str, Any]) -> Any:
-    """Made before anything starts a backend."""
+def make_scope(contender: str, settings: dict[str, Any]) -> Any:
+    """Return the scope of a contender. Call it before anything starts a backend."""
     if contender == "ours":
         import unisono as un
 
@@ -43,10 +43,12 @@ def scope_of(contender: str, settings: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    contender, name, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    scope = scope_of(contender, settings)
+    contender = sys.argv[1]
+    name = sys.argv[2]
+    settings = json.loads(sys.argv[3])
+    scope = make_scope(contender, settings)
     import keras
-    from timing import report
+    from timing import report_epochs
     from workloads import MORE, WORKLOADS
 
     if "data_format" in settings:
@@ -64,7 +66,7 @@ def main() -> None:
     x, y = workload.data()
     if settings.get("data_format") == "channels_first":
         x = x.transpose(0, 3, 1, 2).copy()
-    report(workload, lambda _: model.fit(x, y, batch_size=workload.batch, verbose=0))
+    report_epochs(workload, lambda _: model.fit(x, y, batch_size=workload.batch, verbose=0))
 
 
 if __name__ == "__main__":

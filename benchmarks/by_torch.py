@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed
 import torch.multiprocessing
-from timing import Ready, report
+from timing import Ready, report_epochs
 from torch import nn
 from torch.nn import functional
 from workloads import BLOCKS, CLASSES, HEADS, MOBILENET, RESNET, TOKENS, VOCABULARY, WIDTH, WORKLOADS
@@ -48,14 +48,15 @@ class Residual(nn.Module):
 
     def __init__(self, path: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
-        self.path, self.shortcut = path, shortcut
+        self.path = path
+        self.shortcut = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.path(x) + self.shortcut(x)
 
 
 class ResNet(nn.Sequential):
-    """As Keras has it: a block strides in its first convolution, and convolutions have biases."""
+    """Keras' form of the net: a block strides in its first convolution, and convolutions have biases."""
 
     def __init__(self) -> None:
         parts: list[nn.Module] = [FromKeras(), *self.convolved(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
@@ -82,7 +83,8 @@ class MobileNet(nn.Sequential):
         channels = 32
         for expansion, features, blocks, first_stride in MOBILENET:
             for block in range(blocks):
-                stride, wide = 1 if block else first_stride, expansion * channels
+                stride = 1 if block else first_stride
+                wide = expansion * channels
                 path: list[nn.Module] = [*self.convolved(channels, wide, 1), nn.ReLU6()] if expansion > 1 else []
                 path += [*self.convolved(wide, wide, 3, stride, groups=wide), nn.ReLU6(), *self.convolved(wide, features, 1)]
                 parts += [Residual(nn.Sequential(*path), nn.Identity())] if block else path
@@ -92,7 +94,7 @@ class MobileNet(nn.Sequential):
 
     @staticmethod
     def convolved(channels: int, features: int, taps: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-        """Where they stride, Keras pads pictures of even sizes on the right and below alone."""
+        """Return a convolution and its normalization. Where it strides, Keras pads pictures of even sizes on the right and below alone."""
         border: list[nn.Module] = [nn.ZeroPad2d((0, 1, 0, 1))] if stride > 1 else []
         padding = 0 if border else taps // 2
         convolution = nn.Conv2d(channels, features, taps, stride, padding, groups=groups, bias=False)
@@ -102,9 +104,12 @@ class MobileNet(nn.Sequential):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.queries, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.first, self.second = nn.LayerNorm(WIDTH, 1e-3), nn.LayerNorm(WIDTH, 1e-3)
+        self.queries = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
+        self.first = nn.LayerNorm(WIDTH, 1e-3)
+        self.second = nn.LayerNorm(WIDTH, 1e-3)
 
     def forward(self, x: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
@@ -117,8 +122,10 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.blocks, self.top = nn.ModuleList(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, CLASSES)
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.top = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         is_word = words != 0
@@ -132,7 +139,8 @@ class Transformer(nn.Module):
 class Lstm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.top = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, CLASSES)
+        self.lstm = nn.LSTM(64, 128, batch_first=True)
+        self.top = nn.Linear(128, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.top(self.lstm(x)[0][:, -1])
@@ -141,7 +149,9 @@ class Lstm(nn.Module):
 class Gru(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.gru, self.top = nn.Embedding(VOCABULARY, 64), nn.GRU(64, 128, batch_first=True), nn.Linear(128, CLASSES)
+        self.words = nn.Embedding(VOCABULARY, 64)
+        self.gru = nn.GRU(64, 128, batch_first=True)
+        self.top = nn.Linear(128, CLASSES)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         lengths = (words != 0).sum(1)
@@ -151,15 +161,17 @@ class Gru(nn.Module):
 
 def mnist(*features: int) -> nn.Module:
     parts: list[nn.Module] = [FromKeras()]
-    channels, side = 1, 28
+    channels = 1
+    side = 28
     for count in features:
         parts += [nn.Conv2d(channels, count, 3), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, side = count, (side - 2) // 2
+        channels = count
+        side = (side - 2) // 2
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(channels * side * side, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
-def made(name: str) -> tuple[nn.Module, Any]:
-    """(model, what makes its optimizer)"""
+def make_model_and_optimizer(name: str) -> tuple[nn.Module, Any]:
+    """Return a model and the function that makes its optimizer."""
     adam = lambda rate: lambda parameters: torch.optim.Adam(parameters, rate, eps=1e-7)  # noqa: E731
     sgd = lambda rate: lambda parameters: torch.optim.SGD(parameters, rate, momentum=0.9)  # noqa: E731
     return {
@@ -180,21 +192,22 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.Sigmoid(), nn.Linear(128, CLASSES))
 
 
-def train(process: int, name: str, settings: dict[str, Any], port: int) -> None:
+def train_process(process: int, name: str, settings: dict[str, Any], port: int) -> None:
     processes = settings.get("processes", 1)
     torch.set_num_threads(settings.get("threads", max(1, (os.cpu_count() or 1) // processes)))
     if processes > 1:
         torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=processes, rank=process)
     torch.manual_seed(0)
-    model, optimizer_of = made(name)
+    model, optimizer_of = make_model_and_optimizer(name)
     if settings.get("channels_last"):
         model = model.to(memory_format=torch.channels_last)
     optimizer = optimizer_of(model.parameters())
     step: Any = nn.parallel.DistributedDataParallel(model) if processes > 1 else model
     step = torch.compile(step) if settings.get("compile") else step
     workload = WORKLOADS[name]
-    x, y = (torch.from_numpy(np.ascontiguousarray(of)) for of in workload.data())
-    y, share = y.long(), workload.batch // processes
+    x, y = (torch.from_numpy(np.ascontiguousarray(array)) for array in workload.data())
+    y = y.long()
+    share = workload.batch // processes
 
     def epoch(number: int) -> None:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(number))
@@ -204,29 +217,32 @@ def train(process: int, name: str, settings: dict[str, Any], port: int) -> None:
             functional.cross_entropy(step(x[mine]), y[mine]).backward()
             optimizer.step()
 
-    is_ready = cores.patient() if processes == 1 else functools.partial(is_ready_in_all, process, cores.patient())
+    is_ready = (
+        cores.make_ready_check() if processes == 1 else functools.partial(is_ready_in_all, process, cores.make_ready_check())
+    )
     with contextlib.nullcontext() if process == 0 else contextlib.redirect_stdout(None):
-        report(workload, epoch, is_ready)
+        report_epochs(workload, epoch, is_ready)
     if processes > 1:
         torch.distributed.destroy_process_group()
 
 
 def is_ready_in_all(process: int, is_ready: Ready) -> bool:
-    """Return what the first process says, in all of them: they train as many epochs."""
+    """Return the answer of process 0 in all processes, so that all train as many epochs."""
     said = torch.tensor([process == 0 and is_ready()])
     torch.distributed.broadcast(said, 0)
     return bool(said)
 
 
 def main() -> None:
-    name, settings = sys.argv[1], json.loads(sys.argv[2])
+    name = sys.argv[1]
+    settings = json.loads(sys.argv[2])
     with contextlib.closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
     if settings.get("processes", 1) == 1:
-        train(0, name, settings, port)
+        train_process(0, name, settings, port)
     else:
-        torch.multiprocessing.spawn(train, (name, settings, port), settings["processes"])
+        torch.multiprocessing.spawn(train_process, (name, settings, port), settings["processes"])
 
 
 if __name__ == "__main__":

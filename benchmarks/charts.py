@@ -38,16 +38,16 @@ COLOURS = {
 }
 
 
-def draw_peers(path: Path, found: dict[str, Any]) -> None:
+def draw_peers(path: Path, outcomes: dict[str, Any]) -> None:
     """Draw how fast each framework is, beside the fastest other framework, for each workload."""
-    took = {workload: fastest(one) for workload, one in found.items()}
+    took = {workload: find_fastest_times(one) for workload, one in outcomes.items()}
     speeds: dict[str, list[float]] = {name: [] for name in FAMILIES}
     limits: list[float] = []
     for workload, seconds in took.items():
         base = min((seconds[name] for name in OTHERS if name in seconds), default=min(seconds.values()))
         for name, row in speeds.items():
             row.append(base / seconds[name] if name in seconds else 0.0)
-        limit = found[workload].get(LIMIT, {}).get("seconds")
+        limit = outcomes[workload].get(LIMIT, {}).get("seconds")
         limits.append(base / limit if limit else float("nan"))
     figure, axes = plt.subplots(figsize=(8.5, 0.85 * len(took) + 1.2))
     width = draw_bars(axes, [name.replace(", ", ",\n") for name in took], speeds)
@@ -55,15 +55,15 @@ def draw_peers(path: Path, found: dict[str, Any]) -> None:
     axes.plot(limits, places, "|", color="black", markersize=26, markeredgewidth=1.5, label="JAX by hand")
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlabel("times as fast as the fastest other framework")
-    legend(axes)
-    save(figure, path)
+    place_legend(axes)
+    save_figure(figure, path)
 
 
-def fastest(one: dict[str, Any]) -> dict[str, float]:
+def find_fastest_times(one: dict[str, Any]) -> dict[str, float]:
     """Return the seconds of the fastest contender of each framework that took part."""
-    seconds = {name: of["seconds"] for name, of in one.items() if isinstance(of.get("seconds"), float)}
+    seconds = {name: outcome["seconds"] for name, outcome in one.items() if isinstance(outcome.get("seconds"), float)}
     families = {name: [seconds[member] for member in members if member in seconds] for name, members in FAMILIES.items()}
-    return {name: min(of) for name, of in families.items() if of}
+    return {name: min(members) for name, members in families.items() if members}
 
 
 def draw_kernels(path: Path, rows: Sequence[results.Row], peak: Sequence[results.Row]) -> None:
@@ -76,8 +76,8 @@ def draw_kernels(path: Path, rows: Sequence[results.Row], peak: Sequence[results
     if PEAK in most:
         axes.axvline(most[PEAK], color="black", linewidth=1, linestyle="--", label=f"{PEAK}, {most[PEAK]:.0f} GFLOP/s")
     axes.set_xlabel("GFLOP/s of the forward pass and the gradients")
-    legend(axes)
-    save(figure, path)
+    place_legend(axes)
+    save_figure(figure, path)
 
 
 def draw_bars(axes: Any, names: Sequence[str], groups: Mapping[str, Sequence[float]]) -> float:
@@ -94,7 +94,7 @@ def draw_bars(axes: Any, names: Sequence[str], groups: Mapping[str, Sequence[flo
     return width
 
 
-def legend(axes: Any) -> None:
+def place_legend(axes: Any) -> None:
     """Put the legend above, where no bar is."""
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncol=3, frameon=False, markerscale=0.4)
 
@@ -113,10 +113,10 @@ def draw_lines(path: Path, rows: Sequence[results.Row], along: str, by: str | No
     axes.set_ylabel("ms a step")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)

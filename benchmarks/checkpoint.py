@@ -1,4 +1,4 @@
-"""How long a save keeps a training waiting, against a plain synchronous save of the same model.
+"""Measures the time that a save keeps a training waiting, beside plain synchronous saves of the same model.
 
 python benchmarks/checkpoint.py [ROUNDS]
 
@@ -26,17 +26,20 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import results
 
-WIDTH, LAYERS, ROWS = 2560, 4, 32  # 4 x 2560 x 2560 float32: 105 MB
+WIDTH = 2560
+LAYERS = 4
+ROWS = 32
+"""Four layers of 2560 x 2560 float32 numbers: 105 MB."""
 
 
-def timed(call: Callable[[], Any]) -> float:
+def time_milliseconds(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return 1e3 * (time.perf_counter() - start)
 
 
-def training() -> tuple[Any, Callable[[], Any]]:
-    """(model, a step of it)"""
+def prepare_training_step() -> tuple[Any, Callable[[], Any]]:
+    """Return a model and a function that takes one step with it."""
     strategy = un.OneDeviceStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
@@ -56,7 +59,7 @@ def training() -> tuple[Any, Callable[[], Any]]:
 
 def main() -> None:
     rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 7
-    model, step = training()
+    model, step = prepare_training_step()
     done = lambda: jax.block_until_ready([v.value for v in model.variables])  # noqa: E731
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -64,9 +67,9 @@ def main() -> None:
         for number in range(rounds + 2):
             step(), done()
             weights = {str(i): v.value for i, v in enumerate(model.variables)}
-            found = {
-                "Keras' save_weights": timed(lambda: model.save_weights(f"{directory}/k.weights.h5")),
-                "Orbax' save": timed(lambda n=number, w=weights: ocp.save(f"{directory}/orbax{n}", w)),
+            durations = {
+                "Keras' save_weights": time_milliseconds(lambda: model.save_weights(f"{directory}/k.weights.h5")),
+                "Orbax' save": time_milliseconds(lambda n=number, w=weights: ocp.save(f"{directory}/orbax{n}", w)),
             }
             del weights
             step(), done()
@@ -75,19 +78,19 @@ def main() -> None:
             without = 1e3 * (time.perf_counter() - start)
             start = time.perf_counter()
             step()
-            found["ours, until it returns"] = timed(lambda: checkpoint.save(f"{directory}/ours", keep=1))
+            durations["ours, until it returns"] = time_milliseconds(lambda: checkpoint.save(f"{directory}/ours", keep=1))
             step(), done()
-            found["ours, on two steps"] = 1e3 * (time.perf_counter() - start) - without
-            found["two steps"] = without
-            found["ours, until it is written"] = timed(checkpoint.wait)
+            durations["ours, on two steps"] = 1e3 * (time.perf_counter() - start) - without
+            durations["two steps"] = without
+            durations["ours, until it is written"] = time_milliseconds(checkpoint.wait)
             if number > 1:  # the first ones compile
-                for name, value in found.items():
+                for name, value in durations.items():
                     times.setdefault(name, []).append(value)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"a model of {sum(v.value.nbytes for v in model.variables) / 1e6:.0f} MB")
     plain = "Keras' save_weights", "Orbax' save"
-    rows = [{"": name, "ms": value} | {f"to {of}": value / medians[of] for of in plain} for name, value in medians.items()]
-    results.report("checkpoint", rows)
+    rows = [{"": name, "ms": value} | {f"to {base}": value / medians[base] for base in plain} for name, value in medians.items()]
+    results.report_rows("checkpoint", rows)
 
 
 if __name__ == "__main__":

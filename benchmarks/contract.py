@@ -1,4 +1,4 @@
-"""What the fixed order of additions costs: a step over two processes against the same engine with a plain `psum`, in turns.
+"""Measures the cost of the fixed order of additions: a step over two processes, and the same engine with a plain `psum`, in turns.
 
 python benchmarks/contract.py [ROUNDS] [--workloads NAME ...]
 
@@ -21,7 +21,7 @@ import jax
 import results
 import workloads
 from jax import lax
-from timing import in_turns
+from timing import time_in_turns
 
 ROUNDS = 1 if results.SMALL else 5
 WIDE = "wide MLP"
@@ -36,8 +36,8 @@ def wide(keras: Any) -> tuple[Any, Any]:
 WORKLOADS = workloads.WORKLOADS | {WIDE: workloads.Workload(64, 10, 1, workloads.floats(28, 28), wide)}
 
 
-def measure(rounds: int, names: list[str]) -> None:
-    """In each of the two processes; the first prints."""
+def measure_workloads(rounds: int, names: list[str]) -> None:
+    """Measure in each of the two processes. Process 0 prints."""
     import unisono as un
 
     strategy = un.MultiWorkerMirroredStrategy(devices=1, replicas=2)
@@ -48,7 +48,7 @@ def measure(rounds: int, names: list[str]) -> None:
     from unisono._src.exchange.collectives import AXIS, CollectiveSum
 
     class PlainMeeting(CollectiveSum):
-        """As anybody would write it."""
+        """A sum by one collective of the library."""
 
         def _sum_nodes(self, leaves: int, schedule: Any, mine: jax.Array) -> jax.Array:
             return lax.psum(mine[0].sum(0).reshape(-1), AXIS)
@@ -56,9 +56,10 @@ def measure(rounds: int, names: list[str]) -> None:
     plain = ProcessExchange(strategy.placement)
     plain._between = PlainMeeting(strategy.placement.processes.leads, [strategy.placement.lead])
     exchanges: Mapping[str, Any] = {"ours": strategy.exchange, "psum": plain}
-    found = []
+    rows = []
     for name in names:
-        workload, fits = WORKLOADS[name], {}
+        workload = WORKLOADS[name]
+        fits = {}
         x, y = workload.data()
         for kind, exchange in exchanges.items():
             strategy.exchange = exchange
@@ -68,12 +69,12 @@ def measure(rounds: int, names: list[str]) -> None:
             model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
             fits[kind] = functools.partial(model.fit, x, y, batch_size=workload.batch, verbose=0)
             fits[kind]()  # while the exchange is set: the step is made with it
-        times = in_turns(fits, rounds, is_ready=lambda: True)  # the two processes train as many epochs
-        medians = {f"{kind}, ms": 1e3 * statistics.median(of) / workload.steps for kind, of in times.items()}
+        times = time_in_turns(fits, rounds, is_ready=lambda: True)  # the two processes train as many epochs
+        medians = {f"{kind}, ms": 1e3 * statistics.median(seconds) / workload.steps for kind, seconds in times.items()}
         pairs = statistics.median(ours / psum for ours, psum in zip(times["ours"], times["psum"], strict=True))
-        found.append({"workload": name} | medians | {"ours / psum": pairs})
+        rows.append({"workload": name} | medians | {"ours / psum": pairs})
     if strategy.writes:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(rows), flush=True)
 
 
 def main() -> None:
@@ -85,7 +86,7 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        measure(given.rounds, given.workloads)
+        measure_workloads(given.rounds, given.workloads)
         return
     launch = [sys.executable, "-m", "unisono", "launch", "--processes", "2", "--cpu", "--devices-per-process", "1"]
     command = [*launch, __file__, "--measure", str(given.rounds), "--workloads", *given.workloads]
@@ -93,7 +94,7 @@ def main() -> None:
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     line = next(line for line in done.stdout.splitlines() if line.startswith("[0] [{"))
-    results.report("contract", json.loads(line.removeprefix("[0] ")))
+    results.report_rows("contract", json.loads(line.removeprefix("[0] ")))
 
 
 if __name__ == "__main__":

@@ -12,50 +12,52 @@ from collections.abc import Iterator
 import cores
 import jax
 import jax.numpy as jnp
-from by_jax import training
+from by_jax import make_training
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
-from timing import timed
+from timing import time_call
 
 SIDE = 2048
 
 
-def rate() -> float:
+def measure_rate() -> float:
     """Return the operations a second of the best of some products."""
     a = jnp.ones((SIDE, SIDE))
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(a, a))
-    is_ready = cores.patient()
-    return 2 * SIDE**3 / min(timed(lambda: jax.block_until_ready(product(a, a)), is_ready) for _ in range(10))
+    is_ready = cores.make_ready_check()
+    return 2 * SIDE**3 / min(time_call(lambda: jax.block_until_ready(product(a, a)), is_ready) for _ in range(10))
 
 
-def operations(program: ClosedJaxpr) -> float:
-    """Of all rounds of its loops; JAX' own count knows one round of each.
+def count_operations(program: ClosedJaxpr) -> float:
+    """Return the operations of a program, with all rounds of its loops. JAX counts one round of each.
 
     >>> five = lambda x: jax.lax.scan(lambda x, _: (x @ x, None), x, length=5)[0]
-    >>> round(operations(jax.make_jaxpr(five)(jnp.ones((8, 8)))) / (2 * 8**3))
+    >>> round(count_operations(jax.make_jaxpr(five)(jnp.ones((8, 8)))) / (2 * 8**3))
     5
     """
-    return counted(program) + sum(rounds * operations(body) - counted(body) for rounds, body in loops(program.jaxpr))
+    return count_once(program) + sum(
+        rounds * count_operations(body) - count_once(body) for rounds, body in list_loops(program.jaxpr)
+    )
 
 
-def counted(program: ClosedJaxpr) -> float:
+def count_once(program: ClosedJaxpr) -> float:
     return jax.jit(jaxpr_as_fun(program)).lower(*program.in_avals).cost_analysis()["flops"]
 
 
-def loops(program: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
-    """(rounds, body) of those that are not within another."""
+def list_loops(program: Jaxpr) -> Iterator[tuple[int, ClosedJaxpr]]:
+    """Return rounds and body of each loop that is not within another."""
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             yield equation.params["length"], equation.params["jaxpr"]
         else:
             for inside in equation.params.values():
                 if isinstance(inside, ClosedJaxpr):
-                    yield from loops(inside.jaxpr)
+                    yield from list_loops(inside.jaxpr)
 
 
 def main() -> None:
-    call, state, batches = training(sys.argv[1])
-    print(json.dumps(operations(jax.make_jaxpr(call)(state, next(batches(0)))) / rate()))
+    call, state, batches = make_training(sys.argv[1])
+    print(json.dumps(count_operations(jax.make_jaxpr(call)(state, next(batches(0)))) / measure_rate()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who takes part, and with which settings each may choose its fastest."""
+"""The contenders, and the settings among which each chooses its fastest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 Settings = dict[str, Any]
 Tried = list[tuple[Settings, float | str]]
-"""What each settings took, or why they failed."""
+"""Settings, each with its seconds or with the reason of its failure."""
 
 
 class Contender(NamedTuple):
@@ -28,18 +28,21 @@ class Contender(NamedTuple):
     variables: Mapping[str, str] = {}
 
 
-DEFAULT, WITHOUT, BEST = "Unisono, default", "Unisono without kernels", "Unisono, best"
-LIMIT, KERAS = "JAX by hand", "Keras on JAX"
+DEFAULT = "Unisono, default"
+WITHOUT = "Unisono without kernels"
+BEST = "Unisono, best"
+LIMIT = "JAX by hand"
+KERAS = "Keras on JAX"
 
 FORMS = tuple({"rewritten": True, "steps_per_call": steps} for steps in (1, 10))
 """Of a step by hand, in the forms and with the kernels of the engine: without, it never was faster."""
 
 
-def searched(grid: Mapping[str, tuple[Any, ...]], measured: Callable[[Settings], float | str]) -> Tried:
-    """From the first of everything, one setting after another: each at the fastest of those before it.
+def search_settings(grid: Mapping[str, tuple[Any, ...]], measured: Callable[[Settings], float | str]) -> Tried:
+    """Return the settings that were tried: one setting after another is varied, with the fastest values of those before it.
 
     >>> took = {(1, "a"): 3.0, (2, "a"): 2.0, (2, "b"): 2.5}
-    >>> searched({"n": (1, 2), "kind": ("a", "b")}, lambda settings: took[tuple(settings.values())])
+    >>> search_settings({"n": (1, 2), "kind": ("a", "b")}, lambda settings: took[tuple(settings.values())])
     [({'n': 1, 'kind': 'a'}, 3.0), ({'n': 2, 'kind': 'a'}, 2.0), ({'n': 2, 'kind': 'b'}, 2.5)]
     """
     now: Settings = {name: choices[0] for name, choices in grid.items()}
@@ -47,17 +50,17 @@ def searched(grid: Mapping[str, tuple[Any, ...]], measured: Callable[[Settings],
     for name, choices in grid.items():
         others = [now | {name: choice} for choice in choices[1:]]
         tried += [(settings, measured(settings)) for settings in others]
-        now = fastest(tried) or now
+        now = find_fastest(tried) or now
     return tried
 
 
-def fastest(tried: Tried) -> Settings | None:
-    """None where all failed."""
+def find_fastest(tried: Tried) -> Settings | None:
+    """Return the fastest settings; None where all failed."""
     good = [(took, settings) for settings, took in tried if isinstance(took, float)]
     return min(good, key=lambda one: one[0])[1] if good else None
 
 
-def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
+def list_contenders(cores: int, is_image: bool) -> dict[str, Contender]:
     """Return all of them; `is_image`: whether the workload has a format of data to choose.
 
     What never was the fastest in earlier runs is not tried: one thread for torch, XLA under TensorFlow, channels first for Keras on JAX
@@ -65,13 +68,14 @@ def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
     """
     formats = {"data_format": ("channels_last", "channels_first")} if is_image else {}
     layouts, last = ({"channels_last": (True, False)}, {"channels_last": (True,)}) if is_image else ({}, {})
-    compiled, steps = {"compile": (True, False)}, {"steps_per_execution": (1, 10)}
+    compiled = {"compile": (True, False)}
+    steps = {"steps_per_execution": (1, 10)}
     few = {"threads": tuple(dict.fromkeys((cores, 1)))}
     every = {"threads": (cores,)}
     return {
         DEFAULT: Contender(("by_keras.py", "ours"), {}, is_peer=False),
         WITHOUT: Contender(("by_keras.py", "ours"), {}, is_peer=False, variables={"UNISONO_NATIVE": "0"}),
-        BEST: Contender(("by_keras.py", "ours"), {"strategy": placements(max(cores, 2))}, is_peer=False),
+        BEST: Contender(("by_keras.py", "ours"), {"strategy": list_placements(max(cores, 2))}, is_peer=False),
         KERAS: Contender(("by_keras.py", "keras-jax"), steps),
         "Keras on TensorFlow": Contender(("by_keras.py", "keras-tensorflow"), few | steps, "tensorflow"),
         "Keras on torch": Contender(("by_keras.py", "keras-torch"), every | formats, "torch"),
@@ -83,7 +87,7 @@ def contenders(cores: int, is_image: bool) -> dict[str, Contender]:
     }
 
 
-def placements(devices: int) -> tuple[Settings, ...]:
+def list_placements(devices: int) -> tuple[Settings, ...]:
     """Return what is written into the brackets of `MirroredStrategy`, beside the default."""
     several = (devices, 4 * devices)
     return {"devices": 1, "replicas": 4 * devices}, *({"devices": devices, "replicas": replicas} for replicas in several)

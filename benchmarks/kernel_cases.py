@@ -39,7 +39,8 @@ def convolution(
     side: int, channels: int, features: int, taps: int = 3, stride: int = 1, is_depthwise: bool = False, is_first: bool = False
 ) -> Case:
     """Return that of the CIFAR net's batch."""
-    rows, kernel = 128, (taps, taps, 1 if is_depthwise else channels, features)
+    rows = 128
+    kernel = (taps, taps, 1 if is_depthwise else channels, features)
     flops = 2.0 * rows * (side // stride) ** 2 * taps * taps * kernel[2] * features
     return Case(
         "convolution", (rows, side, side, channels), kernel, flops, ("forward", LINEAR[2]) if is_first else LINEAR, stride

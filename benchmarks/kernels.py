@@ -19,10 +19,12 @@ from pathlib import Path
 import cores
 import results
 from kernel_cases import CASES, SQUARE, WHOLE, Case
-from timing import timed
+from timing import time_call
 
 HERE = Path(__file__).parent
-KERNELS, XLA, TORCH = "kernels", "XLA without kernels", "torch"
+KERNELS = "kernels"
+XLA = "XLA without kernels"
+TORCH = "torch"
 WAYS = {
     KERNELS: ("kernels_by_jax.py", {}),
     XLA: ("kernels_by_jax.py", {"UNISONO_NATIVE": "0"}),
@@ -35,7 +37,7 @@ Seconds = dict[str, dict[str, float]]
 """Of each part of each operation."""
 
 
-def measured(script: str, variables: dict[str, str], wanted: list[str]) -> Seconds:
+def measure_script(script: str, variables: dict[str, str], wanted: list[str]) -> Seconds:
     environment = os.environ | {"KERAS_BACKEND": "jax", "OPENBLAS_NUM_THREADS": "1"} | variables
     done = subprocess.run(
         [sys.executable, str(HERE / script), *wanted], stdout=subprocess.PIPE, text=True, check=True, env=environment
@@ -43,7 +45,7 @@ def measured(script: str, variables: dict[str, str], wanted: list[str]) -> Secon
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def peak() -> float | None:
+def measure_peak() -> float | None:
     """Return the GFLOP/s of multiply-adds in registers on all cores, or None where there is no compiler."""
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
@@ -58,31 +60,37 @@ def peak() -> float | None:
             done = subprocess.run([program, str(os.cpu_count())], capture_output=True, text=True, check=True)
             rates.append(float(done.stdout))
 
-        is_ready = cores.patient()
+        is_ready = cores.make_ready_check()
         for _ in range(1 if results.SMALL else 5):
-            timed(multiply, is_ready)
+            time_call(multiply, is_ready)
     return max(rates)
 
 
-def rows_of(name: str, case: Case, found: dict[str, Seconds]) -> list[results.Row]:
+def list_rates(name: str, case: Case, measurements: dict[str, Seconds]) -> list[results.Row]:
     """Return the rates of each part, and of the parts that make a training step together."""
     rows = []
     for part in case.parts:
-        rates = {f"{way}, GFLOP/s": case.flops_of(part) / of[name][part] / 1e9 for way, of in found.items()}
+        rates = {f"{way}, GFLOP/s": case.flops_of(part) / seconds[name][part] / 1e9 for way, seconds in measurements.items()}
         rows.append({"operation": name, "part": part} | rates)
     flops = sum(case.flops_of(part) for part in case.together())
-    together = {f"{way}, GFLOP/s": flops / sum(of[name][part] for part in case.together()) / 1e9 for way, of in found.items()}
+    together = {
+        f"{way}, GFLOP/s": flops / sum(seconds[name][part] for part in case.together()) / 1e9
+        for way, seconds in measurements.items()
+    }
     return [*rows, {"operation": name, "part": "together"} | together] if case.parts != WHOLE else rows
 
 
 def main() -> None:
     wanted = sys.argv[1:] or (["product 4096"] if results.SMALL else [])
-    found = {way: measured(script, variables, wanted) for way, (script, variables) in WAYS.items()}
-    rows = [row for name, case in CASES.items() if name in found[KERNELS] for row in rows_of(name, case, found)]
-    most: list[results.Row] = [{"": PEAK, "GFLOP/s": rate} for rate in [peak()] if rate]
-    most += [{"": f"{PRODUCT}, {way}", "GFLOP/s": 2 * SQUARE**3 / of["square"]["forward"] / 1e9} for way, of in found.items()]
-    results.report("peak", most)
-    results.report("kernels", rows)
+    measurements = {way: measure_script(script, variables, wanted) for way, (script, variables) in WAYS.items()}
+    rows = [row for name, case in CASES.items() if name in measurements[KERNELS] for row in list_rates(name, case, measurements)]
+    most: list[results.Row] = [{"": PEAK, "GFLOP/s": rate} for rate in [measure_peak()] if rate]
+    most += [
+        {"": f"{PRODUCT}, {way}", "GFLOP/s": 2 * SQUARE**3 / seconds["square"]["forward"] / 1e9}
+        for way, seconds in measurements.items()
+    ]
+    results.report_rows("peak", most)
+    results.report_rows("kernels", rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from kernel_cases import CASES, SQUARE, WHOLE, Case
-from timing import seconds_of
+from timing import measure_seconds
 from torch import nn
 from torch.nn import functional
 
@@ -41,7 +41,8 @@ def convolution_calls(case: Case, layout: Any) -> dict[str, Callable[[], Any]]:
 
 def product_calls(case: Case) -> dict[str, Callable[[], Any]]:
     """Return a call of each part, with the kernel as `nn.Linear` has it."""
-    x, w = torch.randn(*case.x), torch.randn(*reversed(case.kernel))
+    x = torch.randn(*case.x)
+    w = torch.randn(*reversed(case.kernel))
     back = torch.randn(case.x[0], case.kernel[1])
     return {"forward": lambda: x @ w.T, "by the input": lambda: back @ w, "by the kernel": lambda: back.T @ x}
 
@@ -67,7 +68,7 @@ def whole_calls(case: Case) -> dict[str, Callable[[], Any]]:
     return {WHOLE[0]: forward, WHOLE[1]: both}
 
 
-def ways_of(case: Case) -> list[dict[str, Callable[[], Any]]]:
+def list_ways(case: Case) -> list[dict[str, Callable[[], Any]]]:
     """Return the calls of each part, for each way to compute them."""
     if case.kind == "convolution":
         return [convolution_calls(case, layout) for layout in (torch.channels_last, torch.contiguous_format)]
@@ -77,12 +78,13 @@ def ways_of(case: Case) -> list[dict[str, Callable[[], Any]]]:
 def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     wanted = {name: case for name, case in CASES.items() if not sys.argv[1:] or any(part in name for part in sys.argv[1:])}
-    found = {
-        name: {part: min(seconds_of(way[part]) for way in ways_of(case)) for part in case.parts} for name, case in wanted.items()
+    seconds = {
+        name: {part: min(measure_seconds(way[part]) for way in list_ways(case)) for part in case.parts}
+        for name, case in wanted.items()
     }
     square = torch.randn(SQUARE, SQUARE)
-    found["square"] = {"forward": seconds_of(lambda: square @ square)}
-    print(json.dumps(found))
+    seconds["square"] = {"forward": measure_seconds(lambda: square @ square)}
+    print(json.dumps(seconds))
 
 
 if __name__ == "__main__":

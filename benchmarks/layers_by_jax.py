@@ -36,14 +36,16 @@ def dense(key: Callable[[], jax.Array], inputs: int, outputs: int) -> Parameters
     return {"kernel": glorot(key(), inputs, outputs), "bias": jnp.zeros(outputs)}
 
 
-def apply_dense(of: Parameters, x: jax.Array) -> jax.Array:
-    return x @ of["kernel"] + of["bias"]
+def apply_dense(weights: Parameters, x: jax.Array) -> jax.Array:
+    return x @ weights["kernel"] + weights["bias"]
 
 
-def convolution(of: Parameters, x: jax.Array, padding: Any, stride: int = 1, groups: int = 1) -> jax.Array:
+def convolution(weights: Parameters, x: jax.Array, padding: Any, stride: int = 1, groups: int = 1) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
-    y = lax.conv_general_dilated(x, of["kernel"], (stride, stride), padding, dimension_numbers=layout, feature_group_count=groups)
-    return y + of["bias"] if "bias" in of else y
+    y = lax.conv_general_dilated(
+        x, weights["kernel"], (stride, stride), padding, dimension_numbers=layout, feature_group_count=groups
+    )
+    return y + weights["bias"] if "bias" in weights else y
 
 
 @jax.custom_vjp
@@ -76,19 +78,19 @@ max_pool.defvjp(pool_forward, pool_backward)
 
 
 def batch_norm(
-    of: Parameters, x: jax.Array, moving: Parameters, epsilon: float = 1e-3, momentum: float = 0.99
+    weights: Parameters, x: jax.Array, moving: Parameters, epsilon: float = 1e-3, momentum: float = 0.99
 ) -> tuple[jax.Array, Parameters]:
     mean = x.mean((0, 1, 2))
     variance = (x * x).mean((0, 1, 2)) - mean * mean
     moved = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, moving, {"mean": mean, "variance": variance})
-    scale = of["gamma"] * lax.rsqrt(variance + epsilon)
-    return x * scale + (of["beta"] - mean * scale), moved
+    scale = weights["gamma"] * lax.rsqrt(variance + epsilon)
+    return x * scale + (weights["beta"] - mean * scale), moved
 
 
-def normalized(of: Parameters, x: jax.Array) -> jax.Array:
+def normalized(weights: Parameters, x: jax.Array) -> jax.Array:
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(variance + 1e-3) * of["gamma"] + of["beta"]
+    return (x - mean) * lax.rsqrt(variance + 1e-3) * weights["gamma"] + weights["beta"]
 
 
 Model = tuple[Parameters, Any, Callable[[Parameters, Any, jax.Array], tuple[jax.Array, Any]]]

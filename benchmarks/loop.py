@@ -20,7 +20,7 @@ un.MirroredStrategy(devices=2)  # makes two CPU devices, before anything starts 
 # isort: split
 import keras
 import results
-from timing import in_turns
+from timing import time_in_turns
 from workloads import WORKLOADS, Workload
 
 PLACEMENTS: dict[str, Callable[[], Any]] = {
@@ -31,19 +31,19 @@ PLACEMENTS: dict[str, Callable[[], Any]] = {
 STEPS = {"W3 MLP, batch 32": 400, "W1 MNIST, two convolutions": 30}
 
 
-def batches(workload: Workload, steps: int) -> list[tuple[Any, Any]]:
+def cut_batches(workload: Workload, steps: int) -> list[tuple[Any, Any]]:
     x, y = workload._replace(steps=steps).data()
     return [(x[first : first + workload.batch], y[first : first + workload.batch]) for first in range(0, len(x), workload.batch)]
 
 
-def fitting(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
+def prepare_fit(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
     with strategy.scope():
         model, optimizer = workload.model(keras)
     model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
     return lambda: model.fit((batch for batch in data), steps_per_epoch=len(data), verbose=0)
 
 
-def looping(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
+def prepare_loop(workload: Workload, strategy: Any, data: list[Any]) -> Callable[[], Any]:
     with strategy.scope():
         model, optimizer = workload.model(keras)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
@@ -82,12 +82,12 @@ def main() -> None:
     rows = []
     for name, steps in list(STEPS.items())[: 1 if results.SMALL else None]:
         workload = WORKLOADS[name]
-        data = batches(workload, 2 if results.SMALL else steps)
+        data = cut_batches(workload, 2 if results.SMALL else steps)
         for placement, strategy in list(PLACEMENTS.items())[: 1 if results.SMALL else None]:
-            trainings = {"fit": fitting(workload, strategy(), data), "loop": looping(workload, strategy(), data)}
-            fit, loop = (1e3 * statistics.median(times) / len(data) for times in in_turns(trainings, rounds).values())
+            trainings = {"fit": prepare_fit(workload, strategy(), data), "loop": prepare_loop(workload, strategy(), data)}
+            fit, loop = (1e3 * statistics.median(times) / len(data) for times in time_in_turns(trainings, rounds).values())
             rows.append({"workload": name, "placement": placement, "fit, ms": fit, "loop, ms": loop, "loop / fit": loop / fit})
-    results.report("loop", rows)
+    results.report_rows("loop", rows)
 
 
 if __name__ == "__main__":

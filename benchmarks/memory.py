@@ -28,15 +28,16 @@ KINDS = ("R = 1", f"R = {REPLICAS}", f"Keras, {REPLICAS} accumulated steps", "Ke
 MB = 1e6
 
 
-def in_status(field: str) -> float:
-    """Of this process, in MB."""
+def read_status(field: str) -> float:
+    """Return a field of the status of this process, in MB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024 / MB
 
 
-def measure(kind: str) -> tuple[float, float, float, float]:
-    """(MB of arrays, MB more in a step at most, MB of the process between steps, MB of a gradient)"""
-    batch, accumulated = WORKLOAD.batch, {}
+def measure_kind(kind: str) -> tuple[float, float, float, float]:
+    """Return four sizes in MB: arrays, what a step needs more at most, the process between steps, and a gradient."""
+    batch = WORKLOAD.batch
+    accumulated = {}
     if kind.startswith("R"):
         import unisono as un
 
@@ -46,7 +47,8 @@ def measure(kind: str) -> tuple[float, float, float, float]:
 
         scope = contextlib.nullcontext()
         if "accumulated" in kind:
-            batch, accumulated = max(1, batch // REPLICAS), {"gradient_accumulation_steps": REPLICAS}
+            batch = max(1, batch // REPLICAS)
+            accumulated = {"gradient_accumulation_steps": REPLICAS}
     import jax
     import keras
 
@@ -59,33 +61,36 @@ def measure(kind: str) -> tuple[float, float, float, float]:
         model.fit(x, y, batch_size=batch, verbose=0)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what compiling has left behind
-    before, arrays = in_status("VmRSS"), sum(array.nbytes for array in jax.live_arrays()) / MB
+    before = read_status("VmRSS")
+    arrays = sum(array.nbytes for array in jax.live_arrays()) / MB
     Path("/proc/self/clear_refs").write_text("5")  # the highest is counted anew
     model.fit(x, y, batch_size=batch, verbose=0)
     gradient = sum(v.value.nbytes for v in model.trainable_variables) / MB
-    return arrays, in_status("VmHWM") - before, before, gradient
+    return arrays, read_status("VmHWM") - before, before, gradient
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
-        print(*measure(sys.argv[2]))
+        print(*measure_kind(sys.argv[2]))
         return
     rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 1
     times: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     environment = os.environ | {"KERAS_BACKEND": "jax"}
     for _ in range(rounds):
-        for kind, found in times.items():
+        for kind, measurements in times.items():
             command = [sys.executable, __file__, "--measure", kind]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            found.append([float(word) for word in done.stdout.splitlines()[-1].split()])
-    medians = {kind: [statistics.median(of) for of in zip(*found, strict=True)] for kind, found in times.items()}
+            measurements.append([float(word) for word in done.stdout.splitlines()[-1].split()])
+    medians = {
+        kind: [statistics.median(values) for values in zip(*measurements, strict=True)] for kind, measurements in times.items()
+    }
     gradient = medians["R = 1"][3]
     bound = 2 * gradient + (medians["R = 1"][1] - gradient) / 4 + (math.log2(REPLICAS) + 2) * gradient
     rows = [
         {"": kind, "arrays, MB": arrays, "in a step, MB more": more, "together, MB": arrays + more, "process, MB": process}
         for kind, (arrays, more, process, _) in medians.items()
     ]
-    results.report("memory", [*rows, {"": f"bound for R = {REPLICAS}", "together, MB": bound}])
+    results.report_rows("memory", [*rows, {"": f"bound for R = {REPLICAS}", "together, MB": bound}])
 
 
 if __name__ == "__main__":

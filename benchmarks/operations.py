@@ -42,23 +42,23 @@ class Operation(NamedTuple):
 Computations = dict[str, dict[str, Operation]]
 
 
-def parsed(program: str) -> Computations:
-    """The operations of each computation, by name."""
-    found: Computations = {}
+def parse_program(program: str) -> Computations:
+    """Return the operations of each computation, by name."""
+    computations: Computations = {}
     now: dict[str, Operation] = {}
     for line in program.splitlines():
         if title := TITLE.match(line):
-            now = found.setdefault(title[1], {})
+            now = computations.setdefault(title[1], {})
         elif match := LINE.match(line.strip()):
             sizes = SIZES.match(match["type"])
             shape = tuple(int(size) for size in sizes[1].split(",") if size) if sizes else ()
             operands = tuple(re.findall(r"%([\w.-]+)", match["operands"]))
             now[match["name"]] = Operation(match["kind"], shape, operands, match["rest"])
-    return found
+    return computations
 
 
-def arithmetic(operation: Operation, beside: dict[str, Operation]) -> tuple[float, str] | None:
-    """(operations, what is multiplied) of a product or a convolution."""
+def count_arithmetic(operation: Operation, beside: dict[str, Operation]) -> tuple[float, str] | None:
+    """Return the number of operations of a product or a convolution, and its shapes in words; None for other operations."""
     if operation.kind not in ("dot", "convolution"):
         return None
     left, right = (beside[name].shape for name in operation.operands[:2])
@@ -72,8 +72,8 @@ def arithmetic(operation: Operation, beside: dict[str, Operation]) -> tuple[floa
     return 2.0 * math.prod(operation.shape) * length, said
 
 
-def explained(name: str, computations: Computations) -> tuple[str, float, str]:
-    """(kind, operations, what it does) of one that ran; no kind for what runs others."""
+def explain_operation(name: str, computations: Computations) -> tuple[str, float, str]:
+    """Return kind, number of operations and description of an operation that ran. One that runs others has no kind."""
     for within in computations.values():
         if (operation := within.get(name)) and operation.kind not in RUNS_OTHERS:
             called = re.search(r"calls=%?([\w.-]+)", operation.rest)
@@ -82,15 +82,15 @@ def explained(name: str, computations: Computations) -> tuple[str, float, str]:
                 shapes = [list(within[operand].shape) for operand in operation.operands if operand in within]
                 return "kernel", 0.0, f"{target[1]}: {', '.join(map(str, shapes))}"
             for one in inside.values() if called else [operation]:
-                if found := arithmetic(one, inside):
-                    return ("product" if one.kind == "dot" else one.kind), *found
+                if product := count_arithmetic(one, inside):
+                    return ("product" if one.kind == "dot" else one.kind), *product
             kinds = ", ".join(one.kind for one in inside.values() if one.kind != "parameter") if called else operation.kind
             return "other", 0.0, f"{list(operation.shape)}: {kinds[-90:]}"
     return "", 0.0, ""
 
 
-def ran(folder: Path) -> tuple[dict[str, float], collections.Counter[str]]:
-    """Of each name in the profile: the seconds and the times."""
+def read_profile(folder: Path) -> tuple[dict[str, float], collections.Counter[str]]:
+    """Return the seconds of each name in the profile, and how many times it ran."""
     (path,) = folder.glob("plugins/profile/*/*.trace.json.gz")
     seconds: dict[str, float] = collections.defaultdict(float)
     times: collections.Counter[str] = collections.Counter()
@@ -101,8 +101,8 @@ def ran(folder: Path) -> tuple[dict[str, float], collections.Counter[str]]:
     return seconds, times
 
 
-def profiled(workload: Any, strategy: dict[str, Any], folder: Path) -> float:
-    """Seconds a step of a third epoch."""
+def profile_epoch(workload: Any, strategy: dict[str, Any], folder: Path) -> float:
+    """Return the seconds a step of a third epoch, and write the profile."""
     import jax
     import keras
 
@@ -119,11 +119,11 @@ def profiled(workload: Any, strategy: dict[str, Any], folder: Path) -> float:
         return (time.perf_counter() - start) / workload.steps
 
 
-def rows_of(
+def list_rows(
     seconds: dict[str, float], times: collections.Counter[str], computations: Computations, steps: int
 ) -> Iterator[results.Row]:
     for name, took in sorted(seconds.items(), key=lambda one: -one[1]):
-        kind, operations, what = explained(name, computations)
+        kind, operations, what = explain_operation(name, computations)
         if kind:
             rate = operations * times[name] / took / 1e9 if operations else ""
             yield {"ms a step": 1e3 * took / steps, "times": times[name] / steps, "GF/s": rate, "kind": kind, "what": what}
@@ -142,16 +142,16 @@ def main() -> None:
         from workloads import MORE, WORKLOADS
 
         workload = (WORKLOADS | MORE)[given.workload]
-        step = profiled(workload, given.strategy, folder / "profile")
+        step = profile_epoch(workload, given.strategy, folder / "profile")
         programs = (folder / "programs").glob("*after_optimizations.txt")
-        computations = parsed(max((path.read_text() for path in programs), key=len))
-        found = list(rows_of(*ran(folder / "profile"), computations, workload.steps))
+        computations = parse_program(max((path.read_text() for path in programs), key=len))
+        rows = list(list_rows(*read_profile(folder / "profile"), computations, workload.steps))
     kinds: collections.Counter[str] = collections.Counter()
-    for row in found:
+    for row in rows:
         kinds[row["kind"]] += row["ms a step"]
     print(f"{given.workload} {json.dumps(given.strategy)}: {1e3 * step:.3g} ms a step under the profiler")
     print("; ".join(f"{kind} {took:.3g} ms" for kind, took in kinds.most_common()))
-    results.report("operations", found[: given.top])
+    results.report_rows("operations", rows[: given.top])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""RESULTS.md and the charts, from the JSON that the benchmarks left in `measured`, in a folder for each machine.
+"""Writes RESULTS.md and the charts, from the JSON that the benchmarks left in `measured`, in a folder for each machine.
 
 python benchmarks/pages.py FOLDER
 """
@@ -13,9 +13,8 @@ from typing import Any
 
 import charts
 import results
-from grid import BEST, contenders
-from peers import FLOOR
-from peers import row as row_of
+from grid import BEST, list_contenders
+from peers import FLOOR, make_row
 
 TITLES = {
     "kernels": "Operations alone",
@@ -31,7 +30,7 @@ TITLES = {
     "recording": "What a record of each step costs a training",
     "recovery": "From the failure of a process to the next finished step",
 }
-"""Of each part, by the name of its JSON."""
+"""The title of each part, by the name of its JSON."""
 
 CHARTS = {"replicas": ("replicas", "workload"), "sizes": ("parameters", None)}
 """Lines: along what, and a line for each of what."""
@@ -61,102 +60,107 @@ and in torch on as many threads. Operations are counted as a direct computation 
 PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of one R have the same bits."
 
 
-def page(folder: Path) -> str:
-    """Return the whole page: the newest machine, then what others have to say."""
-    newest, *others = machines(folder)
-    parts = [HEAD, said_of(newest), *against_others(newest)]
+def format_page(folder: Path) -> str:
+    """Return the whole page: the newest machine, then the others."""
+    newest, *others = list_machines(folder)
+    parts = [HEAD, describe_machine(newest), *format_peers(newest)]
     for name, title in TITLES.items():
-        if machine := machine_of(name, folder):
+        if machine := find_machine(name, folder):
             parts.append(f"## {title}")
             parts += [f"![{title}](measured/{machine.name}/{name}.png)"] if name in ("kernels", *CHARTS) else []
             parts += [KERNELS] if name == "kernels" else []
             parts += [f"Not of this machine: {machine.name.replace('-', ' ')}."] if machine != newest else []
-            parts.append(results.table(read(machine, name)).strip())
+            parts.append(results.format_table(read_result(machine, name)).strip())
     for other in others:
-        if (found := read(other, "peers")) is not None:
-            parts += [f"## Against others: {other.name.replace('-', ' ')}", said_of(other), table_of(found)]
+        if (outcomes := read_result(other, "peers")) is not None:
+            parts += [f"## Against others: {other.name.replace('-', ' ')}", describe_machine(other), format_peer_table(outcomes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def machines(folder: Path) -> list[Path]:
+def list_machines(folder: Path) -> list[Path]:
     """Return the folders of the machines, that of the newest run first."""
-    date_of = lambda machine: (read(machine, "machine") or {}).get("date", "")  # noqa: E731
+    date_of = lambda machine: (read_result(machine, "machine") or {}).get("date", "")  # noqa: E731
     return sorted((one for one in folder.iterdir() if one.is_dir()), key=date_of, reverse=True)
 
 
-def machine_of(part: str, folder: Path) -> Path | None:
+def find_machine(part: str, folder: Path) -> Path | None:
     """Return the folder of the newest machine that has results of a part."""
-    return next((machine for machine in machines(folder) if read(machine, part) is not None), None)
+    return next((machine for machine in list_machines(folder) if read_result(machine, part) is not None), None)
 
 
-def said_of(machine: Path) -> str:
-    """Return what it is."""
-    return "\n".join(f"- {what}: {value}" for what, value in (read(machine, "machine") or {}).items())
+def describe_machine(machine: Path) -> str:
+    """Return a list of what a machine is."""
+    return "\n".join(f"- {what}: {value}" for what, value in (read_result(machine, "machine") or {}).items())
 
 
-def against_others(machine: Path) -> list[str]:
-    found = read(machine, "peers")
-    if found is None:
+def format_peers(machine: Path) -> list[str]:
+    outcomes = read_result(machine, "peers")
+    if outcomes is None:
         return []
-    parts = ["## Against others", f"![Speed against others](measured/{machine.name}/peers.png)", PEERS, table_of(found)]
-    parts += ["### The fastest settings", settings(found)]
-    placed = placements(found)
-    return [*parts, "### Each placement", PLACEMENTS, "\n".join(turned(placed))] if placed else parts
+    parts = [
+        "## Against others",
+        f"![Speed against others](measured/{machine.name}/peers.png)",
+        PEERS,
+        format_peer_table(outcomes),
+    ]
+    parts += ["### The fastest settings", format_settings(outcomes)]
+    placed = list_placement_rows(outcomes)
+    return [*parts, "### Each placement", PLACEMENTS, "\n".join(transpose_table(placed))] if placed else parts
 
 
-def table_of(found: dict[str, Any]) -> str:
-    order = [*contenders(2, is_image=True), FLOOR]
-    ordered = {workload: dict(sorted(one.items(), key=lambda item: order.index(item[0]))) for workload, one in found.items()}
-    return "\n".join(turned([row_of(workload, one) for workload, one in ordered.items()]))
+def format_peer_table(outcomes: dict[str, Any]) -> str:
+    order = [*list_contenders(2, is_image=True), FLOOR]
+    ordered = {workload: dict(sorted(one.items(), key=lambda item: order.index(item[0]))) for workload, one in outcomes.items()}
+    return "\n".join(transpose_table([make_row(workload, one) for workload, one in ordered.items()]))
 
 
-def turned(rows: Sequence[results.Row]) -> list[str]:
+def transpose_table(rows: Sequence[results.Row]) -> list[str]:
     """Return a table with workloads as columns."""
     heads = list(dict.fromkeys(head for row in rows for head in row))
-    cells = [[head, *(results.shown(row.get(head, "")) for row in rows)] for head in heads]
+    cells = [[head, *(results.format_value(row.get(head, "")) for row in rows)] for head in heads]
     lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def settings(found: dict[str, Any]) -> str:
+def format_settings(outcomes: dict[str, Any]) -> str:
     lines = []
-    for workload, one in found.items():
-        chosen = [f"{name} {json.dumps(of['best'])}" for name, of in one.items() if of.get("best")]
+    for workload, one in outcomes.items():
+        chosen = [f"{name} {json.dumps(outcome['best'])}" for name, outcome in one.items() if outcome.get("best")]
         lines.append(f"- {workload}: {'; '.join(chosen)}")
     return "\n".join(lines)
 
 
-def placements(found: dict[str, Any]) -> list[results.Row]:
-    """Return a row for each workload, with what it took on each placement that was tried."""
+def list_placement_rows(outcomes: dict[str, Any]) -> list[results.Row]:
+    """Return a row for each workload, with the milliseconds of each placement that was tried."""
     return [
         {"workload": workload}
-        | {placement(setting): 1e3 * took for setting, took in one[BEST]["grid"] if isinstance(took, float)}
-        for workload, one in found.items()
+        | {name_placement(setting): 1e3 * took for setting, took in one[BEST]["grid"] if isinstance(took, float)}
+        for workload, one in outcomes.items()
         if BEST in one
     ]
 
 
-def placement(setting: dict[str, Any]) -> str:
+def name_placement(setting: dict[str, Any]) -> str:
     said = setting["strategy"]
     return f"R = {said['replicas']} on {said['devices']} device{'s' * (said['devices'] > 1)}, ms" if said else "default, ms"
 
 
-def read(folder: Path, name: str) -> Any:
+def read_result(folder: Path, name: str) -> Any:
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def main() -> None:
     measured = Path(sys.argv[1]) / "measured"
-    newest = machines(measured)[0]
-    if (found := read(newest, "peers")) is not None:
-        charts.draw_peers(newest / "peers.png", found)
-    if machine := machine_of("kernels", measured):
-        charts.draw_kernels(machine / "kernels.png", read(machine, "kernels"), read(machine, "peak"))
+    newest = list_machines(measured)[0]
+    if (outcomes := read_result(newest, "peers")) is not None:
+        charts.draw_peers(newest / "peers.png", outcomes)
+    if machine := find_machine("kernels", measured):
+        charts.draw_kernels(machine / "kernels.png", read_result(machine, "kernels"), read_result(machine, "peak"))
     for name, (along, by) in CHARTS.items():
-        if machine := machine_of(name, measured):
-            charts.draw_lines(machine / f"{name}.png", read(machine, name), along, by)
-    (measured.parent / "RESULTS.md").write_text(page(measured))
+        if machine := find_machine(name, measured):
+            charts.draw_lines(machine / f"{name}.png", read_result(machine, name), along, by)
+    (measured.parent / "RESULTS.md").write_text(format_page(measured))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import results
-from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, contenders, fastest, searched
+from grid import BEST, DEFAULT, KERAS, LIMIT, Contender, Settings, find_fastest, list_contenders, search_settings
 from timing import EPOCHS
 from workloads import MORE, WORKLOADS
 
@@ -37,11 +37,11 @@ NOTHING: Settings = {"strategy": {}}
 SLOW = 1.5
 """Contenders that are slower than so many times the fastest peer take no part in the turns."""
 
-Found = dict[str, Any]
+Outcomes = dict[str, Any]
 
 
-def printed(command: tuple[str, ...], workload: str, settings: Settings, variables: Mapping[str, str]) -> Any:
-    """Return what a script of this folder found, or why there is nothing."""
+def run_script(command: tuple[str, ...], workload: str, settings: Settings, variables: Mapping[str, str]) -> Any:
+    """Return the result that a script of this folder printed, or the reason of its failure."""
     script, *words = command
     line = [sys.executable, str(HERE / script), *words, workload, json.dumps(settings)]
     environment = os.environ | {"KERAS_BACKEND": "jax", "OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | variables
@@ -54,76 +54,76 @@ def printed(command: tuple[str, ...], workload: str, settings: Settings, variabl
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(contender: Contender, workload: str, settings: Settings, epochs: int | None = None) -> float | str:
+def measure_settings(contender: Contender, workload: str, settings: Settings, epochs: int | None = None) -> float | str:
     """Return the seconds a step of the fastest epoch, or why there is no such number."""
     variables = {"KERAS_BACKEND": contender.backend} | contender.variables | ({EPOCHS: str(epochs)} if epochs else {})
-    found = printed(contender.command, workload, settings, variables)
-    return found if isinstance(found, str) else min(found)
+    answer = run_script(contender.command, workload, settings, variables)
+    return answer if isinstance(answer, str) else min(answer)
 
 
-def of_grid(workload: str, part: dict[str, Contender]) -> Found:
-    """Return for each contender what its settings took, and the fastest."""
-    found: Found = {}
+def try_grid(workload: str, part: dict[str, Contender]) -> Outcomes:
+    """Return the settings that each contender tried, and its fastest."""
+    outcomes: Outcomes = {}
     for name, contender in part.items():
-        choices = {setting: of[:1] if results.SMALL else of for setting, of in contender.grid.items()}
-        tried = searched(choices, functools.partial(measured, contender, workload, epochs=2))
-        if name == BEST and DEFAULT in found:
-            tried = [(NOTHING, looked(found[DEFAULT])), *tried]
-        found[name] = {"grid": tried, "best": fastest(tried)}
-        print(f"{workload}: {name}: " + "; ".join(f"{settings} {said(took)}" for settings, took in tried), flush=True)
-    return found
+        choices = {setting: values[:1] if results.SMALL else values for setting, values in contender.grid.items()}
+        tried = search_settings(choices, functools.partial(measure_settings, contender, workload, epochs=2))
+        if name == BEST and DEFAULT in outcomes:
+            tried = [(NOTHING, get_first_look(outcomes[DEFAULT])), *tried]
+        outcomes[name] = {"grid": tried, "best": find_fastest(tried)}
+        print(f"{workload}: {name}: " + "; ".join(f"{settings} {format_seconds(took)}" for settings, took in tried), flush=True)
+    return outcomes
 
 
-def compared(workload: str, part: dict[str, Contender], grid: Found | None, rounds: int) -> Found:
-    """Return what each contender took: the fastest of its settings, in turns where it is not slow."""
-    found = {name: one | {"rounds": []} for name, one in (grid or of_grid(workload, part)).items() if name in part}
-    looks = {name: look for name, one in found.items() if isinstance(look := looked(one), float)}
-    in_turns = quick(looks, {name for name, contender in part.items() if contender.is_peer})
-    is_default_best = BEST in in_turns and found[BEST]["best"] == NOTHING
+def compare_contenders(workload: str, part: dict[str, Contender], grid: Outcomes | None, rounds: int) -> Outcomes:
+    """Return the outcome of each contender: the fastest of its settings, in turns where it is not slow."""
+    outcomes = {name: one | {"rounds": []} for name, one in (grid or try_grid(workload, part)).items() if name in part}
+    looks = {name: look for name, one in outcomes.items() if isinstance(look := get_first_look(one), float)}
+    in_turns = choose_quick(looks, {name for name, contender in part.items() if contender.is_peer})
+    is_default_best = BEST in in_turns and outcomes[BEST]["best"] == NOTHING
     in_turns = [name for name in in_turns if name != BEST or not is_default_best]
     for _ in range(rounds):
         for name in in_turns:
-            if not failures(found[name]):
-                found[name]["rounds"].append(measured(part[name], workload, found[name]["best"]))
+            if not list_failures(outcomes[name]):
+                outcomes[name]["rounds"].append(measure_settings(part[name], workload, outcomes[name]["best"]))
     if is_default_best:
-        found[BEST]["rounds"] = found[DEFAULT]["rounds"]
-    for name, one in found.items():
+        outcomes[BEST]["rounds"] = outcomes[DEFAULT]["rounds"]
+    for name, one in outcomes.items():
         first = [] if grid and one["rounds"] else [looks[name]] if name in looks else []  # of this run, or all that there is
-        one["seconds"] = None if failures(one) else min([*one["rounds"], *first], default=None)
+        one["seconds"] = None if list_failures(one) else min([*one["rounds"], *first], default=None)
         one["is_peer"] = part[name].is_peer
     if workload in WORKLOADS:
-        found[FLOOR] = {"seconds": printed(("floor.py",), workload, {}, {}), "is_peer": False}
-    return found
+        outcomes[FLOOR] = {"seconds": run_script(("floor.py",), workload, {}, {}), "is_peer": False}
+    return outcomes
 
 
-def looked(one: Found) -> float | None:
-    """Return what the fastest of its settings took when it was looked at; None where all failed."""
+def get_first_look(one: Outcomes) -> float | None:
+    """Return the seconds of the fastest settings of a first look; None where all failed."""
     return min((took for _, took in one["grid"] if isinstance(took, float)), default=None)
 
 
-def quick(looks: Mapping[str, float], peers: set[str]) -> list[str]:
-    """Return who takes part in the turns: who is not slow, and Unisono as it is without settings.
+def choose_quick(looks: Mapping[str, float], peers: set[str]) -> list[str]:
+    """Return the contenders that take turns: all that are not slow, and Unisono without settings.
 
-    >>> quick({"theirs": 3.0, "slow": 7.0, "limit": 1.0, DEFAULT: 9.0}, {"theirs", "slow"})
+    >>> choose_quick({"theirs": 3.0, "slow": 7.0, "limit": 1.0, DEFAULT: 9.0}, {"theirs", "slow"})
     ['theirs', 'limit', 'Unisono, default']
     """
     most = SLOW * min((looks[name] for name in peers & looks.keys()), default=float("inf"))
     return [name for name, took in looks.items() if took <= most or name == DEFAULT]
 
 
-def failures(one: Found) -> list[str]:
-    """Why it took no part in a round; it is not asked again."""
+def list_failures(one: Outcomes) -> list[str]:
+    """Return the reasons of failures in the rounds. A contender that failed is not run again."""
     return [took for took in one["rounds"] if isinstance(took, str)]
 
 
-def said(took: float | str) -> str:
+def format_seconds(took: float | str) -> str:
     return took if isinstance(took, str) else f"{1e3 * took:.3g} ms"
 
 
-def row(workload: str, found: Found) -> results.Row:
+def make_row(workload: str, outcomes: Outcomes) -> results.Row:
     """Return the milliseconds a step, in brackets where they are of one look, and the ratios: how many times as fast as."""
-    seconds = {name: one["seconds"] for name, one in found.items() if isinstance(one["seconds"], float)}
-    peers = [seconds[name] for name, one in found.items() if one["is_peer"] and name in seconds]
+    seconds = {name: one["seconds"] for name, one in outcomes.items() if isinstance(one["seconds"], float)}
+    peers = [seconds[name] for name, one in outcomes.items() if one["is_peer"] and name in seconds]
     ratios = {
         "default to the best peer": (min(peers, default=None), seconds.get(DEFAULT)),
         "default to Keras on JAX": (seconds.get(KERAS), seconds.get(DEFAULT)),
@@ -131,16 +131,16 @@ def row(workload: str, found: Found) -> results.Row:
     }
     return (
         {"workload": workload}
-        | {f"{name}, ms": in_row(one) for name, one in found.items()}
+        | {f"{name}, ms": format_outcome(one) for name, one in outcomes.items()}
         | {name: theirs / ours for name, (theirs, ours) in ratios.items() if theirs and ours}
     )
 
 
-def in_row(one: Found) -> float | str:
+def format_outcome(one: Outcomes) -> float | str:
     if not isinstance(one["seconds"], float):
         return "failed"
     milliseconds = 1e3 * one["seconds"]
-    return milliseconds if one.get("rounds", True) else f"({results.shown(milliseconds)})"
+    return milliseconds if one.get("rounds", True) else f"({results.format_value(milliseconds)})"
 
 
 def main() -> None:
@@ -152,17 +152,17 @@ def main() -> None:
     parser.add_argument("--grid", type=pathlib.Path)
     given = parser.parse_args()
     known = json.loads(given.grid.read_text()) if given.grid else {}
-    found: dict[str, Found] = results.kept("peers") or {}
+    outcomes: dict[str, Outcomes] = results.read_kept("peers") or {}
     for workload in given.workloads:
-        if given.missing and workload in found:
+        if given.missing and workload in outcomes:
             continue
-        everybody = contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2", "W6", "W7")))
+        everybody = list_contenders(os.cpu_count() or 1, is_image=workload.startswith(("W1", "W2", "W6", "W7")))
         part = {name: everybody[name] for name in given.contenders or everybody}
         with tempfile.TemporaryDirectory() as programs:  # compiled once: compiling is not what is timed
             os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
-            found[workload] = compared(workload, part, known.get(workload), given.rounds)
-        results.keep("peers", {name: found[name] for name in WORKLOADS | MORE if name in found})
-    print(results.table([row(workload, found[workload]) for workload in given.workloads if workload in found]))
+            outcomes[workload] = compare_contenders(workload, part, known.get(workload), given.rounds)
+        results.keep_rows("peers", {name: outcomes[name] for name in WORKLOADS | MORE if name in outcomes})
+    print(results.format_table([make_row(workload, outcomes[workload]) for workload in given.workloads if workload in outcomes]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What it costs to record digests of each step, against the same fit without a record, in turns.
+"""Measures the cost of recording digests of each step, beside the same fit without a record, in turns.
 
 python benchmarks/recording.py [ROUNDS]
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 import results
-from timing import in_turns
+from timing import time_in_turns
 from workloads import WORKLOADS, Workload
 
 import unisono as un
@@ -24,7 +24,7 @@ import unisono as un
 NAMES = ["W3 MLP, batch 32", "W3 MLP, batch 6000", "W4 transformer", "W2 CIFAR"]
 
 
-def fitting(workload: Workload, directory: str | None) -> Any:
+def prepare_recorded_fit(workload: Workload, directory: str | None) -> Any:
     """Return a function that fits a model of its own for one epoch, recorded into the directory if there is one."""
     keras.utils.set_random_seed(0)
     with un.OneDeviceStrategy(replicas=1).scope():
@@ -42,11 +42,13 @@ def main() -> None:
     for name in names:
         workload = WORKLOADS[name]
         with tempfile.TemporaryDirectory() as directory:
-            times = in_turns({"plain": fitting(workload, None), "recorded": fitting(workload, directory)}, rounds)
-        medians = {f"{kind}, ms": 1e3 * statistics.median(of) / workload.steps for kind, of in times.items()}
+            times = time_in_turns(
+                {"plain": prepare_recorded_fit(workload, None), "recorded": prepare_recorded_fit(workload, directory)}, rounds
+            )
+        medians = {f"{kind}, ms": 1e3 * statistics.median(seconds) / workload.steps for kind, seconds in times.items()}
         ratio = statistics.median(recorded / plain for recorded, plain in zip(times["recorded"], times["plain"], strict=True))
         rows.append({"workload": name} | medians | {"recorded / plain": ratio})
-    results.report("recording", rows)
+    results.report_rows("recording", rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long it takes from the failure of a process to the next finished step, under `unisono launch --restarts`.
+"""Measures the time from the failure of a process to the next finished step, under `unisono launch --restarts`.
 
 python benchmarks/recovery.py [ROUNDS] [--processes N] [--bound SECONDS]
 
@@ -22,25 +22,27 @@ from pathlib import Path
 import results
 
 KINDS = ("killed", "raises", "stopped")
-STEPS, SAVED_EVERY, FAILS_AFTER = 20, 5, 12
+STEPS = 20
+SAVED_EVERY = 5
+FAILS_AFTER = 12
 MOMENTS = ("started again", "connected", "next step")
 
 
-def note(directory: Path, what: str) -> None:
+def write_note(directory: Path, what: str) -> None:
     with (directory / "notes").open("a") as file:
         file.write(f"{time.time()} {what}\n")
 
 
-def train(directory: Path, kind: str, process: int) -> None:
-    """What each process runs."""
+def train_and_fail(directory: Path, kind: str, process: int) -> None:
+    """Train in one of the processes, and fail in the one that is to fail."""
     is_first_start = os.environ["UNISONO_RESTARTS"] == "0"
     if not is_first_start:
-        note(directory, "started again")
+        write_note(directory, "started again")
     import unisono as un
 
     strategy = un.MultiWorkerMirroredStrategy(replicas=8)
     if not is_first_start:
-        note(directory, "connected")
+        write_note(directory, "connected")
 
     import keras
     import numpy as np
@@ -48,9 +50,9 @@ def train(directory: Path, kind: str, process: int) -> None:
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             if not is_first_start and batch >= FAILS_AFTER and strategy.writes:
-                note(directory, "next step")
+                write_note(directory, "next step")
             if is_first_start and batch + 1 == FAILS_AFTER and strategy.cluster.process == process:
-                note(directory, "failure")
+                write_note(directory, "failure")
                 if kind == "raises":
                     raise RuntimeError("a failure")
                 os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGSTOP)
@@ -61,13 +63,14 @@ def train(directory: Path, kind: str, process: int) -> None:
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     rng = np.random.default_rng(0)
     rows = STEPS * 64
-    x, y = rng.random((rows, 64), dtype="float32"), rng.integers(0, 10, rows)
+    x = rng.random((rows, 64), dtype="float32")
+    y = rng.integers(0, 10, rows)
     backup = un.callbacks.BackupAndRestore(directory / "backup", save_freq=SAVED_EVERY)
     model.fit(x, y, batch_size=64, verbose=0, callbacks=[backup, Fails()])
 
 
-def measured(kind: str, process: int, processes: int, bound: float) -> dict[str, float]:
-    """Seconds from the failure to each of the moments, the last process counting."""
+def measure_recovery(kind: str, process: int, processes: int, bound: float) -> dict[str, float]:
+    """Return the seconds from the failure until the last process has come to each of the moments."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         command = [
@@ -103,16 +106,16 @@ def main() -> None:
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.directory:
-        train(given.directory, given.kind, given.process)
+        train_and_fail(given.directory, given.kind, given.process)
         return
     print(f"{given.processes} processes, bound {given.bound:g} s, medians of {given.rounds} rounds, in seconds from the failure")
     rows = []
     for kind in KINDS[: 1 if results.SMALL else None]:
         for process in (1,) if results.SMALL else (1, 0):
-            rounds = [measured(kind, process, given.processes, given.bound) for _ in range(given.rounds)]
+            rounds = [measure_recovery(kind, process, given.processes, given.bound) for _ in range(given.rounds)]
             medians = {f"{what}, s": statistics.median(one[what] for one in rounds) for what in MOMENTS}
             rows.append({"failure": f"process {process} {kind}"} | medians)
-    results.report("recovery", rows)
+    results.report_rows("recovery", rows)
 
 
 if __name__ == "__main__":

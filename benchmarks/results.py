@@ -1,4 +1,4 @@
-"""What a benchmark found: a table on the screen, and rows as JSON in the folder that $UNISONO_BENCHMARKS names, if it does."""
+"""The results of a benchmark: a table on the screen, and rows as JSON in the folder that $UNISONO_BENCHMARKS names, if it is set."""
 
 from __future__ import annotations
 
@@ -16,47 +16,53 @@ from pathlib import Path
 from typing import Any
 
 SMALL = os.environ.get("UNISONO_BENCHMARKS_SMALL") == "1"
-"""Whether it is only to be seen that everything works."""
+"""Whether to do as little as shows that everything works."""
 
 Row = dict[str, Any]
 
 
-def keep(name: str, rows: Any) -> None:
+def keep_rows(name: str, rows: Any) -> None:
     if folder := os.environ.get("UNISONO_BENCHMARKS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def kept(name: str) -> Any:
-    """What was kept under this name before, if anything was."""
+def read_kept(name: str) -> Any:
+    """Return the rows that were kept under this name; None where there are none."""
     path = Path(os.environ.get("UNISONO_BENCHMARKS", ""), f"{name}.json")
     return json.loads(path.read_text()) if "UNISONO_BENCHMARKS" in os.environ and path.exists() else None
 
 
 def keep_machine() -> None:
-    """What was measured on, and with."""
+    """Keep the processor, the versions and the date."""
     names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy")
     versions = {}
     for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    machine = {"processor": f"{os.cpu_count()} x {processor()}", "native kernels": kernels(), "python": platform.python_version()}
-    keep("machine", machine | {"date": datetime.date.today().isoformat()} | versions)
+    machine = {
+        "processor": f"{os.cpu_count()} x {read_processor()}",
+        "native kernels": describe_kernels(),
+        "python": platform.python_version(),
+    }
+    keep_rows("machine", machine | {"date": datetime.date.today().isoformat()} | versions)
 
 
-def processor() -> str:
+def read_processor() -> str:
     """Return what the processor calls itself."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def machine_name() -> str:
+def name_machine() -> str:
     """Return the processor's name as that of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((R|TM)\)|processor", "", processor(), flags=re.IGNORECASE).lower()).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((R|TM)\)|processor", "", read_processor(), flags=re.IGNORECASE).lower()).strip(
+        "-"
+    )
 
 
-def kernels() -> str:
+def describe_kernels() -> str:
     """Return what this installation says of its native kernels."""
     done = subprocess.run(
         [sys.executable, "-c", "import unisono; print(unisono.native)"], capture_output=True, text=True, check=True
@@ -64,14 +70,14 @@ def kernels() -> str:
     return done.stdout.strip().removeprefix("native kernels for ")
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[Row]) -> str:
     """Return Markdown; the keys of all rows are the heads."""
     heads = list(dict.fromkeys(head for row in rows for head in row))
-    lines = [heads, ["---"] * len(heads), *([shown(row.get(head, "")) for head in heads] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([format_value(row.get(head, "")) for head in heads] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     return (
         f"{value:.3g}"
         if isinstance(value, float) and abs(value) < 1000
@@ -81,7 +87,7 @@ def shown(value: Any) -> str:
     )
 
 
-def report(name: str, rows: Sequence[Row]) -> None:
-    """At the end of a benchmark."""
-    keep(name, list(rows))
-    print(table(rows), flush=True)
+def report_rows(name: str, rows: Sequence[Row]) -> None:
+    """Keep the rows of a benchmark, and print them."""
+    keep_rows(name, list(rows))
+    print(format_table(rows), flush=True)

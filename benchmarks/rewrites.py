@@ -1,4 +1,4 @@
-"""What the rewrites of `unisono._src.xla.rewrite` bring on CPU, for each kind of convolution and pooling.
+"""Measures the rewrites of `unisono._src.xla.rewrite` on CPU, for each kind of convolution and pooling.
 
 python benchmarks/rewrites.py [PART OF A NAME ...]
 
@@ -53,7 +53,8 @@ def separable(x: tuple[int, ...], features: int) -> Case:
 
 
 def pool(x: tuple[int, ...], kind: str, size: int, stride: int, padding: str) -> Case:
-    window, strides = (1, *[size] * (len(x) - 2), 1), (1, *[stride] * (len(x) - 2), 1)
+    window = (1, *[size] * (len(x) - 2), 1)
+    strides = (1, *[stride] * (len(x) - 2), 1)
 
     def layer(x: Any, w: Any) -> Any:
         x = jax.nn.relu(x * w)  # a layer before it
@@ -136,8 +137,8 @@ def loop_of(step: Function) -> Function:
     return loop
 
 
-def seconds(function: Function, *args: Any, most: float = 1.0) -> float:
-    """The median of 3 to 20 calls, of about `most` seconds together."""
+def measure_median(function: Function, *args: Any, most: float = 1.0) -> float:
+    """Return the median of 3 to 20 calls, of about `most` seconds together."""
     jax.block_until_ready(function(*args))
     times: list[float] = []
     while len(times) < 3 or (sum(times) < most and len(times) < 20):
@@ -147,17 +148,18 @@ def seconds(function: Function, *args: Any, most: float = 1.0) -> float:
     return statistics.median(times)
 
 
-def measured(layer: Function, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> tuple[float, float, float]:
+def measure_case(layer: Function, x_shape: tuple[int, ...], w_shape: tuple[int, ...]) -> tuple[float, float, float]:
     keys = jax.random.split(jax.random.key(0))
-    x, w = jax.random.normal(keys[0], (SHARDS, *x_shape)), jax.random.normal(keys[1], w_shape)
+    x = jax.random.normal(keys[0], (SHARDS, *x_shape))
+    w = jax.random.normal(keys[1], w_shape)
     step = step_of(layer)
     loop = loop_of(step)
     plain_loop = jax.jit(loop)
-    slow = seconds(plain_loop, 1, x, w, most=0) > 0.1
+    slow = measure_median(plain_loop, 1, x, w, most=0) > 0.1
     return (
-        seconds(plain_loop, 1, x, w, most=0) if slow else seconds(plain_loop, SHARDS, x, w) / SHARDS,
-        seconds(jax.jit(step), x[0], w),
-        seconds(jax.jit(rewrite_function(loop, "cpu")), SHARDS, x, w) / SHARDS,
+        measure_median(plain_loop, 1, x, w, most=0) if slow else measure_median(plain_loop, SHARDS, x, w) / SHARDS,
+        measure_median(jax.jit(step), x[0], w),
+        measure_median(jax.jit(rewrite_function(loop, "cpu")), SHARDS, x, w) / SHARDS,
     )
 
 
@@ -166,7 +168,7 @@ def main() -> None:
     print(f"{'':34}{'plain, loop':>12}{'plain':>10}{'rewritten, loop':>17}")
     for name, case in CASES.items():
         if not wanted or any(part in name for part in wanted):
-            plain_loop, plain, loop = (1e3 * each for each in measured(*case))
+            plain_loop, plain, loop = (1e3 * each for each in measure_case(*case))
             print(f"{name:34}{plain_loop:12.2f}{plain:10.2f}{loop:17.2f}", flush=True)
 
 

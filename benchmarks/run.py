@@ -1,10 +1,10 @@
-"""All benchmarks, one after another, and what they found as RESULTS.md with charts.
+"""Runs all benchmarks, one after another, and writes RESULTS.md with charts.
 
 python benchmarks/run.py [--out FOLDER] [--machine NAME] [--parts NAME ...] [--missing]
 
 Every part writes its rows as JSON into `measured/MACHINE` there; the page and the charts are made of what lies there, so that a part can
-be run again by itself. A machine is called by its processor, unless `--machine` says how. `--missing` goes on with a run that was
-interrupted: it leaves out what this machine has results of. `make bench` writes into this folder. With UNISONO_BENCHMARKS_SMALL=1 every
+be run again by itself. A machine is called by its processor, unless `--machine` names it. `--missing` goes on with a run that was
+interrupted: it leaves out parts of which this machine has results. `make bench` writes into this folder. With UNISONO_BENCHMARKS_SMALL=1 every
 part does as little as shows that it works.
 """
 
@@ -31,13 +31,13 @@ PARTS = {
     "recording": "recording",
     "recovery": "recovery",
 }
-"""Each with the JSON that it writes last."""
+"""The parts, each with the JSON that it writes last."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"))
-    parser.add_argument("--machine", default=results.machine_name(), metavar="NAME")
+    parser.add_argument("--machine", default=results.name_machine(), metavar="NAME")
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS), metavar="NAME")
     parser.add_argument("--missing", action="store_true")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a step costs against the number of replicas, and against the size of the model, on one device and on two.
+"""Measures a step against the number of replicas, and against the size of the model, on one device and on two.
 
 python benchmarks/scaling.py [ROUNDS]
 
@@ -24,7 +24,7 @@ un.MirroredStrategy(devices=2)  # makes two CPU devices, before anything starts 
 # isort: split
 import keras
 import results
-from timing import in_turns
+from timing import time_in_turns
 from workloads import CLASSES, MORE, WORKLOADS, Workload, floats
 
 NETS = ["W1 MNIST, two convolutions", "W4 transformer"]
@@ -35,7 +35,7 @@ SIZES = (4,) if results.SMALL else (4, 5, 6, 7, 8)
 ROWS = 64
 
 
-def dense(parameters: int) -> Workload:
+def make_dense(parameters: int) -> Workload:
     width = round(math.sqrt(parameters / 2))
     layers = keras.layers
 
@@ -46,7 +46,7 @@ def dense(parameters: int) -> Workload:
     return Workload(ROWS, 50 if parameters < 10**7 else 10**8 // parameters, 1, floats(width), model)
 
 
-def fitting(workload: Workload, strategy: Any) -> Callable[[], Any]:
+def prepare_training(workload: Workload, strategy: Any) -> Callable[[], Any]:
     """Return what trains for an epoch; without a strategy, by Keras' own accumulation."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         model, optimizer = workload.model(keras)
@@ -59,34 +59,36 @@ def fitting(workload: Workload, strategy: Any) -> Callable[[], Any]:
     return lambda: model.fit(x, y, batch_size=batch, verbose=0)
 
 
-def compared(workload: Workload, strategies: dict[str, Any], rounds: int) -> dict[str, float]:
-    fits = {name: fitting(workload, strategy) for name, strategy in strategies.items()}
-    return {f"{name}, ms": 1e3 * statistics.median(times) / workload.steps for name, times in in_turns(fits, rounds).items()}
+def compare_strategies(workload: Workload, strategies: dict[str, Any], rounds: int) -> dict[str, float]:
+    fits = {name: prepare_training(workload, strategy) for name, strategy in strategies.items()}
+    return {f"{name}, ms": 1e3 * statistics.median(times) / workload.steps for name, times in time_in_turns(fits, rounds).items()}
 
 
-def to_one_batch(name: str, rounds: int) -> results.Row:
+def compare_with_one_batch(name: str, rounds: int) -> results.Row:
     """Return what a step takes as one batch and as eight replicas one after another."""
     strategies = {"one batch": un.OneDeviceStrategy(replicas=1), "R = 8 on one device": un.OneDeviceStrategy(replicas=AT_ONCE)}
-    found = compared((WORKLOADS | MORE)[name], strategies, rounds)
-    one, several = found.values()
-    return {"workload": name} | found | {"to one batch": several / one}
+    milliseconds = compare_strategies((WORKLOADS | MORE)[name], strategies, rounds)
+    one, several = milliseconds.values()
+    return {"workload": name} | milliseconds | {"to one batch": several / one}
 
 
 def main() -> None:
     rounds = 1 if results.SMALL else int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    by_replicas, by_size, by_net = [], [], []
+    by_replicas = []
+    by_size = []
+    by_net = []
     for name in NETS[: 1 if results.SMALL else None]:
         for replicas in REPLICAS[: 2 if results.SMALL else None]:
             strategies = {"one device": un.OneDeviceStrategy(replicas=replicas)}
             if replicas > 1:
                 strategies["two devices"] = un.MirroredStrategy(devices=2, replicas=replicas)
-            by_replicas.append({"workload": name, "replicas": replicas} | compared(WORKLOADS[name], strategies, rounds))
+            by_replicas.append({"workload": name, "replicas": replicas} | compare_strategies(WORKLOADS[name], strategies, rounds))
             gc.collect()
-    results.report("replicas", by_replicas)
+    results.report_rows("replicas", by_replicas)
     for name in ["W3 MLP, batch 32"] if results.SMALL else ["W2 CIFAR", *MORE]:
-        by_net.append(to_one_batch(name, rounds))
+        by_net.append(compare_with_one_batch(name, rounds))
         gc.collect()
-    results.report("one batch", by_net)
+    results.report_rows("one batch", by_net)
     for size in SIZES:
         strategies = {
             "R = 1": un.OneDeviceStrategy(replicas=1),
@@ -94,9 +96,9 @@ def main() -> None:
             "R = 8 on two devices": un.MirroredStrategy(devices=2, replicas=AT_ONCE),
             "Keras, 8 accumulated steps": None,
         }
-        by_size.append({"parameters": 10**size} | compared(dense(10**size), strategies, rounds))
+        by_size.append({"parameters": 10**size} | compare_strategies(make_dense(10**size), strategies, rounds))
         gc.collect()
-    results.report("sizes", by_size)
+    results.report_rows("sizes", by_size)
 
 
 if __name__ == "__main__":

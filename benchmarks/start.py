@@ -1,4 +1,4 @@
-"""How long it takes to import, and until the first step of a training is done, in fresh processes that take turns.
+"""Measures the time of importing, and until the first step of a training is done, in fresh processes that take turns.
 
 python benchmarks/start.py [ROUNDS]
 
@@ -56,7 +56,7 @@ PROGRAMS = {
 }
 
 
-def measured(program: str) -> float:
+def run_program(program: str) -> float:
     here = os.path.dirname(os.path.abspath(__file__))
     environment = os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
@@ -69,8 +69,8 @@ def main() -> None:
     times: dict[str, list[float]] = {what: [] for what in programs}
     for _ in range(rounds):
         for what, program in programs.items():
-            times[what].append(measured(program))
-    results.report("start", [{"": what, "seconds": statistics.median(of)} for what, of in times.items()])
+            times[what].append(run_program(program))
+    results.report_rows("start", [{"": what, "seconds": statistics.median(seconds)} for what, seconds in times.items()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How things are timed: epochs of one contender, whose seconds a step it prints, and calls of one process in turns."""
+"""Times epochs of one contender, whose seconds a step it prints, and calls of one process in turns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ EPOCHS = "UNISONO_BENCHMARKS_EPOCHS"
 
 
 Ready = Callable[[], bool]
-"""Says whether the cores have their full speed (`cores.patient`)."""
+"""A function that says whether the cores have their full speed (`cores.make_ready_check`)."""
 
 
-def timed(call: Callable[[], object], is_ready: Ready) -> float:
+def time_call(call: Callable[[], object], is_ready: Ready) -> float:
     """Return the seconds that a call took which began and ended while the cores had their full speed."""
     while True:
         while not is_ready():
@@ -34,13 +34,13 @@ def timed(call: Callable[[], object], is_ready: Ready) -> float:
             return took
 
 
-def report(workload: Workload, epoch: Callable[[int], object], is_ready: Ready | None = None) -> None:
+def report_epochs(workload: Workload, epoch: Callable[[int], object], is_ready: Ready | None = None) -> None:
     """Print the seconds a step of each epoch. `epoch(number)` trains for one, and returns when its last step is done."""
     for number in range(WARM_UP):
         epoch(number)
-    is_ready = is_ready or cores.patient()
+    is_ready = is_ready or cores.make_ready_check()
     numbers = range(WARM_UP, WARM_UP + int(os.environ.get(EPOCHS, workload.epochs)))
-    times = [timed(functools.partial(epoch, number), is_ready) / workload.steps for number in numbers]
+    times = [time_call(functools.partial(epoch, number), is_ready) / workload.steps for number in numbers]
     print(json.dumps(times), flush=True)
 
 
@@ -48,22 +48,24 @@ LEAST = 0.05
 """Seconds that a call of an operation is repeated for, when its time is taken."""
 
 
-def seconds_of(call: Callable[[], object], tries: int = 15) -> float:
+def measure_seconds(call: Callable[[], object], tries: int = 15) -> float:
     """Return the seconds that a short call takes: the least of some times of several calls."""
     for _ in range(WARM_UP):
         call()
-    is_ready = cores.patient()
-    count = max(1, round(LEAST / timed(call, is_ready)))
-    return min(timed(lambda: [call() for _ in range(count)], is_ready) / count for _ in range(tries))
+    is_ready = cores.make_ready_check()
+    count = max(1, round(LEAST / time_call(call, is_ready)))
+    return min(time_call(lambda: [call() for _ in range(count)], is_ready) / count for _ in range(tries))
 
 
-def in_turns(calls: Mapping[str, Callable[[], object]], rounds: int, is_ready: Ready | None = None) -> dict[str, list[float]]:
-    """Return the seconds that each call took, in so many rounds after the warm-up."""
+def time_in_turns(
+    calls: Mapping[str, Callable[[], object]], rounds: int, is_ready: Ready | None = None
+) -> dict[str, list[float]]:
+    """Return the seconds that each call took, by name: one number for each round after the warm-up."""
     for call in list(calls.values()) * WARM_UP:
         call()
-    is_ready = is_ready or cores.patient()
+    is_ready = is_ready or cores.make_ready_check()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name].append(timed(call, is_ready))
+            times[name].append(time_call(call, is_ready))
     return times

@@ -1,4 +1,4 @@
-"""What is trained: models of Keras on any backend, with synthetic data of the right shape."""
+"""The trainings: models of Keras on any backend, with synthetic data of the right shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import numpy as np
 from results import SMALL
 
 CLASSES = 10
-WIDTH, HEADS, BLOCKS, TOKENS, VOCABULARY = 256, 4, 4, 128, 8000
+WIDTH = 256
+HEADS = 4
+BLOCKS = 4
+TOKENS = 128
+VOCABULARY = 8000
 
 RESNET = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """(features within a block, blocks, stride of the first) of each stage of `keras.applications.ResNet50`."""
@@ -24,10 +28,10 @@ class Workload(NamedTuple):
 
     Args:
         batch: Rows of a global batch.
-        steps: In an epoch, which is what is timed.
-        epochs: So many are timed.
-        rows: Inputs of so many rows.
-        model: (model, optimizer) from the modules of Keras.
+        steps: Steps of an epoch. Epochs are timed.
+        epochs: How many epochs are timed.
+        rows: Makes inputs, for a number of rows.
+        model: Makes model and optimizer, from the modules of Keras.
         from_logits: Whether the model ends before the softmax.
     """
 
@@ -39,7 +43,8 @@ class Workload(NamedTuple):
     from_logits: bool = False
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        rng, count = np.random.default_rng(0), self.batch * self.steps
+        rng = np.random.default_rng(0)
+        count = self.batch * self.steps
         return self.rows(rng, count), rng.integers(0, CLASSES, count).astype("int32")
 
     def loss(self, keras: Any) -> Any:
@@ -51,25 +56,27 @@ def floats(*shape: int) -> Callable[[np.random.Generator, int], np.ndarray]:
 
 
 def sentences(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Numbers of words, 0 behind the end; between a half and all of the places are words."""
+    """Return numbers of words, 0 behind the end; between a half and all of the places are words."""
     words = rng.integers(1, VOCABULARY, (count, TOKENS))
     lengths = rng.integers(TOKENS // 2, TOKENS + 1, count)
     return np.where(np.arange(TOKENS) < lengths[:, None], words, 0).astype("int32")
 
 
 def image(keras: Any, height: int, width: int, features: int) -> Any:
-    """An input in the format of data that Keras was told to use."""
+    """Return an input in the format of data that Keras was told to use."""
     return keras.layers.Input((features, height, width) if channels(keras) == 1 else (height, width, features))
 
 
 def channels(keras: Any) -> int:
-    """Their axis."""
+    """Return the axis of the channels."""
     return 1 if keras.config.image_data_format() == "channels_first" else -1
 
 
 def mnist_loop(keras: Any) -> tuple[Any, Any]:
     layers = keras.layers
-    convolutions = [of for features in (32, 64) for of in (layers.Conv2D(features, 3, activation="relu"), layers.MaxPooling2D())]
+    convolutions = [
+        layer for features in (32, 64) for layer in (layers.Conv2D(features, 3, activation="relu"), layers.MaxPooling2D())
+    ]
     top = [layers.Flatten(), layers.Dense(64, "relu"), layers.Dense(CLASSES, "softmax")]
     return keras.Sequential([image(keras, 28, 28, 1), *convolutions, *top]), keras.optimizers.Adam()
 
@@ -83,7 +90,8 @@ def mnist_fit(keras: Any) -> tuple[Any, Any]:
 
 def cifar(keras: Any, kind: str = "plain") -> tuple[Any, Any]:
     """`strided` has strides in place of pools, `depthwise` and `separable` have such convolutions in place of all but the first."""
-    layers, axis = keras.layers, channels(keras)
+    layers = keras.layers
+    axis = channels(keras)
     x = inputs = image(keras, 32, 32, 3)
     for features in (64, 128, 256):
         for place in range(3):
@@ -99,10 +107,12 @@ def cifar(keras: Any, kind: str = "plain") -> tuple[Any, Any]:
 
 
 def factored(kind: str, features: int, keras: Any) -> Callable[[Any], Any]:
-    layers, axis = keras.layers, channels(keras)
+    layers = keras.layers
+    axis = channels(keras)
     if kind == "separable":
         return layers.SeparableConv2D(features, 3, padding="same")
-    depthwise, pointwise = layers.DepthwiseConv2D(3, padding="same"), layers.Conv2D(features, 1)
+    depthwise = layers.DepthwiseConv2D(3, padding="same")
+    pointwise = layers.Conv2D(features, 1)
     return lambda x: pointwise(layers.ReLU()(layers.BatchNormalization(axis=axis)(depthwise(x))))
 
 
@@ -114,7 +124,8 @@ def mlp(keras: Any) -> tuple[Any, Any]:
 
 def transformer(keras: Any) -> tuple[Any, Any]:
     """Padded places are masked in the attention and in the mean over the words."""
-    layers, ops = keras.layers, keras.ops
+    layers = keras.layers
+    ops = keras.ops
     words = layers.Input((TOKENS,), dtype="int32")
     is_word = ops.not_equal(words, 0)
     x = placed(keras)(layers.Embedding(VOCABULARY, WIDTH)(words))
@@ -128,7 +139,7 @@ def transformer(keras: Any) -> tuple[Any, Any]:
 
 
 def placed(keras: Any) -> Any:
-    """Adds to each word what is learnt of its place. An Embedding of constant numbers would be no part of the model."""
+    """Return a layer that adds to each word what is learnt of its place. An Embedding of constant numbers would be no part of the model."""
 
     class Placed(keras.layers.Layer):
         def build(self, shape: Any) -> None:
@@ -180,4 +191,6 @@ MORE = {
 """Forms of the CIFAR net, for Keras and Unisono alone."""
 
 if SMALL:
-    WORKLOADS, MORE = ({name: of._replace(steps=2, epochs=1) for name, of in all_.items()} for all_ in (WORKLOADS, MORE))
+    WORKLOADS, MORE = (
+        {name: workload._replace(steps=2, epochs=1) for name, workload in all_.items()} for all_ in (WORKLOADS, MORE)
+    )
