@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import NamedTuple
 
-from unisono._src.audit.script_trace import OPAQUE
+from unisono._src.audit.script_trace.value_digest import OPAQUE, SET
 from unisono._src.typing import Json
 
 
@@ -63,7 +63,7 @@ class TraceComparison:
             name
             for entry in ones.values()
             for name, values in entry["values"].items()
-            if any(value.startswith("set") for value in values)
+            if any(value.startswith(SET) for value in values)
         }
         """Names that had a set as their value."""
 
