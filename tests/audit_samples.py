@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.report import (
+from unisono._src.audit.audit_report import (
     AuditedRun,
     AuditReport,
     Coupling,

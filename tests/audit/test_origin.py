@@ -136,7 +136,7 @@ def test_lines_whose_values_are_the_same_are_no_differences(tmp_path):
         items = sorted({"x", "y", "z"})
         """,
     )
-    assert comparison.list_differing() == []
+    assert comparison.list_differing_places() == []
 
 
 def test_a_callback_that_changes_what_its_object_keeps_has_state(tmp_path):

@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from unisono._src.audit.audit_report import Coupling, ReplicaComparison, ReplicaRows
 from unisono._src.audit.cause import Cause
 from unisono._src.audit.coupling import list_couplings, make_coupling
-from unisono._src.audit.report import Coupling, ReplicaComparison, ReplicaRows
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
+from unisono._src.audit.script_trace.line_trace import HANDED
 from unisono._src.audit.source_code import read_source
-from unisono._src.audit.trace_comparison import Place, Trace, TraceComparison, read_trace
+from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison, read_trace
 
 TOLERANCE = 1e-5
 """Of the distance of the weights, relative to their size. Rounding in other orders changes less in some dozens of steps."""
@@ -62,7 +63,7 @@ def measure_distance(one: pathlib.Path, other: pathlib.Path) -> float:
     return float(np.sqrt(apart / max(size, np.finfo(np.float64).tiny)))
 
 
-def count_rows(whole: Trace, cut: Trace, replicas: int) -> tuple[ReplicaRows, ...]:
+def count_rows(whole: ProcessTrace, cut: ProcessTrace, replicas: int) -> tuple[ReplicaRows, ...]:
     """Return what each replica saw in the steps that both runs took."""
     seen = [0] * replicas
     duplicates = [0] * replicas
@@ -87,11 +88,11 @@ def count_rows(whole: Trace, cut: Trace, replicas: int) -> tuple[ReplicaRows, ..
     return tuple(ReplicaRows(number, seen[number], duplicates[number], missing[number]) for number in range(replicas))
 
 
-def find_row_coupling(whole: Trace, cut: Trace) -> tuple[Coupling, ...]:
+def find_row_coupling(whole: ProcessTrace, cut: ProcessTrace) -> tuple[Coupling, ...]:
     """Return the line that cuts the rows of a replica."""
     comparison = TraceComparison(whole, cut)
-    for place in comparison.list_differing():
-        if "handed" in comparison.differing(place):
+    for place in comparison.list_differing_places():
+        if HANDED in comparison.list_differing_names(place):
             function = read_source(place.file).find_enclosing_function(place.line)
             if function is not None:
                 line = find_cut(place.file, function)

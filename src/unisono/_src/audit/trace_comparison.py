@@ -20,8 +20,8 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
-    """What one process of a run has done."""
+class ProcessTrace:
+    """The notes of one process of a run."""
 
     content: Json
 
@@ -42,22 +42,22 @@ class Trace:
         return [Place(*place) for place in self.content["calls"][str(max(numbers))]] if numbers else []
 
 
-def read_trace(path: pathlib.Path) -> Trace:
-    return Trace(json.loads(path.read_text()))
+def read_trace(path: pathlib.Path) -> ProcessTrace:
+    return ProcessTrace(json.loads(path.read_text()))
 
 
 class TraceComparison:
     """The lines of two traces that differ."""
 
-    def __init__(self, one: Trace, other: Trace) -> None:
+    def __init__(self, one: ProcessTrace, other: ProcessTrace) -> None:
         self.one = one
         self.other = other
         ones = one.lines
         others = other.lines
         self.order = {place: entry["order"] for place, entry in (others | ones).items()}
         self.in_one_only = ones.keys() ^ others.keys()
-        self._differing = {
-            place: list_differing(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
+        self._differing_names = {
+            place: compare_values(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
         }
         self.sets = {
             name
@@ -67,16 +67,16 @@ class TraceComparison:
         }
         """Names that had a set as their value."""
 
-    def differing(self, place: Place) -> set[str]:
-        """Return the names that get other values on a line; "return" and "handed" for what a function returns."""
-        return self._differing.get(place, set())
+    def list_differing_names(self, place: Place) -> set[str]:
+        """Return the names that get other values on a line; `RETURNED` and `HANDED` for what a function returns."""
+        return self._differing_names.get(place, set())
 
-    def list_differing(self) -> list[Place]:
+    def list_differing_places(self) -> list[Place]:
         """Return the lines whose values differ, in the order in which they came first."""
-        return sorted((place for place, names in self._differing.items() if names), key=self.order.__getitem__)
+        return sorted((place for place, names in self._differing_names.items() if names), key=self.order.__getitem__)
 
 
-def list_differing(ones: dict[str, list[str]], others: dict[str, list[str]]) -> set[str]:
+def compare_values(ones: dict[str, list[str]], others: dict[str, list[str]]) -> set[str]:
     """Return the names whose values differ, as far as both runs have them."""
     return {
         name

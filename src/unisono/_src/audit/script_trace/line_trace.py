@@ -6,7 +6,7 @@ import collections
 import types
 from typing import TYPE_CHECKING
 
-from .user_lines import Place, is_of_user, read_place
+from .user_lines import Place, is_of_user, read_frame_place
 from .value_digest import digest_value
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FrameTrace:
 
     def __init__(self, notes: LineNotes, frame: types.FrameType) -> None:
         self._notes = notes
-        self._place = read_place(frame)
+        self._place = read_frame_place(frame)
         self._returned = RETURNED if frame.f_back is not None and is_of_user(frame.f_back.f_code.co_filename) else HANDED
         self._before = digest_names(frame)
         arguments = {name: digest for name, digest in self._before.items() if not name.startswith("self.")}
@@ -63,7 +63,7 @@ class FrameTrace:
                 changed[self._returned] = digest_value(argument)
             self._notes.note_line(self._place, changed)
             self._before = digests
-            self._place = read_place(frame)
+            self._place = read_frame_place(frame)
         return self
 
 

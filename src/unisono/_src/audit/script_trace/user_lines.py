@@ -22,7 +22,7 @@ def is_of_user(file: str) -> bool:
     return not file.startswith("<") and not path.startswith(NOT_OF_USERS) and f"{os.sep}unisono{os.sep}" not in path
 
 
-def read_place(frame: types.FrameType) -> Place:
+def read_frame_place(frame: types.FrameType) -> Place:
     """Return the line that a frame is on."""
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname
 
@@ -32,6 +32,6 @@ def list_user_places(frame: types.FrameType | None) -> list[Place]:
     places: list[Place] = []
     while frame is not None:
         if is_of_user(frame.f_code.co_filename):
-            places.append(read_place(frame))
+            places.append(read_frame_place(frame))
         frame = frame.f_back
     return places
