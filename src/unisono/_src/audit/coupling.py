@@ -10,7 +10,7 @@ from unisono._src.audit.audit_report import Coupling
 from unisono._src.audit.cause import Cause
 from unisono._src.audit.cause_words import WORDS
 from unisono._src.audit.program_comparison import read_layer
-from unisono._src.audit.source_code import list_read_names, quote_line, read_source, spell_name
+from unisono._src.audit.source_code import list_read_names, quote_line, read_source, spell_last_name, spell_name
 from unisono._src.audit.trace_comparison import Place, ProcessTrace
 from unisono._src.typing import Json
 
@@ -64,11 +64,8 @@ def iterate_couplings(trace: ProcessTrace, equations: Sequence[Json], rows: int,
                 yield make_coupling(layer, Cause.RANDOM_LAYER, find_line(trace, equation, layer))
         elif is_over_rows(equation, rows) or has_row_count(equation, rows, batch):
             place = find_line(trace, equation, layer)
-            if layer is None and place is None:
-                continue
-            if layer is None and place == find_call(trace):
-                continue
-            yield make_coupling(layer, name_cause(layer, place), place)
+            if layer is not None or place not in (None, find_call(trace)):
+                yield make_coupling(layer, name_cause(layer, place), place)
 
 
 def is_over_rows(equation: Json, rows: int) -> bool:
@@ -116,7 +113,7 @@ def find_row_count(place: Place) -> Place | None:
     names = set(list_read_names(source.find_expressions(place.line)))
     for statement in () if function is None else source.iterate_statements(function):
         if isinstance(statement, ast.Assign) and {spell_name(target) for target in statement.targets} & names:
-            read = {spell_name(node).rpartition(".")[2] for node in ast.walk(statement.value)}
+            read = {spell_last_name(node) for node in ast.walk(statement.value)}
             if read & {"shape", "len"}:
                 return Place(place.file, statement.lineno, place.function)
     return None
@@ -146,7 +143,7 @@ def has_quotient_of_sums(expressions: Sequence[ast.AST]) -> bool:
         node for each in expressions for node in ast.walk(each) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
     ]
     sums = [node for quotient in quotients for node in ast.walk(quotient.right) if isinstance(node, ast.Call)]
-    return any(spell_name(node.func).rpartition(".")[2] in ("sum", "count_nonzero", "maximum") for node in sums)
+    return any(spell_last_name(node.func) in ("sum", "count_nonzero", "maximum") for node in sums)
 
 
 def find_nonlinear_line(equations: Sequence[Json]) -> list[Coupling]:

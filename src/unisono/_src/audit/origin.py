@@ -13,7 +13,7 @@ from unisono._src.audit.source_code import (
     list_heads,
     list_read_names,
     read_source,
-    spell_name,
+    spell_last_name,
 )
 from unisono._src.audit.suspects import find_suspect
 from unisono._src.audit.trace_comparison import Place, TraceComparison
@@ -129,7 +129,7 @@ def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, 
 
 def list_called(source: SourceFile, line: int) -> set[str]:
     nodes = [node for expression in source.find_expressions(line) for node in ast.walk(expression)]
-    return {spell_name(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    return {spell_last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
 def is_same_scope(one: Place, other: Place) -> bool:

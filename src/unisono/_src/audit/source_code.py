@@ -29,6 +29,7 @@ class SourceFile:
         self._functions = [node for node in ast.walk(self._tree) if isinstance(node, FUNCTIONS)]
 
     def read_line(self, line: int) -> str:
+        """Return a line without the space around it; empty where the file has no such line."""
         return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
 
     def find_statement(self, line: int) -> ast.stmt | None:
@@ -119,6 +120,11 @@ def spell_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def spell_last_name(node: ast.AST) -> str:
+    """Return the last part of a dotted name."""
+    return spell_name(node).rpartition(".")[2]
+
+
 def list_assigned_attributes(statement: ast.AST) -> set[str]:
     """Return the attributes of `self` that a statement assigns or changes in place, as "self.name"."""
     changed: set[str] = set()
@@ -128,5 +134,5 @@ def list_assigned_attributes(statement: ast.AST) -> set[str]:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and spell_name(node.value).startswith("self."):
             changed.add(spell_name(node.value))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
-            changed |= {spell_name(node.func.value)} if spell_name(node.func.value).startswith("self.") else set()
+            changed |= {name for name in (spell_name(node.func.value),) if name.startswith("self.")}
     return changed
