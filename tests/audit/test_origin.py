@@ -104,6 +104,19 @@ CASES = {
         """,
         Cause.PROCESS,
     ),
+    "a line of a loop whose values differ later": (
+        """
+        import random
+        source = random.SystemRandom()
+        kernel = 1.0
+        for _ in range(3):
+            before = kernel * 1
+            step = source.random()  # here
+            kernel = before + step
+        print(kernel)  # part
+        """,
+        Cause.HOST_RANDOM,
+    ),
     "a state in call": (
         """
         class Layer:

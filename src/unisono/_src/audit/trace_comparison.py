@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from unisono._src.audit.script_trace.value_digest import OPAQUE, SET
 from unisono._src.typing import Json
+
+NotedValues: TypeAlias = Mapping[str, Sequence[tuple[int, str]]]
+"""By name, (moment, digest) of the values that a line gave it."""
 
 
 class Place(NamedTuple):
@@ -54,32 +58,39 @@ class TraceComparison:
         self.other = other
         ones = one.lines
         others = other.lines
-        self.order = {place: entry["order"] for place, entry in (others | ones).items()}
         self.in_one_only = ones.keys() ^ others.keys()
         self._differing_names = {
             place: compare_values(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
         }
+        """By line, the moments of the first run at which a name first gets another value."""
+        self.order = {place: entry["begin"] for place, entry in (others | ones).items()} | {
+            place: min(moments.values()) for place, moments in self._differing_names.items() if moments
+        }
+        """The moment at which each line first gets another value, or of lines that never do came first."""
         self.sets = {
             name
             for entry in ones.values()
             for name, values in entry["values"].items()
-            if any(value.startswith(SET) for value in values)
+            if any(digest.startswith(SET) for _, digest in values)
         }
         """Names that had a set as their value."""
 
     def list_differing_names(self, place: Place) -> set[str]:
         """Return the names that get other values on a line; `RETURNED` and `HANDED` for what a function returns."""
-        return self._differing_names.get(place, set())
+        return set(self._differing_names.get(place, ()))
 
     def list_differing_places(self) -> list[Place]:
-        """Return the lines whose values differ, in the order in which they came first."""
+        """Return the lines whose values differ, in the order in which they first do."""
         return sorted((place for place, names in self._differing_names.items() if names), key=self.order.__getitem__)
 
 
-def compare_values(ones: dict[str, list[str]], others: dict[str, list[str]]) -> set[str]:
-    """Return the names whose values differ, as far as both runs have them."""
-    return {
-        name
-        for name in ones.keys() & others.keys()
-        if any(mine != its and OPAQUE not in (mine, its) for mine, its in zip(ones[name], others[name], strict=False))
-    }
+def compare_values(ones: NotedValues, others: NotedValues) -> dict[str, int]:
+    """Return the names whose values differ, as far as both runs have them, with the moment of the first run at which they first do."""
+    moments = {name: find_first_moment(ones[name], others[name]) for name in ones.keys() & others.keys()}
+    return {name: moment for name, moment in moments.items() if moment is not None}
+
+
+def find_first_moment(ones: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]) -> int | None:
+    """Return the moment of the first run at which two values of a name first differ; None where none do."""
+    pairs = zip(ones, others, strict=False)
+    return next((moment for (moment, mine), (_, its) in pairs if mine != its and OPAQUE not in (mine, its)), None)

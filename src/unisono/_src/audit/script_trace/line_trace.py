@@ -23,24 +23,29 @@ HANDED = "handed"
 
 
 class LineNotes:
-    """The lines that have run, in the order in which each came first, with digests of the values by name."""
+    """The lines that have run, with digests of the values by name. Moments count what was noted, from 0 on."""
 
     def __init__(self) -> None:
-        self._values: dict[Place, dict[str, list[str]]] = {}
+        self._moment = 0
+        self._begins: dict[Place, int] = {}
+        """The moment at which each line came first."""
+        self._values: dict[Place, dict[str, list[tuple[int, str]]]] = {}
         self._times: collections.Counter[Place] = collections.Counter()
 
     def note_line(self, place: Place, changed: dict[str, str]) -> None:
         """Note that a line has run, and the digests of the names that have other values since."""
+        self._begins.setdefault(place, self._moment)
         values = self._values.setdefault(place, {})
         self._times[place] += 1
         if self._times[place] <= MOST_TIMES:
             for name, digest in changed.items():
-                values.setdefault(name, []).append(digest)
+                values.setdefault(name, []).append((self._moment, digest))
+        self._moment += 1
 
     def convert_to_json(self) -> Json:
         return [
-            {"place": place, "order": order, "times": self._times[place], "values": values}
-            for order, (place, values) in enumerate(self._values.items())
+            {"place": place, "begin": begin, "times": self._times[place], "values": self._values[place]}
+            for place, begin in self._begins.items()
         ]
 
 
