@@ -61,6 +61,16 @@ def test_a_script_finds_the_python_that_it_finds_without_a_trace(tmp_path, progr
     assert plain["own"] == [1, 1]
 
 
+def test_a_script_in_a_folder_named_unisono_is_the_users(tmp_path):
+    """A checkout of the project has examples in such a folder."""
+    script = tmp_path / "unisono" / "train.py"
+    script.parent.mkdir()
+    script.write_text("rate = 0.5\n")
+    run_script([TRACER, str(tmp_path), str(script)], tmp_path)
+    lines = json.loads((tmp_path / "trace-0.json").read_text())["lines"]
+    assert str(script) in {line["place"][0] for line in lines}
+
+
 @pytest.mark.processes
 def test_a_training_is_noted_with_its_lines_rows_and_weights(tmp_path):
     script = tmp_path / "train.py"

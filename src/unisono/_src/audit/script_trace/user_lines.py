@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import sysconfig
 import types
 
-NOT_OF_USERS = tuple(
-    os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+UNISONO = pathlib.Path(__file__).resolve().parents[3]
+INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+NOT_OF_USERS = tuple(os.path.realpath(folder) + os.sep for folder in (UNISONO, *INSTALLED))
 
 Place = tuple[str, int, str]
 """(file, line, function)"""
@@ -19,7 +20,7 @@ Place = tuple[str, int, str]
 def is_of_user(file: str) -> bool:
     """Return whether a file is the user's: not Python's, not of an installed package, not of Unisono."""
     path = os.path.realpath(file)
-    return not file.startswith("<") and not path.startswith(NOT_OF_USERS) and f"{os.sep}unisono{os.sep}" not in path
+    return not file.startswith("<") and not path.startswith(NOT_OF_USERS)
 
 
 def read_frame_place(frame: types.FrameType) -> Place:
