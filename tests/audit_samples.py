@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from unisono._src.audit.cause import Cause
-from unisono._src.audit.report import (
+from unisono._src.audit.audit_report import (
     AuditedRun,
     AuditReport,
     Coupling,
@@ -16,6 +15,7 @@ from unisono._src.audit.report import (
     ReplicaRows,
     Source,
 )
+from unisono._src.audit.cause import Cause
 
 LAYERS = ("stem/conv", "block/attention/query", "head")
 DIGEST, OTHER_DIGEST = "9f3c51e07ab24d68", "01be77d2c4490a3f"

@@ -53,22 +53,23 @@ def check_report(fault: PlantedFault, report: dict[str, Any]) -> None:
     """Check cause, layer and line against the index."""
     cause = fault.cause.name.lower().replace("_", " ")
     if fault.kind is Kind.REPLICAS:
-        found = report["comparison"]["couplings"]
-        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in found[:1]] == [
+        couplings = report["comparison"]["couplings"]
+        assert [(each["cause"], each["layer"], each["source"]["line"]) for each in couplings[:1]] == [
             (cause, fault.layer, fault.line)
         ]
         return
-    found = report["difference"]
-    assert (found["cause"], found["layer"], found["source"]["line"]) == (cause, fault.layer, fault.line)
-    assert found["step"] == fault.first_step
+    difference = report["difference"]
+    assert (difference["cause"], difference["layer"], difference["source"]["line"]) == (cause, fault.layer, fault.line)
+    assert difference["step"] == fault.first_step
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("fault", mark_faults(), ids=lambda fault: fault.fault_path.stem)
 def test_a_fault_is_found_with_cause_layer_and_line_and_its_twin_is_not_one(fault, tmp_path):
-    found = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.fault_path))
-    assert found.code == 1, found.text
-    check_report(fault, found.report)
+    audited = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.fault_path))
+    assert audited.code == 1, audited.text
+    assert "Instead: " in audited.text  # which a command that fails, with exit code 1 too, does not print
+    check_report(fault, audited.report)
     twin = audit(tmp_path, *PLACEMENTS[fault.kind], str(fault.twin_path))
     assert twin.code == 0, twin.text
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from audit_samples import LAYERS, equal_report, parted_report, replace_texts, sample_run
+from unisono._src.audit.audit_report import AuditReport, Difference, Divergence, ReplicaRows
 from unisono._src.audit.html_curves import Curve, compare_curves
-from unisono._src.audit.html_elements import VOID, element, raw_style, show_unseen
+from unisono._src.audit.html_elements import VOID, make_element, raw_style, show_unseen
 from unisono._src.audit.html_losses import choose_strokes, thin_out
 from unisono._src.audit.html_numbers import choose_steps, make_axis
 from unisono._src.audit.html_report import POLICY, render_report
 from unisono._src.audit.html_source import read_sources
 from unisono._src.audit.html_style import COLOURS, STYLE
-from unisono._src.audit.report import AuditReport, Difference, Divergence, ReplicaRows
 
 HOSTILE = [
     "<script>ran = 1</script>",
@@ -144,7 +144,7 @@ def test_empty_texts_do_no_harm():
 
 @given(st.text())
 def test_text_of_any_characters_is_escaped(text):
-    read = Page(element("p", text, title=text))
+    read = Page(make_element("p", text, title=text))
     assert [tag for tag, _ in read.elements] == ["p"]
     assert read.elements[0][1]["title"] == read.text == show_unseen(text)
 

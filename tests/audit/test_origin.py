@@ -104,6 +104,19 @@ CASES = {
         """,
         Cause.PROCESS,
     ),
+    "a line of a loop whose values differ later": (
+        """
+        import random
+        source = random.SystemRandom()
+        kernel = 1.0
+        for _ in range(3):
+            before = kernel * 1
+            step = source.random()  # here
+            kernel = before + step
+        print(kernel)  # part
+        """,
+        Cause.HOST_RANDOM,
+    ),
     "a state in call": (
         """
         class Layer:
@@ -136,7 +149,7 @@ def test_lines_whose_values_are_the_same_are_no_differences(tmp_path):
         items = sorted({"x", "y", "z"})
         """,
     )
-    assert comparison.list_differing() == []
+    assert comparison.list_differing_places() == []
 
 
 def test_a_callback_that_changes_what_its_object_keeps_has_state(tmp_path):

@@ -9,10 +9,10 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 
+from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, Divergence, ReplicaComparison
 from unisono._src.audit.explanation import explain_difference, explain_failure
 from unisono._src.audit.record_comparison import RecordDifference, find_difference, measure_divergence
 from unisono._src.audit.replica_comparison import compare_replicas
-from unisono._src.audit.report import AuditedRun, AuditReport, Difference, Divergence, ReplicaComparison
 from unisono._src.audit.run_plan import RunPlan, plan_first_runs, plan_placements
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
 from unisono._src.record.reading import RecordedStep, read_record
@@ -25,7 +25,7 @@ class AuditError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class AuditSettings:
-    """What is compared."""
+    """The options of an audit."""
 
     program: tuple[str, ...]
     steps: int = 20
@@ -44,7 +44,7 @@ def audit_script(settings: AuditSettings, folder: pathlib.Path, say: Callable[[s
     """Run the script on several placements, compare the records, and explain the first difference.
 
     Args:
-        settings: What is compared.
+        settings: The script, and what it is compared on.
         folder: An empty directory for the records.
         say: Called with a line for each run that begins.
     """
@@ -84,15 +84,15 @@ class Audit:
             run = self._run(plan)
             if run.exit_code != 0:
                 return explain_failure(self._runner, first, run, self._say)
-            process, found = self._find_difference(first, run)
-            if found is not None:
-                return explain_difference(self._runner, first, run, found, process, self._say)
+            process, difference = self._find_difference(first, run)
+            if difference is not None:
+                return explain_difference(self._runner, first, run, difference, process, self._say)
         return None
 
     def _find_difference(self, first: FinishedRun, run: FinishedRun) -> tuple[int, RecordDifference | None]:
         """Return (the process, its first difference from the first run): of the process that differs first."""
-        found = [find_difference(first.records[0], record, self._settings.steps) for record in run.records]
-        differing = [(process, each) for process, each in enumerate(found) if each is not None]
+        differences = [find_difference(first.records[0], record, self._settings.steps) for record in run.records]
+        differing = [(process, difference) for process, difference in enumerate(differences) if difference is not None]
         return min(differing, key=lambda pair: pair[1].step, default=(0, None))
 
     def _compare_with_record(self, first: FinishedRun) -> Difference | None:
@@ -110,8 +110,8 @@ class Audit:
                 f"The recorded run has R = {theirs}, and the script as it is written R = {ours}. Runs with another R are other trainings: "
                 f"write replicas={theirs} in the strategy, or start the audit with UNISONO_REPLICAS={theirs}."
             )
-        found = find_difference(record, first.records[0], min(self._settings.steps, len(recorded.steps)))
-        return None if found is None else explain_difference(self._runner, recorded, first, found, 0, self._say)
+        difference = find_difference(record, first.records[0], min(self._settings.steps, len(recorded.steps)))
+        return None if difference is None else explain_difference(self._runner, recorded, first, difference, 0, self._say)
 
     def _compare_replicas(self, first: FinishedRun) -> ReplicaComparison | None:
         """Compare R = 1 with the R of the first run; there is nothing to compare where this is 1."""
@@ -126,7 +126,7 @@ class Audit:
             command=self._settings.program,
             versions={name: str(version) for name, version in list_versions().items()},
             replicas=first.steps[0].program.facts["replicas"],
-            runs=tuple(describe_run(run) for run in self._runs),
+            runs=tuple(summarize_run(run) for run in self._runs),
             equal=difference is None and (comparison is None or comparison.is_near),
             difference=difference,
             divergence=self._list_divergences(first),
@@ -150,7 +150,7 @@ def describe_failure(run: FinishedRun) -> str:
     )
 
 
-def describe_run(run: FinishedRun) -> AuditedRun:
+def summarize_run(run: FinishedRun) -> AuditedRun:
     steps = list(run.steps.values())
     placement = steps[0].program.placement if steps else {}
     return AuditedRun(

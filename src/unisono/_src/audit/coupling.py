@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
+from unisono._src.audit.audit_report import Coupling
 from unisono._src.audit.cause import Cause
+from unisono._src.audit.cause_words import WORDS
 from unisono._src.audit.program_comparison import read_layer
-from unisono._src.audit.report import Coupling, Source
-from unisono._src.audit.source_code import list_read_names, read_source, spell
-from unisono._src.audit.trace_comparison import Place, Trace
+from unisono._src.audit.source_code import list_read_names, quote_line, read_source, spell_last_name, spell_name
+from unisono._src.audit.trace_comparison import Place, ProcessTrace
 from unisono._src.typing import Json
 
 OVER_ROWS = (
@@ -29,40 +30,14 @@ OVER_ROWS = (
 )
 RANDOM = ("random_bits", "threefry2x32", "random_unwrap", "random_wrap", "random_seed", "random_fold_in")
 NOT_LINEAR = ("sqrt", "rsqrt", "integer_pow", "pow", "square", "min", "max", "sign", "clamp", "div")
-WHY = {
-    Cause.BATCH_STATISTICS: (
-        "It computes over the rows of a replica, or with their count.",
-        "Compute along the other axes, as LayerNormalization and GroupNormalization do, or keep R as it is: it is part of the run.",
-    ),
-    Cause.RANDOM_LAYER: (
-        "It draws random numbers, and each replica draws for itself.",
-        "Nothing, where other numbers are as good. To compare R = 1 with R = n, set its rate to 0.",
-    ),
-    Cause.BATCH_LOSS: (
-        "The loss looks at all rows of a replica together; over the whole batch it has another value.",
-        "Return a loss for each row, or keep R as it is.",
-    ),
-    Cause.WEIGHTING: (
-        "A divisor or a length is taken from a replica's own rows, and is not that of the whole batch.",
-        "In fit, use a Keras loss with sample_weight. In a loop, write un.compute_average_loss(losses, sample_weight=weights); limit "
-        "gradients by the optimizer's clipnorm or global_clipnorm.",
-    ),
-    Cause.ROWS: (
-        "Replicas see rows twice, or rows not at all, that R = 1 sees once.",
-        "Cut the rows of replica i of n from i * size to (i + 1) * size, with size = context.get_per_replica_batch_size(global_batch).",
-    ),
-}
 
 
 def make_coupling(layer: str | None, cause: Cause, place: Place | None) -> Coupling:
-    why, instead = WHY[cause]
-    source = (
-        None if place is None else Source(place.file, place.line, read_source(place.file).read_line(place.line), place.function)
-    )
-    return Coupling(layer, cause, why, instead, source)
+    words = WORDS[cause]
+    return Coupling(layer, cause, words.cause, words.instead, None if place is None else quote_line(place))
 
 
-def list_couplings(trace: Trace, whole: Trace) -> tuple[Coupling, ...]:
+def list_couplings(trace: ProcessTrace, whole: ProcessTrace) -> tuple[Coupling, ...]:
     """Return the places in which R matters, each layer and line once.
 
     Args:
@@ -72,14 +47,14 @@ def list_couplings(trace: Trace, whole: Trace) -> tuple[Coupling, ...]:
     equations = [equation for program in trace.content["programs"] for equation in program["equations"]]
     rows = max((len(shard) for step in trace.content["rows"] for shard in step), default=0)
     batch = max((sum(map(len, step)) for step in whole.content["rows"]), default=0)
-    found = list(iterate_couplings(trace, equations, rows, batch))
-    if not any(each.cause is not Cause.RANDOM_LAYER for each in found):
-        found += find_nonlinear_line(equations)
-    unique = {(each.layer, each.cause, each.source): each for each in found}
+    couplings = list(iterate_couplings(trace, equations, rows, batch))
+    if all(coupling.cause is Cause.RANDOM_LAYER for coupling in couplings):
+        couplings += find_nonlinear_line(equations)
+    unique = {(coupling.layer, coupling.cause, coupling.source): coupling for coupling in couplings}
     return tuple(unique.values())
 
 
-def iterate_couplings(trace: Trace, equations: Sequence[Json], rows: int, batch: int) -> Iterator[Coupling]:
+def iterate_couplings(trace: ProcessTrace, equations: Sequence[Json], rows: int, batch: int) -> Iterator[Coupling]:
     for equation in equations:
         if "transpose" in equation["scopes"]:  # the backward pass
             continue
@@ -89,11 +64,8 @@ def iterate_couplings(trace: Trace, equations: Sequence[Json], rows: int, batch:
                 yield make_coupling(layer, Cause.RANDOM_LAYER, find_line(trace, equation, layer))
         elif is_over_rows(equation, rows) or has_row_count(equation, rows, batch):
             place = find_line(trace, equation, layer)
-            if layer is None and place is None:
-                continue
-            if layer is None and place == find_call(trace):
-                continue
-            yield make_coupling(layer, name_cause(layer, place), place)
+            if layer is not None or place not in (None, find_call(trace)):
+                yield make_coupling(layer, name_cause(layer, place), place)
 
 
 def is_over_rows(equation: Json, rows: int) -> bool:
@@ -120,7 +92,7 @@ def read_shape(text: str) -> list[int]:
     return [int(size) for size in inner[1].split(",") if size] if inner else []
 
 
-def find_line(trace: Trace, equation: Json, layer: str | None) -> Place | None:
+def find_line(trace: ProcessTrace, equation: Json, layer: str | None) -> Place | None:
     """Return the user's line of an equation. Of a layer that Keras calls it is the line that made the layer."""
     call = find_call(trace)
     places = [Place(*place) for place in equation["lines"]]
@@ -140,14 +112,14 @@ def find_row_count(place: Place) -> Place | None:
     function = source.find_enclosing_function(place.line)
     names = set(list_read_names(source.find_expressions(place.line)))
     for statement in () if function is None else source.iterate_statements(function):
-        if isinstance(statement, ast.Assign) and {spell(target) for target in statement.targets} & names:
-            read = {spell(node).rpartition(".")[2] for node in ast.walk(statement.value)}
+        if isinstance(statement, ast.Assign) and {spell_name(target) for target in statement.targets} & names:
+            read = {spell_last_name(node) for node in ast.walk(statement.value)}
             if read & {"shape", "len"}:
                 return Place(place.file, statement.lineno, place.function)
     return None
 
 
-def find_call(trace: Trace) -> Place | None:
+def find_call(trace: ProcessTrace) -> Place | None:
     """Return the line that calls `fit`, or the first step."""
     return next(iter(trace.list_call_places(0)), None)
 
@@ -161,7 +133,7 @@ def name_cause(layer: str | None, place: Place | None) -> Cause:
         return Cause.WEIGHTING if has_quotient_of_sums(source.find_expressions(place.line)) else Cause.BATCH_LOSS
     function = source.find_enclosing_function(place.line)
     nodes = [] if function is None else list(ast.walk(function))
-    adds_loss = any(isinstance(node, ast.Call) and spell(node.func).endswith("add_loss") for node in nodes)
+    adds_loss = any(isinstance(node, ast.Call) and spell_name(node.func).endswith("add_loss") for node in nodes)
     return Cause.BATCH_LOSS if adds_loss else Cause.BATCH_STATISTICS
 
 
@@ -171,7 +143,7 @@ def has_quotient_of_sums(expressions: Sequence[ast.AST]) -> bool:
         node for each in expressions for node in ast.walk(each) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
     ]
     sums = [node for quotient in quotients for node in ast.walk(quotient.right) if isinstance(node, ast.Call)]
-    return any(spell(node.func).rpartition(".")[2] in ("sum", "count_nonzero", "maximum") for node in sums)
+    return any(spell_last_name(node.func) in ("sum", "count_nonzero", "maximum") for node in sums)
 
 
 def find_nonlinear_line(equations: Sequence[Json]) -> list[Coupling]:

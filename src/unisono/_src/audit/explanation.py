@@ -5,61 +5,61 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+from unisono._src.audit.audit_report import Difference
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.cause_words import NO_SEED, WORDS, Words
+from unisono._src.audit.cause_words import NO_SEED, WORDS, CauseWords
+from unisono._src.audit.difference_kinds import ENTRY, EXIT, ROWS
 from unisono._src.audit.origin import Origin, find_in_callback, find_origin
 from unisono._src.audit.program_comparison import (
     EquationDifference,
     find_equation,
     find_layer,
     format_equation,
-    list_callbacks,
+    list_callback_equations,
     read_layer,
 )
-from unisono._src.audit.record_comparison import ENTRY, ROWS, RecordDifference
-from unisono._src.audit.report import Difference, Source
+from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
-from unisono._src.audit.source_code import read_source
-from unisono._src.audit.trace_comparison import Place, Trace, TraceComparison, read_trace
+from unisono._src.audit.script_trace.line_trace import HANDED
+from unisono._src.audit.source_code import quote_line
+from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison, read_trace
 from unisono._src.typing import Json
 
 Say = Callable[[str], None]
-EXIT = "exit"
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """Where two runs part, as far as it was followed."""
+class TracedDifference:
+    """A difference that was followed back, as far as the traces show it."""
 
     origin: Origin | None = None
     layer: str | None = None
     equation: EquationDifference | None = None
     equation_words: str | None = None
-    is_in_step: bool = False
+    """The equation in a line of text; None where the difference is not in the step's program."""
     replica: int | None = None
 
 
 def explain_difference(
-    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, found: RecordDifference, process: int, say: Say
+    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, difference: RecordDifference, process: int, say: Say
 ) -> Difference:
     """Return the difference with its cause, layer and line."""
     ours, theirs = repeat_traced(runner, one, other, process, say)
-    finding = Finding() if ours is None or theirs is None else follow(ours, theirs, found)
-    return describe(one, other, found, finding, theirs if ours is None else ours)
+    traced = TracedDifference() if ours is None or theirs is None else follow_difference(ours, theirs, difference)
+    return describe_difference(one, other, difference, traced, theirs if ours is None else ours)
 
 
 def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> Difference:
     """Return the difference between a run that succeeded and one that failed."""
-    step = len(other.steps)
-    found = RecordDifference(step, EXIT)
-    finding = Finding()
+    difference = RecordDifference(len(other.steps), EXIT)
+    traced = TracedDifference()
     for process in range(other.plan.processes):
         ours, theirs = repeat_traced(runner, one, other, process, say, is_again=process == 0)
         if ours is not None and theirs is not None:
-            finding = follow(ours, theirs, found)
-            if finding.origin is not None and finding.origin.cause is not None:
+            traced = follow_difference(ours, theirs, difference)
+            if traced.origin is not None and traced.origin.cause is not None:
                 break
-    explained = describe(one, other, found, finding, None)
+    explained = describe_difference(one, other, difference, traced, None)
     last = find_last_lines(other.output).splitlines()
     words = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last[-1] if last else ''}. {explained.cause_words}"
     return dataclasses.replace(explained, cause_words=words)
@@ -67,9 +67,9 @@ def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, 
 
 def repeat_traced(
     runner: ScriptRunner, one: FinishedRun, other: FinishedRun, process: int, say: Say, is_again: bool = True
-) -> tuple[Trace | None, Trace | None]:
+) -> tuple[ProcessTrace | None, ProcessTrace | None]:
     """Repeat two runs with their lines noted; return the traces of process 0 of the first and of a process of the other."""
-    traces: list[Trace | None] = []
+    traces: list[ProcessTrace | None] = []
     for label, run, number in (("first", one, 0), ("second", other, process)):
         if run.exit_code is None:  # a record that was made elsewhere
             traces.append(None)
@@ -83,31 +83,31 @@ def repeat_traced(
     return traces[0], traces[1]
 
 
-def follow(one: Trace, other: Trace, found: RecordDifference) -> Finding:
+def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: RecordDifference) -> TracedDifference:
     """Follow a difference back to the line that it comes from."""
     comparison = TraceComparison(one, other)
     layers = one.content["layers"]
-    if found.kind in (ROWS, EXIT):
-        origin = find_first_origin(comparison, list_row_places(comparison, found.step))
-        return Finding(origin, replica=find_replica(one, other, found.step))
-    if found.kind == ENTRY:
-        path = found.variables[0]
-        places = [place for trace in (one, other) for place in trace.list_variable_places(path, found.step)]
-        return Finding(find_first_origin(comparison, places), find_layer(path, layers))
-    equation = find_equation(one, other, found.step)
+    if difference.kind in (ROWS, EXIT):
+        origin = find_first_origin(comparison, list_row_places(comparison, difference.step))
+        return TracedDifference(origin, replica=find_replica(one, other, difference.step))
+    if difference.kind == ENTRY:
+        path = difference.variables[0]
+        places = [place for trace in (one, other) for place in trace.list_variable_places(path, difference.step)]
+        return TracedDifference(find_first_origin(comparison, places), find_layer(path, layers))
+    equation = find_equation(one, other, difference.step)
     if equation is not None:
         origin = find_origin(comparison, equation.place) if equation.place else None
         layer = read_layer(equation.equation["scopes"], layers)
-        return Finding(origin, layer, equation, format_difference(equation), is_in_step=True)
-    for called in list_callbacks(one):
+        return TracedDifference(origin, layer, equation, format_equations(equation))
+    for called in list_callback_equations(one):
         for file, line, _ in called["callbacks"]:
             origin = find_in_callback(file, line, comparison.sets)
             if origin is not None:
-                return Finding(origin, read_layer(called["scopes"], layers), None, format_equation(called), is_in_step=True)
-    return Finding(find_first_origin(comparison, one.list_call_places(found.step)))
+                return TracedDifference(origin, read_layer(called["scopes"], layers), None, format_equation(called))
+    return TracedDifference(find_first_origin(comparison, one.list_call_places(difference.step)))
 
 
-def find_replica(one: Trace, other: Trace, step: int) -> int | None:
+def find_replica(one: ProcessTrace, other: ProcessTrace, step: int) -> int | None:
     """Return the first replica whose rows differ in a step; None where that is not known."""
     ones = one.content["rows"]
     others = other.content["rows"]
@@ -120,8 +120,8 @@ def find_replica(one: Trace, other: Trace, step: int) -> int | None:
 def list_row_places(comparison: TraceComparison, step: int) -> Iterator[Place]:
     """Yield the lines from which rows came: those that called the step, and functions that gave values to a library."""
     yield from comparison.one.list_call_places(step)
-    for place in comparison.list_differing():
-        if "handed" in comparison.differing(place):
+    for place in comparison.list_differing_places():
+        if HANDED in comparison.list_differing_names(place):
             yield place
 
 
@@ -136,48 +136,51 @@ def find_first_origin(comparison: TraceComparison, places: Iterator[Place] | lis
     return origins[0] if origins else None
 
 
-def format_difference(found: EquationDifference) -> str:
-    mine = format_equation(found.equation)
-    its = format_equation(found.other) if found.other else "nothing"
+def format_equations(difference: EquationDifference) -> str:
+    """Return the equations of both programs as one line."""
+    mine = format_equation(difference.equation)
+    its = format_equation(difference.other)
     return mine if mine == its else f"{mine}; in the other run {its}"
 
 
-def describe(one: FinishedRun, other: FinishedRun, found: RecordDifference, finding: Finding, trace: Trace | None) -> Difference:
+def describe_difference(
+    one: FinishedRun, other: FinishedRun, difference: RecordDifference, traced: TracedDifference, trace: ProcessTrace | None
+) -> Difference:
     """Return the difference in the words of a report."""
-    cause = choose_cause(found, finding)
+    cause = choose_cause(difference, traced)
     words = WORDS[cause]
     if cause is Cause.UNKNOWN and one.plan.devices is None and other.plan.devices is None:
-        cause, words = explain_without_line(one, other, found)
-    layer = finding.layer
-    if layer is None and trace is not None and found.kind == ENTRY:
-        layer = find_layer(found.variables[0], trace.content["layers"])
+        cause, words = explain_without_line(one, other, difference)
+    layer = traced.layer
+    if layer is None and trace is not None and difference.kind == ENTRY:
+        layer = find_layer(difference.variables[0], trace.content["layers"])
     said = words.cause
-    if finding.origin is not None and finding.origin.outside is not None:
-        outside = read_line(finding.origin.outside)
+    if traced.origin is not None and traced.origin.outside is not None:
+        outside = quote_line(traced.origin.outside)
         said = f"{said} It comes from line {outside.line}: {outside.text}"
     return Difference(
         runs=(one.plan.name, other.plan.name),
-        step=found.step + (found.kind != ENTRY or found.step > 0),
-        kind=found.kind,
-        variable=next(iter(found.variables), None),
+        step=difference.step + (difference.kind != ENTRY or difference.step > 0),
+        kind=difference.kind,
+        variable=next(iter(difference.variables), None),
         layer=layer,
-        replica=finding.replica,
-        equation=finding.equation_words,
-        source=read_line(finding.origin.place) if finding.origin else None,
+        replica=traced.replica,
+        equation=traced.equation_words,
+        source=quote_line(traced.origin.place) if traced.origin else None,
         cause=cause,
         cause_words=said,
         what_to_write=words.instead,
-        differing=found.variables,
+        differing=difference.variables,
     )
 
 
-def explain_without_line(one: FinishedRun, other: FinishedRun, found: RecordDifference) -> tuple[Cause, Words]:
+def explain_without_line(one: FinishedRun, other: FinishedRun, difference: RecordDifference) -> tuple[Cause, CauseWords]:
     """Return the cause and the words where no line tells: the facts of two runs, or a start without a seed."""
     if one.exit_code is None:
         facts = list_fact_differences(one.steps[0].program.facts, other.steps[0].program.facts)
         if facts:
-            return Cause.VERSIONS, Words(f"{WORDS[Cause.VERSIONS].cause} {'; '.join(facts)}.", WORDS[Cause.VERSIONS].instead)
-    elif found.kind == ENTRY and found.step == 0:
+            return Cause.VERSIONS, CauseWords(f"{WORDS[Cause.VERSIONS].cause} {'; '.join(facts)}.", WORDS[Cause.VERSIONS].instead)
+    elif difference.kind == ENTRY and difference.step == 0:
         return Cause.HOST_RANDOM, NO_SEED
     return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
 
@@ -190,18 +193,14 @@ def list_fact_differences(ones: Json, others: Json, name: str = "") -> list[str]
     return [] if ones == others else [f"{name} is {ones!r} there and {others!r} here"]
 
 
-def choose_cause(found: RecordDifference, finding: Finding) -> Cause:
+def choose_cause(difference: RecordDifference, traced: TracedDifference) -> Cause:
     """Return the cause of a line, as what differs makes it more exact."""
-    cause = finding.origin.cause if finding.origin else None
-    has_other_shapes = found.has_other_shapes or (finding.equation is not None and finding.equation.has_other_shapes)
+    cause = traced.origin.cause if traced.origin else None
+    has_other_shapes = difference.has_other_shapes or (traced.equation is not None and traced.equation.has_other_shapes)
     if cause is Cause.DEVICES and has_other_shapes:
         return Cause.SHAPE
-    if cause is Cause.PROCESS and found.kind in (ROWS, EXIT):
+    if cause is Cause.PROCESS and difference.kind in (ROWS, EXIT):
         return Cause.PROCESS_ROWS
-    if cause is Cause.HOST_RANDOM and finding.is_in_step:
+    if cause is Cause.HOST_RANDOM and traced.equation_words is not None:
         return Cause.STEP_RANDOM
     return cause or Cause.UNKNOWN
-
-
-def read_line(place: Place) -> Source:
-    return Source(place.file, place.line, read_source(place.file).read_line(place.line), place.function)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unisono._src.audit.html_numbers import count, is_drawable
+from unisono._src.audit.html_numbers import count_nouns, is_drawable
 
 
 class Curve(NamedTuple):
@@ -45,7 +45,7 @@ def compare_curves(first: Curve, other: Curve) -> str:
     elif len(first.losses) == len(other.losses):
         comparison = f"at every step the loss of {first.name}"
     else:
-        comparison = f"the losses of {first.name}, with {count(len(other.losses), 'step')} in place of {len(first.losses)}"
+        comparison = f"the losses of {first.name}, with {count_nouns(len(other.losses), 'step')} in place of {len(first.losses)}"
     return "; ".join([comparison, *describe_gaps(other)])
 
 
@@ -54,4 +54,7 @@ def describe_gaps(curve: Curve) -> list[str]:
     missing = sum(loss is None for loss in curve.losses)
     unfit = [step for step, loss in enumerate(curve.losses, 1) if loss is not None and not is_drawable(loss)]
     words = [f"no loss is told at {missing} of {len(curve.losses)} steps"] if missing else []
-    return [*words, *([f"NaN or infinite at {count(len(unfit), 'step')}, the first one is step {unfit[0]}"] if unfit else [])]
+    return [
+        *words,
+        *([f"NaN or infinite at {count_nouns(len(unfit), 'step')}, the first one is step {unfit[0]}"] if unfit else []),
+    ]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from unisono._src.audit.html_elements import Markup, element
+from unisono._src.audit.audit_report import Divergence
+from unisono._src.audit.html_elements import Markup, make_element
 from unisono._src.audit.html_losses import draw_step_labels
-from unisono._src.audit.html_numbers import count
-from unisono._src.audit.report import Divergence
+from unisono._src.audit.html_numbers import count_nouns
 
 MOST_LAYERS = 60
 MOST_COLUMNS = 240
@@ -38,32 +38,38 @@ def draw_divergence(divergence: Divergence, layer: str | None) -> Markup:
     left_out = len(strips) - len(shown)
     notes = [
         f"Each cell is the largest of {len(groups[0])} steps." if len(groups) < len(divergence.steps) else None,
-        f"{count(left_out, 'more layer')} {'is' if left_out == 1 else 'are'} not shown." if left_out else None,
+        f"{count_nouns(left_out, 'more layer')} {'is' if left_out == 1 else 'are'} not shown." if left_out else None,
     ]
-    head = element("tr", [element("th", text, scope="col") for text in ("Layer", "Steps", "Differs from")])
+    head = make_element("tr", [make_element("th", text, scope="col") for text in ("Layer", "Steps", "Differs from")])
     steps = [divergence.steps[group[0]] for group in groups]
-    foot = element("tr", element("td", ""), element("td", draw_step_labels(steps)), element("td", ""))
-    return element(
+    foot = make_element("tr", make_element("td", ""), make_element("td", draw_step_labels(steps)), make_element("td", ""))
+    return make_element(
         "figure",
-        element("figcaption", element("b", divergence.runs[0]), " and ", element("b", divergence.runs[1])),
-        element(
-            "table", element("thead", head), element("tbody", rows), element("tfoot", foot, aria_hidden="true"), class_="heat"
+        make_element("figcaption", make_element("b", divergence.runs[0]), " and ", make_element("b", divergence.runs[1])),
+        make_element(
+            "table",
+            make_element("thead", head),
+            make_element("tbody", rows),
+            make_element("tfoot", foot, aria_hidden="true"),
+            class_="heat",
         ),
-        [element("p", note, class_="note") for note in notes if note],
+        [make_element("p", note, class_="note") for note in notes if note],
     )
 
 
 def draw_levels() -> Markup:
     """Return the legend of the shades."""
     swatches = [
-        element(
+        make_element(
             "li",
-            element("svg", element("rect", width=14, height=14, class_=f"level{level}"), width=14, height=14, aria_hidden="true"),
+            make_element(
+                "svg", make_element("rect", width=14, height=14, class_=f"level{level}"), width=14, height=14, aria_hidden="true"
+            ),
             name,
         )
         for level, name in enumerate(LEVELS)
     ]
-    return element("ul", swatches, class_="levels")
+    return make_element("ul", swatches, class_="levels")
 
 
 def has_difference(divergence: Divergence) -> bool:
@@ -94,12 +100,15 @@ def is_part_of(name: str, layer: str | None) -> bool:
 def draw_row(strip: Strip, steps: Sequence[int], groups: Sequence[range], mark: int | None, is_named: bool) -> Markup:
     is_first = strip.first is not None and mark is not None and strip.first in groups[mark] and is_named
     said = "the same" if strip.first is None else f"step {steps[strip.first]}"
-    label = [element("span", "▸ ", aria_hidden="true") if is_first else None, element("span", strip.layer, class_="quoted")]
-    return element(
+    label = [
+        make_element("span", "▸ ", aria_hidden="true") if is_first else None,
+        make_element("span", strip.layer, class_="quoted"),
+    ]
+    return make_element(
         "tr",
-        element("th", label, scope="row", title=strip.layer),
-        element("td", draw_strip(strip, groups, mark, said)),
-        element("td", said, class_="number"),
+        make_element("th", label, scope="row", title=strip.layer),
+        make_element("td", draw_strip(strip, groups, mark, said)),
+        make_element("td", said, class_="number"),
         class_="named" if is_first else None,
     )
 
@@ -110,11 +119,11 @@ def draw_strip(strip: Strip, groups: Sequence[range], mark: int | None, said: st
     paths = [draw_cells(levels, level) for level in range(1, len(LEVELS)) if level in levels]
     largest = max(strip.fractions, default=0.0)
     words = f"{strip.layer}: {said}" if strip.first is None else f"{strip.layer}: differs from {said} on, at most {largest:.0%}"
-    return element(
+    return make_element(
         "svg",
-        element("title", words),
+        make_element("title", words),
         paths,
-        None if mark is None else element("path", d=f"M{mark} 0V1", class_="first"),
+        None if mark is None else make_element("path", d=f"M{mark} 0V1", class_="first"),
         viewBox=f"0 0 {max(1, len(groups))} 1",
         preserveAspectRatio="none",
         role="img",
@@ -138,4 +147,4 @@ def draw_cells(levels: Sequence[int], level: int) -> Markup:
         if end > at:
             commands.append(f"M{at} 0H{end}V1H{at}z")
         at = max(end, at + 1)
-    return element("path", d="".join(commands), class_=f"level{level}")
+    return make_element("path", d="".join(commands), class_=f"level{level}")

@@ -27,21 +27,21 @@ UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202
 """Characters that change how the text around them is read, or that no file in UTF-8 can hold."""
 
 
-def element(tag: str, *content: Content, **attributes: Attribute) -> Markup:
+def make_element(tag: str, *content: Content, **attributes: Attribute) -> Markup:
     """Return an element. `class_` and `for_` are written without the underscore, `aria_label` with a hyphen."""
     start = "".join([tag, *(write_attribute(name, value) for name, value in attributes.items())])
-    return Markup(f"<{start}>" if tag in VOID else f"<{start}>{join(*content)}</{tag}>")
+    return Markup(f"<{start}>" if tag in VOID else f"<{start}>{join_content(*content)}</{tag}>")
 
 
-def join(*content: Content) -> Markup:
-    """Return texts and elements one behind the other."""
+def join_content(*content: Content) -> Markup:
+    """Return texts and elements as one text."""
     return Markup("".join(write_content(item) for item in content))
 
 
 def write_path(path: str) -> Markup:
     """Return a path as code, which may go on in another line after each "/"."""
     first, *rest = path.split("/")
-    return element("code", first, [["/", element("wbr"), name] for name in rest])
+    return make_element("code", first, [["/", make_element("wbr"), name] for name in rest])
 
 
 def raw_style(text: str) -> Markup:
@@ -65,7 +65,7 @@ def write_content(content: Content) -> str:
         return content
     if isinstance(content, str | int):
         return html.escape(show_unseen(str(content)))
-    return join(*content)
+    return join_content(*content)
 
 
 def write_attribute(name: str, value: Attribute) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from unisono._src.audit.html_curves import Curve, compare_curves, describe_curve, has_same_losses
-from unisono._src.audit.html_elements import Markup, element
+from unisono._src.audit.html_elements import Markup, make_element
 from unisono._src.audit.html_numbers import Axis, choose_steps, is_drawable, make_axis
 
 MOST_POINTS = 400
@@ -24,7 +24,7 @@ DASHES = ("7 4", "2 3", "12 3 2 3", "1 5")
 
 
 class Stroke(NamedTuple):
-    """How a curve is drawn."""
+    """The look of a curve."""
 
     is_parted: bool
     width: float
@@ -39,19 +39,17 @@ def draw_losses(curves: Sequence[Curve], first: int | None) -> Markup:
     words = [describe_curve(curve) if curve is curves[0] else compare_curves(curves[0], curve) for curve in curves]
     steps = max(len(curve.losses) for curve in curves)
     axis = make_axis([loss for curve in curves for loss in curve.losses if loss is not None and is_drawable(loss)])
-    drawn = sorted(
-        zip(curves, strokes, strict=True), key=lambda pair: pair[1].is_parted
-    )  # curves that part lie on top of the others
+    drawn = sorted(zip(curves, strokes, strict=True), key=lambda pair: pair[1].is_parted)  # those that part lie on top
     lines = [draw_curve(curve, stroke, axis, steps) for curve, stroke in drawn]
     heights = [f"{100 * (1 - axis.place(tick)):.2f}%" for tick in axis.ticks]
     grid = [draw_line(x=("0", "100%"), y=(height, height), name="grid") for height in heights]
-    picture = element(
+    picture = make_element(
         "svg",
-        element("title", "Losses of all runs by step"),
-        element("desc", "; ".join(f"{curve.name}: {comparison}" for curve, comparison in zip(curves, words, strict=True))),
+        make_element("title", "Losses of all runs by step"),
+        make_element("desc", "; ".join(f"{curve.name}: {comparison}" for curve, comparison in zip(curves, words, strict=True))),
         grid,
         draw_first_step(first, steps),
-        element(
+        make_element(
             "svg",
             lines,
             viewBox=f"0 0 {SIZE} {SIZE}",
@@ -64,12 +62,12 @@ def draw_losses(curves: Sequence[Curve], first: int | None) -> Markup:
         role="img",
         class_="area",
     )
-    legend = element("ul", [draw_legend(*entry) for entry in zip(curves, strokes, words, strict=True)], class_="legend")
+    legend = make_element("ul", [draw_legend(*entry) for entry in zip(curves, strokes, words, strict=True)], class_="legend")
     scale = "Loss, on a logarithmic scale" if axis.is_logarithmic else "Loss"
-    return element(
+    return make_element(
         "figure",
-        element("p", scale, ", by step", class_="axis-name"),
-        element("div", draw_labels(axis), picture, draw_step_labels(range(1, steps + 1)), class_="plot"),
+        make_element("p", scale, ", by step", class_="axis-name"),
+        make_element("div", draw_labels(axis), picture, draw_step_labels(range(1, steps + 1)), class_="plot"),
         legend,
     )
 
@@ -100,10 +98,10 @@ def draw_curve(curve: Curve, stroke: Stroke, axis: Axis, steps: int) -> Markup:
         if loss is None or not is_drawable(loss):
             is_open = False
             continue
-        point = f"{SIZE * place_step(step, steps):.4g} {SIZE * (1 - axis.place(loss)):.4g}"
+        point = f"{SIZE * locate_step(step, steps):.4g} {SIZE * (1 - axis.place(loss)):.4g}"
         commands.append(f"L{point}" if is_open else f"M{point}h0")
         is_open = True
-    return element("path", d="".join(commands), **style_stroke(stroke))
+    return make_element("path", d="".join(commands), **style_stroke(stroke))
 
 
 def style_stroke(stroke: Stroke) -> dict[str, str | float | None]:
@@ -134,26 +132,26 @@ def thin_out(losses: Sequence[float | None]) -> list[tuple[int, float | None]]:
     return kept
 
 
-def place_step(step: int, steps: int) -> float:
+def locate_step(step: int, steps: int) -> float:
     """Return where the middle of a step lies between the left end of the axis, 0, and the right one, 1."""
     return (step - 0.5) / steps
 
 
 def draw_line(x: tuple[str, str], y: tuple[str, str], name: str) -> Markup:
-    return element("line", x1=x[0], x2=x[1], y1=y[0], y2=y[1], class_=name)
+    return make_element("line", x1=x[0], x2=x[1], y1=y[0], y2=y[1], class_=name)
 
 
 def draw_first_step(first: int | None, steps: int) -> Markup | None:
     """Return the mark of the step where runs part, with its name on the side that has room for it."""
     if not first or first > steps:
         return None
-    place = place_step(first, steps)
+    place = locate_step(first, steps)
     at = f"{100 * place:.2f}%"
     is_left = place < 0.6
-    name = element(
+    name = make_element(
         "text", f"step {first}", x=at, y=14, dx=6 if is_left else -6, text_anchor="start" if is_left else "end", class_="mark"
     )
-    return element("g", draw_line((at, at), ("0", "100%"), "first"), name)
+    return make_element("g", draw_line((at, at), ("0", "100%"), "first"), name)
 
 
 def draw_not_finite(curve: Curve, steps: int, stroke: Stroke) -> Markup | None:
@@ -161,7 +159,9 @@ def draw_not_finite(curve: Curve, steps: int, stroke: Stroke) -> Markup | None:
     for step, loss in enumerate(curve.losses, 1):
         if loss is not None and not is_drawable(loss):
             name = "cross parted" if stroke.is_parted else "cross"
-            return element("text", CROSS, x=f"{100 * place_step(step, steps):.2f}%", y=32, text_anchor="middle", class_=name)
+            return make_element(
+                "text", CROSS, x=f"{100 * locate_step(step, steps):.2f}%", y=32, text_anchor="middle", class_=name
+            )
     return None
 
 
@@ -169,19 +169,21 @@ def draw_labels(axis: Axis) -> Markup:
     """Return the numbers beside the plot, which the title of the picture stands in for where a page is read aloud."""
     texts = axis.write_ticks()
     labels = [
-        element("span", text, style=f"top:{100 * (1 - axis.place(tick)):.2f}%")
+        make_element("span", text, style=f"top:{100 * (1 - axis.place(tick)):.2f}%")
         for tick, text in zip(axis.ticks, texts, strict=True)
     ]
-    return element("div", labels, class_="y-labels", style=f"width:{max(map(len, texts), default=1)}ch", aria_hidden="true")
+    return make_element("div", labels, class_="y-labels", style=f"width:{max(map(len, texts), default=1)}ch", aria_hidden="true")
 
 
 def draw_step_labels(steps: Sequence[int]) -> Markup:
     """Return the numbers of steps below a plot."""
-    labels = [element("span", steps[at], style=f"left:{100 * place_step(at + 1, len(steps)):.2f}%") for at in choose_steps(steps)]
-    return element("div", labels, class_="x-labels", aria_hidden="true")
+    labels = [
+        make_element("span", steps[at], style=f"left:{100 * locate_step(at + 1, len(steps)):.2f}%") for at in choose_steps(steps)
+    ]
+    return make_element("div", labels, class_="x-labels", aria_hidden="true")
 
 
 def draw_legend(curve: Curve, stroke: Stroke, words: str) -> Markup:
-    line = element("path", d="M3 8H37", **style_stroke(stroke))
-    swatch = element("svg", line, viewBox="0 0 40 16", width=40, height=16, aria_hidden="true")
-    return element("li", swatch, element("span", element("b", curve.name), " ", words))
+    line = make_element("path", d="M3 8H37", **style_stroke(stroke))
+    swatch = make_element("svg", line, viewBox="0 0 40 16", width=40, height=16, aria_hidden="true")
+    return make_element("li", swatch, make_element("span", make_element("b", curve.name), " ", words))

@@ -46,14 +46,14 @@ def is_drawable(number: float | None) -> bool:
 
 def make_axis(numbers: Sequence[float]) -> Axis:
     """Return an axis for drawable numbers, with some room around them."""
-    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+    low = min(numbers, default=0.0)
+    high = max(numbers, default=1.0)
     if low > 0 and high / low > LOGARITHMIC_FROM:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = tuple(10.0**exponent for exponent in exponents[:: max(1, round(len(exponents) / 5))])
         return Axis(low / 1.3, high * 1.3, tuple(tick for tick in ticks if low / 1.3 <= tick <= high * 1.3), is_logarithmic=True)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    low, high = low - room, high + room
-    return Axis(low, high, choose_ticks(low, high, 5))
+    return Axis(low - room, high + room, choose_ticks(low - room, high + room, 5))
 
 
 def choose_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
@@ -75,7 +75,7 @@ def choose_steps(steps: Sequence[int]) -> list[int]:
     return [0, *(at for at, step in enumerate(steps) if step in round_steps and apart <= at <= last - apart), last]
 
 
-def count(number: int, noun: str, plural: str = "") -> str:
+def count_nouns(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 

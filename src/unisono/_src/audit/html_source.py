@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from unisono._src.audit.html_elements import Markup, element
-from unisono._src.audit.report import AuditReport, Source
+from unisono._src.audit.audit_report import AuditReport, Source
+from unisono._src.audit.html_elements import Markup, make_element
 
 AROUND = 4
 """Lines shown before the line that is meant, and after it."""
@@ -32,18 +32,18 @@ def read_sources(report: AuditReport) -> dict[str, str]:
 
 def draw_source(source: Source, texts: Mapping[str, str]) -> Markup:
     """Return the figure of a line; of the line alone where the file's text is not known or has changed since."""
-    where = [element("code", f"{source.file}:{source.line}"), f", in {source.function}" if source.function else None]
+    where = [make_element("code", f"{source.file}:{source.line}"), f", in {source.function}" if source.function else None]
     lines = [
-        element(
+        make_element(
             "span",
-            element("span", number, class_="line-number", aria_hidden="true"),
-            element("span", text[:LONGEST_LINE], class_="quoted"),
+            make_element("span", number, class_="line-number", aria_hidden="true"),
+            make_element("span", text[:LONGEST_LINE], class_="quoted"),
             "\n",
             class_="line meant" if number == source.line else "line",
         )
         for number, text in find_lines(source, texts.get(source.file, ""))
     ]
-    return element("figure", element("figcaption", where), element("pre", lines, tabindex=0), class_="source")
+    return make_element("figure", make_element("figcaption", where), make_element("pre", lines, tabindex=0), class_="source")
 
 
 def find_lines(source: Source, text: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""From the line in which two runs part back to the line from which the difference comes."""
+"""The origin of a difference: from the line in which two runs part back to the line from which the difference comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import ast
 import dataclasses
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.source_code import SourceFile, list_assigned_attributes, list_read_names, read_source, spell
+from unisono._src.audit.script_trace.line_trace import HANDED, RETURNED
+from unisono._src.audit.source_code import (
+    SourceFile,
+    list_assigned_attributes,
+    list_heads,
+    list_read_names,
+    read_source,
+    spell_last_name,
+)
 from unisono._src.audit.suspects import find_suspect
 from unisono._src.audit.trace_comparison import Place, TraceComparison
 
@@ -17,7 +25,7 @@ LAYER_METHODS = ("call", "__call__")
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a difference comes from."""
+    """The line from which a difference comes."""
 
     place: Place
     cause: Cause | None
@@ -37,14 +45,14 @@ def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
         cause = suspect_line(comparison, place)
         if cause not in (None, Cause.HOST_RANDOM):  # what a generator draws comes from where it was made
             return Origin(place, cause)
-        inside = [each for each in list_inputs(comparison, place, is_outside=False) if each not in visited]
+        inside = [each for each in list_inputs(comparison, place) if each not in visited]
         if not inside:
-            return end_at(comparison, place)
+            return settle_origin(comparison, place)
         place = min(inside, key=comparison.order.__getitem__)
-    return end_at(comparison, place)
+    return settle_origin(comparison, place)
 
 
-def end_at(comparison: TraceComparison, place: Place) -> Origin:
+def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     """Return the origin at a line to which nothing of its own scope gave other values."""
     cause = suspect_line(comparison, place)
     if cause is not None:
@@ -52,12 +60,8 @@ def end_at(comparison: TraceComparison, place: Place) -> Origin:
     if place in comparison.in_one_only:
         condition = read_source(place.file).find_condition(place.line)
         if condition is not None:
-            return (
-                end_at(comparison, Place(place.file, condition, place.function))
-                if condition != place.line
-                else Origin(place, None)
-            )
-    outside = list_inputs(comparison, place, is_outside=True)
+            return settle_origin(comparison, Place(place.file, condition, place.function))
+    outside = list_outside_inputs(comparison, place)
     if outside:
         source = min(outside, key=comparison.order.__getitem__)
         return Origin(place, find_origin(comparison, source).cause, source)
@@ -68,27 +72,43 @@ def suspect_line(comparison: TraceComparison, place: Place) -> Cause | None:
     return find_suspect(read_source(place.file).find_expressions(place.line), comparison.sets)
 
 
-def list_inputs(comparison: TraceComparison, place: Place, is_outside: bool) -> list[Place]:
-    """Return the lines that gave other values to what a line reads: in its own scope, or, with `is_outside`, in the module around."""
+def list_inputs(comparison: TraceComparison, place: Place) -> list[Place]:
+    """Return the lines of its own scope that gave other values to what a line reads; the callers of its function where there are none."""
     source = read_source(place.file)
-    expressions = source.find_expressions(place.line)
-    names = list_read_names(expressions)
-    found: list[Place] = []
-    for other in comparison.list_differing():
-        if other.file != place.file or other == place:
-            continue
-        differing = comparison.differing(other)
-        is_near = is_same_scope(other, place)
-        if (
-            any(name in differing for name in names if name.startswith("self.") or is_near)
-            and (is_near or of_same_class(other, place))
-        ) or (differing & {"return", "handed"} and is_named(source, other.function, names)):
-            found += [] if is_outside else [other]
-        elif is_outside and other.function == MODULE and any(name in differing for name in names):
-            found.append(other)
-    if not is_outside and not found and place.function != MODULE:
-        found += list_callers(comparison, source, place, names)
-    return found
+    names = list_read_names(source.find_expressions(place.line))
+    inputs = [other for other in list_other_places(comparison, place) if is_input(comparison, source, other, place, names)]
+    if not inputs and place.function != MODULE:
+        return list_callers(comparison, source, place, names)
+    return inputs
+
+
+def list_outside_inputs(comparison: TraceComparison, place: Place) -> list[Place]:
+    """Return the lines of the module around that gave other values to what a line of a function reads."""
+    source = read_source(place.file)
+    names = list_read_names(source.find_expressions(place.line))
+    return [
+        other
+        for other in list_other_places(comparison, place)
+        if other.function == MODULE
+        and comparison.list_differing_names(other) & set(names)
+        and not is_input(comparison, source, other, place, names)
+    ]
+
+
+def list_other_places(comparison: TraceComparison, place: Place) -> list[Place]:
+    """Return the other lines of a line's file whose values differ."""
+    return [other for other in comparison.list_differing_places() if other.file == place.file and other != place]
+
+
+def is_input(comparison: TraceComparison, source: SourceFile, other: Place, place: Place, names: list[str]) -> bool:
+    """Return whether a line gives another value to a name that a line of its scope reads, or to an attribute that one of its class reads, or
+    is the end of a function that the line names."""
+    differing = comparison.list_differing_names(other)
+    if differing & {RETURNED, HANDED} and is_named(source, other.function, names):
+        return True
+    if is_same_scope(other, place):
+        return not differing.isdisjoint(names)
+    return is_same_class(other, place) and any(name in differing for name in names if name.startswith("self."))
 
 
 def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, names: list[str]) -> list[Place]:
@@ -96,9 +116,9 @@ def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, 
     function = source.find_enclosing_function(place.line)
     if function is None:
         return []
-    begins = [each for each in comparison.list_differing() if each.file == place.file and each.function == place.function]
+    begins = [each for each in comparison.list_differing_places() if each.file == place.file and each.function == place.function]
     passed = [each for each in begins if each.line in (function.lineno, *(d.lineno for d in function.decorator_list))]
-    if not any(comparison.differing(each) & set(names) for each in passed):
+    if not any(comparison.list_differing_names(each) & set(names) for each in passed):
         return []
     return [
         each
@@ -109,7 +129,7 @@ def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, 
 
 def list_called(source: SourceFile, line: int) -> set[str]:
     nodes = [node for expression in source.find_expressions(line) for node in ast.walk(expression)]
-    return {spell(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    return {spell_last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
 
 
 def is_same_scope(one: Place, other: Place) -> bool:
@@ -124,7 +144,7 @@ def strip_comprehensions(function: str) -> str:
     return MODULE if len(parts) == 1 and parts[0].startswith("<") else ".".join(parts)
 
 
-def of_same_class(one: Place, other: Place) -> bool:
+def is_same_class(one: Place, other: Place) -> bool:
     ours, theirs = (strip_comprehensions(place.function).rpartition(".")[0] for place in (one, other))
     return bool(ours) and ours == theirs
 
@@ -154,16 +174,14 @@ def find_in_called(comparison: TraceComparison, place: Place) -> Origin | None:
     for name in list_read_names(source.find_expressions(place.line)):
         function = source.find_function(name.removeprefix("self."))
         if function is not None:
-            found = find_in_function(source, function, comparison.sets)
-            if found is not None:
-                return found
+            origin = find_in_function(source, function, comparison.sets)
+            if origin is not None:
+                return origin
     return None
 
 
 def find_in_function(source: SourceFile, function: ast.AST, sets: set[str]) -> Origin | None:
     """Return the first suspicious line of a function."""
-    from unisono._src.audit.source_code import list_heads
-
     for statement in source.iterate_statements(function):
         cause = find_suspect(list_heads(statement), sets)
         if cause is not None:
@@ -177,9 +195,9 @@ def find_in_callback(file: str, line: int, sets: set[str]) -> Origin | None:
     function = source.find_function_at(line)
     if function is None:
         return None
-    found = find_in_function(source, function, sets)
-    if found is not None:
-        return found
+    origin = find_in_function(source, function, sets)
+    if origin is not None:
+        return origin
     for statement in source.iterate_statements(function):
         if not hasattr(statement, "body") and list_assigned_attributes(statement):
             return Origin(Place(file, statement.lineno, function.name), Cause.LAYER_STATE)

@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from unisono._src.audit.trace_comparison import Place, Trace
+from unisono._src.audit.trace_comparison import Place, ProcessTrace
 from unisono._src.typing import Json
 
 COMPARED = ("primitive", "operands", "params", "shapes")
+COLLECTIVES = ("psum", "all_gather", "ppermute", "all_to_all", "reduce_scatter")
 TRANSFORMS = re.compile(
     r"\b(jvp|transpose|vmap|jit|checkpoint|rematted_computation|while|body|cond|branch_\d+_fun|closed_call)\b"
 )
@@ -20,21 +21,21 @@ class EquationDifference:
     """The first equation in which two programs differ."""
 
     equation: Json
-    other: Json | None
-    """The equation of the other program; None where it has none in this place."""
+    other: Json
+    """The equation of the other program."""
     has_other_shapes: bool
     place: Place | None
     """The user's line that the equation comes from, or the nearest such line before it."""
 
 
-def find_equation(one: Trace, other: Trace, step: int) -> EquationDifference | None:
+def find_equation(one: ProcessTrace, other: ProcessTrace, step: int) -> EquationDifference | None:
     """Return the first equation that differs in the programs that were traced up to a step; None where all are the same."""
     ones = [program for program in one.content["programs"] if program["step"] <= step]
     others = [program for program in other.content["programs"] if program["step"] <= step]
     for mine, its in zip(ones, others, strict=False):
-        found = compare_equations(mine["equations"], its["equations"])
-        if found is not None:
-            return found
+        difference = compare_equations(mine["equations"], its["equations"])
+        if difference is not None:
+            return difference
     return None
 
 
@@ -52,13 +53,13 @@ def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationD
     return EquationDifference(mine, its, mine["shapes"] != its["shapes"], Place(*lines[0]) if lines else None)
 
 
-def list_callbacks(trace: Trace) -> list[Json]:
-    """Return the equations that call back into Python, or add over devices, in the programs that were traced."""
+def list_callback_equations(trace: ProcessTrace) -> list[Json]:
+    """Return the equations that call functions of the user's back, or add over devices, in the programs that were traced."""
     return [
         equation
         for program in trace.content["programs"]
         for equation in program["equations"]
-        if equation["callbacks"] or equation["primitive"] in ("psum", "all_gather", "ppermute", "all_to_all", "reduce_scatter")
+        if equation["callbacks"] or equation["primitive"] in COLLECTIVES
     ]
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from unisono._src.audit.script_trace.user_lines import Place, is_of_user
 from unisono._src.jax_private.jaxprs import close_program, list_user_lines
-from unisono._src.typing import Json
+from unisono._src.typing import Json, UserObject
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 LENGTH = 300
+"""The longest text of a parameter."""
+
+MOST_WRAPPERS = 5
+"""The number of wrappers in each other that are opened to find the function of a callback."""
+
 NO_PART = (
     "jaxpr",
     "call_jaxpr",
@@ -28,33 +33,34 @@ NO_PART = (
     "bwd",
     "name",
 )
+"""Parameters that are programs, which stand in the list themselves, or names."""
 
 
-def describe_program(program: ClosedJaxpr, is_of_user: Callable[[str], bool]) -> list[Json]:
+def describe_program(program: ClosedJaxpr) -> list[Json]:
     """Return the equations of a program and of the programs inside it, in order."""
-    return [describe_equation(eqn, known, stack, is_of_user) for eqn, known, stack in iterate_equations(program, "")]
+    return [describe_equation(eqn, constants, scopes) for eqn, constants, scopes in iterate_equations(program, "")]
 
 
-def iterate_equations(program: ClosedJaxpr, stack: str) -> Iterator[tuple[JaxprEqn, dict[Any, str], str]]:
+def iterate_equations(program: ClosedJaxpr, scopes: str) -> Iterator[tuple[JaxprEqn, Mapping[Var, str], str]]:
     """Yield (an equation, the digests of the program's constants, the names of the scopes around)."""
-    known = {variable: digest_constant(value) for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True)}
+    constants = {
+        variable: digest_constant(value) for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True)
+    }
     for eqn in program.jaxpr.eqns:
-        inner = "/".join(filter(None, (stack, str(eqn.source_info.name_stack))))
-        yield eqn, known, inner
-        for nested in list_nested(eqn.params):
+        inner = "/".join(filter(None, (scopes, str(eqn.source_info.name_stack))))
+        yield eqn, constants, inner
+        for nested in list_nested(eqn):
             yield from iterate_equations(close_program(nested), inner)
 
 
-def list_nested(params: Any) -> list[Jaxpr | ClosedJaxpr]:
+def list_nested(eqn: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
     """Return the programs among the parameters of an equation."""
-    found: list[Jaxpr | ClosedJaxpr] = []
-    for value in params.values():
-        items = value if isinstance(value, (tuple, list)) else (value,)
-        found += [item for item in items if isinstance(item, (Jaxpr, ClosedJaxpr))]
-    return found
+    items = [item for value in eqn.params.values() for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [item for item in items if isinstance(item, (Jaxpr, ClosedJaxpr))]
 
 
-def digest_constant(value: Any) -> str:
+def digest_constant(value: UserObject) -> str:
+    """Return the digest of a constant; of a single number the number itself."""
     if isinstance(value, Tracer):
         return "traced"
     try:
@@ -66,37 +72,35 @@ def digest_constant(value: Any) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
 
 
-def describe_equation(eqn: JaxprEqn, known: dict[Any, str], stack: str, is_of_user: Callable[[str], bool]) -> Json:
-    operands = [digest_constant(atom.val) if isinstance(atom, Literal) else known.get(atom, "") for atom in eqn.invars]
+def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str], scopes: str) -> Json:
+    """Return an equation in JSON: of its operands the constants alone, since variables have no names that last."""
     params = {
         name: ADDRESS.sub("", str(value))[:LENGTH]
         for name, value in eqn.params.items()
         if name not in NO_PART and not callable(value)
     }
-    shapes = [str(atom.aval) for atom in (*eqn.invars, *eqn.outvars)]
-    lines = [place for place in list_user_lines(eqn) if is_of_user(place[0])]
-    callbacks = [] if "callback" not in eqn.primitive.name else find_functions(eqn.params.get("callback"), is_of_user)
     return {
         "primitive": eqn.primitive.name,
-        "shapes": shapes,
-        "operands": operands,
+        "shapes": [str(atom.aval) for atom in (*eqn.invars, *eqn.outvars)],
+        "operands": [digest_constant(atom.val) if isinstance(atom, Literal) else constants.get(atom, "") for atom in eqn.invars],
         "params": params,
-        "scopes": stack,
-        "lines": lines,
-        "callbacks": callbacks,
+        "scopes": scopes,
+        "lines": [place for place in list_user_lines(eqn) if is_of_user(place[0])],
+        "callbacks": list_called_back(eqn.params.get("callback")) if "callback" in eqn.primitive.name else [],
     }
 
 
-def find_functions(value: Any, is_of_user: Callable[[str], bool], depth: int = 0) -> list[Json]:
-    """Return (file, first line, name) of the user's functions that a callback calls, however it is wrapped."""
-    value = getattr(value, "__func__", value)
-    code = getattr(value, "__code__", None)
+def list_called_back(callback: UserObject, depth: int = 0) -> list[Place]:
+    """Return the first line of the user's function that a callback calls, however it is wrapped; nothing where it calls none."""
+    callback = getattr(callback, "__func__", callback)
+    code = getattr(callback, "__code__", None)
     if code is not None and is_of_user(code.co_filename):
         return [(code.co_filename, code.co_firstlineno, code.co_name)]
-    if depth > 5:
+    if depth > MOST_WRAPPERS:
         return []
-    inner = list(getattr(value, "__dict__", {}).values()) + [
-        getattr(value, name, None) for name in ("func", "callback_func", "__wrapped__")
+    inner = [
+        *getattr(callback, "__dict__", {}).values(),
+        *(getattr(callback, name, None) for name in ("func", "callback_func", "__wrapped__")),
+        *(cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()),
     ]
-    inner += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
-    return next(filter(None, (find_functions(item, is_of_user, depth + 1) for item in inner if callable(item))), [])
+    return next(filter(None, (list_called_back(item, depth + 1) for item in inner if callable(item))), [])

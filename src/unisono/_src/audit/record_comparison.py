@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from unisono._src.audit.report import Divergence
+from unisono._src.audit.audit_report import Divergence
+from unisono._src.audit.difference_kinds import ENTRY, GRADIENT, MADE_BY_STEP, OPTIMIZER, ROWS, STEPS
 from unisono._src.record.reading import RecordedStep, RunRecord, Variable
-
-ROWS, ENTRY, GRADIENT, STEPS = "rows", "entry", "gradient", "steps"
-KINDS = (GRADIENT, "weight", "state", "optimizer")
-"""Kinds of variables that a step makes, in the order in which it makes them."""
 
 Digests = tuple[tuple[int, int], ...]
 
@@ -22,7 +19,7 @@ class RecordDifference:
     step: int
     """The number of the step, from 0 on."""
     kind: str
-    """"rows", "entry", a kind of variable, or "steps" where one record is shorter."""
+    """One of `difference_kinds`."""
     variables: tuple[str, ...] = ()
     """The paths of all variables of this kind that differ, in their order."""
     has_other_shapes: bool = False
@@ -39,9 +36,9 @@ def find_difference(one: RunRecord, other: RunRecord, most_steps: int) -> Record
             return None
         if number not in ones or number not in others:
             return RecordDifference(number, STEPS)
-        found = compare_steps(ones[number], others[number], before)
-        if found is not None:
-            return found
+        difference = compare_steps(ones[number], others[number], before)
+        if difference is not None:
+            return difference
         before = ones[number], others[number]
     return None
 
@@ -63,14 +60,14 @@ def compare_steps(
     entered = list_entry_differences(one, other, before)
     if entered:
         return RecordDifference(number, ENTRY, entered)
-    for kind in KINDS:
-        paths = list_differing(ours, one.digests, other.digests, kind)
+    for kind in MADE_BY_STEP:
+        paths = list_differing_paths(ours, one.digests, other.digests, kind)
         if paths:
             return RecordDifference(number, kind, paths)
     return None
 
 
-def list_differing(variables: Sequence[Variable], ones: Digests, others: Digests, kind: str) -> tuple[str, ...]:
+def list_differing_paths(variables: Sequence[Variable], ones: Digests, others: Digests, kind: str) -> tuple[str, ...]:
     """Return the paths of the variables of a kind whose digests differ."""
     rows = zip(variables, ones, others, strict=True)
     return tuple(variable.path for variable, mine, its in rows if variable.kind == kind and mine != its)
@@ -102,7 +99,7 @@ def measure_divergence(names: tuple[str, str], one: RunRecord, other: RunRecord)
     """Return, for each layer and step, the fraction of the layer's digests that differ."""
     common = sorted(one.steps.keys() & other.steps.keys())
     pairs = [(one.steps[number], other.steps[number]) for number in common]
-    layers = list(dict.fromkeys(layer_of(variable) for mine, _ in pairs for variable in mine.program.variables))
+    layers = list(dict.fromkeys(name_layer(variable) for mine, _ in pairs for variable in mine.program.variables))
     columns = [measure_step(mine, its) for mine, its in pairs]
     fractions = tuple(tuple(column.get(layer, 0.0) for column in columns) for layer in layers)
     return Divergence(names, tuple(layers), tuple(number + 1 for number in common), fractions)
@@ -111,17 +108,15 @@ def measure_divergence(names: tuple[str, str], one: RunRecord, other: RunRecord)
 def measure_step(one: RecordedStep, other: RecordedStep) -> dict[str, float]:
     """Return the fraction of digests that differ, by layer."""
     counts: dict[str, list[int]] = {}
-    same_variables = [variable[::2] for variable in one.program.variables] == [
-        variable[::2] for variable in other.program.variables
-    ]
+    ours, theirs = ([(variable.kind, variable.shape) for variable in step.program.variables] for step in (one, other))
     for place, variable in enumerate(one.program.variables):
-        differs = not same_variables or one.digests[place] != other.digests[place]
-        counts.setdefault(layer_of(variable), []).append(differs)
+        differs = ours != theirs or one.digests[place] != other.digests[place]
+        counts.setdefault(name_layer(variable), []).append(differs)
     return {layer: sum(differ) / len(differ) for layer, differ in counts.items()}
 
 
-def layer_of(variable: Variable) -> str:
+def name_layer(variable: Variable) -> str:
     """Return the layer in a variable's path; "optimizer" for the optimizer's own."""
-    if variable.kind == "optimizer":
+    if variable.kind == OPTIMIZER:
         return "optimizer"
     return variable.path.rpartition("/")[0] or variable.path

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from unisono._src.audit.audit_report import Coupling, ReplicaComparison, ReplicaRows
 from unisono._src.audit.cause import Cause
 from unisono._src.audit.coupling import list_couplings, make_coupling
-from unisono._src.audit.report import Coupling, ReplicaComparison, ReplicaRows
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
+from unisono._src.audit.script_trace.line_trace import HANDED
 from unisono._src.audit.source_code import read_source
-from unisono._src.audit.trace_comparison import Place, Trace, TraceComparison, read_trace
+from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison, read_trace
 
 TOLERANCE = 1e-5
 """Of the distance of the weights, relative to their size. Rounding in other orders changes less in some dozens of steps."""
@@ -62,36 +64,45 @@ def measure_distance(one: pathlib.Path, other: pathlib.Path) -> float:
     return float(np.sqrt(apart / max(size, np.finfo(np.float64).tiny)))
 
 
-def count_rows(whole: Trace, cut: Trace, replicas: int) -> tuple[ReplicaRows, ...]:
+def count_rows(whole: ProcessTrace, cut: ProcessTrace, replicas: int) -> tuple[ReplicaRows, ...]:
     """Return what each replica saw in the steps that both runs took."""
-    seen = [0] * replicas
-    duplicates = [0] * replicas
-    missing = [0] * replicas
-    for wanted, shards in zip(whole.content["rows"], cut.content["rows"], strict=False):
-        expected = [row for shard in wanted for row in shard]
-        left = Counter(expected)
-        for replica, shard in enumerate(shards):
-            seen[replica] += len(shard)
-            for row in shard:
-                if left[row] > 0:
-                    left[row] -= 1
-                else:
-                    duplicates[replica] += 1
-        place = 0
-        for replica, shard in enumerate(shards):  # a row is missing where R = 1 has it among the rows in this replica's place
-            for row in expected[place : place + len(shard)]:
-                if left[row] > 0:
-                    left[row] -= 1
-                    missing[replica] += 1
-            place += len(shard)
-    return tuple(ReplicaRows(number, seen[number], duplicates[number], missing[number]) for number in range(replicas))
+    totals = [ReplicaRows(replica, 0, 0, 0) for replica in range(replicas)]
+    for expected, shards in zip(whole.content["rows"], cut.content["rows"], strict=False):
+        counted = count_step_rows([row for shard in expected for row in shard], shards)
+        totals = [add_counts(total, count) for total, count in zip(totals, counted, strict=True)]
+    return tuple(totals)
 
 
-def find_row_coupling(whole: Trace, cut: Trace) -> tuple[Coupling, ...]:
+def count_step_rows(expected: Sequence[str], shards: Sequence[Sequence[str]]) -> list[ReplicaRows]:
+    """Return what each replica saw in a step, beside the rows that R = 1 saw.
+
+    A row is missing where R = 1 has it among the rows in this replica's place.
+    """
+    unseen = Counter(expected)
+    fresh = [take_rows(unseen, shard) for shard in shards]
+    ends = list(itertools.accumulate(map(len, shards)))
+    missing = [take_rows(unseen, expected[end - len(shard) : end]) for shard, end in zip(shards, ends, strict=True)]
+    return [
+        ReplicaRows(replica, len(shard), len(shard) - fresh[replica], missing[replica]) for replica, shard in enumerate(shards)
+    ]
+
+
+def take_rows(rows_left: Counter[str], rows: Sequence[str]) -> int:
+    """Take rows out of those that are left, and return how many of them were there."""
+    before = rows_left.total()
+    rows_left -= Counter(rows)
+    return before - rows_left.total()
+
+
+def add_counts(one: ReplicaRows, other: ReplicaRows) -> ReplicaRows:
+    return ReplicaRows(one.replica, one.rows + other.rows, one.duplicates + other.duplicates, one.missing + other.missing)
+
+
+def find_row_coupling(whole: ProcessTrace, cut: ProcessTrace) -> tuple[Coupling, ...]:
     """Return the line that cuts the rows of a replica."""
     comparison = TraceComparison(whole, cut)
-    for place in comparison.list_differing():
-        if "handed" in comparison.differing(place):
+    for place in comparison.list_differing_places():
+        if HANDED in comparison.list_differing_names(place):
             function = read_source(place.file).find_enclosing_function(place.line)
             if function is not None:
                 line = find_cut(place.file, function)

@@ -15,7 +15,7 @@ from unisono._src.processes import names
 from unisono._src.record.reading import RecordedStep, RunRecord, read_record
 from unisono._src.record.run_recorder import EACH_PROCESS, STEPS, SWITCH
 
-TRACER = str(pathlib.Path(__file__).with_name("script_trace.py"))
+TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
 """The program that runs a script and notes its lines; started by its path, so that it imports nothing of Unisono before the script does."""
 
 LAST_LINES = 25

@@ -7,6 +7,9 @@ import functools
 import linecache
 from collections.abc import Iterator
 
+from unisono._src.audit.audit_report import Source
+from unisono._src.audit.trace_comparison import Place
+
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CHANGING = ("append", "add", "update", "pop", "extend")
 """Methods that change a list, a set or a dict."""
@@ -26,6 +29,7 @@ class SourceFile:
         self._functions = [node for node in ast.walk(self._tree) if isinstance(node, FUNCTIONS)]
 
     def read_line(self, line: int) -> str:
+        """Return a line without the space around it; empty where the file has no such line."""
         return self._lines[line - 1].strip() if 0 < line <= len(self._lines) else ""
 
     def find_statement(self, line: int) -> ast.stmt | None:
@@ -76,6 +80,11 @@ def read_source(path: str) -> SourceFile:
     return SourceFile(path)
 
 
+def quote_line(place: Place) -> Source:
+    """Return a line of the user's as reports quote it."""
+    return Source(place.file, place.line, read_source(place.file).read_line(place.line), place.function)
+
+
 def list_heads(statement: ast.stmt) -> list[ast.AST]:
     """Return what a statement evaluates itself: of a block its condition, its iterator or its context, of a definition nothing."""
     if isinstance(statement, (ast.If, ast.While)):
@@ -99,26 +108,31 @@ def list_read_names(expressions: list[ast.AST]) -> list[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id != "self":
             names.append(node.id)
     augmented = [expression.target for expression in expressions if isinstance(expression, ast.AugAssign)]
-    names += [spell(target) for target in augmented]
+    names += [spell_name(target) for target in augmented]
     return list(dict.fromkeys(names))
 
 
-def spell(node: ast.AST) -> str:
+def spell_name(node: ast.AST) -> str:
     """Return a dotted name as it is written; empty for other expressions."""
     if isinstance(node, ast.Attribute):
-        before = spell(node.value)
+        before = spell_name(node.value)
         return f"{before}.{node.attr}" if before else node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def spell_last_name(node: ast.AST) -> str:
+    """Return the last part of a dotted name."""
+    return spell_name(node).rpartition(".")[2]
 
 
 def list_assigned_attributes(statement: ast.AST) -> set[str]:
     """Return the attributes of `self` that a statement assigns or changes in place, as "self.name"."""
     changed: set[str] = set()
     for node in ast.walk(statement):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and spell(node.value) == "self":
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and spell_name(node.value) == "self":
             changed.add(f"self.{node.attr}")
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and spell(node.value).startswith("self."):
-            changed.add(spell(node.value))
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and spell_name(node.value).startswith("self."):
+            changed.add(spell_name(node.value))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
-            changed |= {spell(node.func.value)} if spell(node.func.value).startswith("self.") else set()
+            changed |= {name for name in (spell_name(node.func.value),) if name.startswith("self.")}
     return changed

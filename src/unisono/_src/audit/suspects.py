@@ -1,4 +1,4 @@
-"""What in a line of source can make two runs differ: clocks, random numbers, hash order, files, processes, devices, collectives.
+"""The names in a line of source that can make two runs differ: clocks, random numbers, hash order, files, processes, devices, collectives.
 
 A name never decides that runs are equal or differ: records do. Names say which of the known causes a line that differs has.
 """
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Collection
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.source_code import spell
+from unisono._src.audit.source_code import spell_last_name, spell_name
 
 COLLECTIVES = {
     "psum", "pmean", "pmax", "pmin", "psum_scatter", "all_gather", "all_to_all", "ppermute", "process_allgather",
@@ -61,8 +61,8 @@ GENERATORS = {"default_rng", "RandomState", "Random", "SeedSequence", "Generator
 def find_suspect(expressions: Collection[ast.AST], sets: Collection[str] = ()) -> Cause | None:
     """Return the cause that expressions suggest; None where they suggest none. `sets` are the names of values that are sets."""
     nodes = [node for expression in expressions for node in ast.walk(expression)]
-    names = {spell(node).rpartition(".")[2] for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
-    called = {spell(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    names = {spell_last_name(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
+    called = {spell_last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     if called & COLLECTIVES:
         return Cause.COLLECTIVE
@@ -70,7 +70,7 @@ def find_suspect(expressions: Collection[ast.AST], sets: Collection[str] = ()) -
         return Cause.PROCESS
     if called & DEVICES or names & {"device_count", "local_device_count"}:
         return Cause.DEVICES
-    if "hash" in called or iterates_set(expressions, nodes, sets):
+    if "hash" in called or iterates_set(nodes, sets):
         return Cause.HASH_ORDER
     if called & THREADS:
         return Cause.THREAD_ORDER
@@ -81,9 +81,9 @@ def find_suspect(expressions: Collection[ast.AST], sets: Collection[str] = ()) -
     return Cause.FILES if called & FILES else None
 
 
-def iterates_set(expressions: Collection[ast.AST], nodes: Collection[ast.AST], sets: Collection[str]) -> bool:
+def iterates_set(nodes: Collection[ast.AST], sets: Collection[str]) -> bool:
     """Return whether the items of a set are taken in its order."""
-    if any(isinstance(node, ast.Call) and spell(node.func) in ("set", "frozenset") for node in nodes):
+    if any(isinstance(node, ast.Call) and spell_name(node.func) in ("set", "frozenset") for node in nodes):
         return True
     if any(isinstance(node, (ast.Set, ast.SetComp)) for node in nodes):
         return True
@@ -94,12 +94,9 @@ def has_random_call(nodes: Collection[ast.AST]) -> bool:
     """Return whether numbers are drawn, or a generator is made without a seed."""
     for node in nodes:
         if isinstance(node, ast.Call):
-            name = spell(node.func).rpartition(".")[2]
-            if name in GENERATORS and not any(
-                not is_none(argument) for argument in (*node.args, *(k.value for k in node.keywords))
-            ):
-                return True
-            if name in RANDOM and name not in GENERATORS:
+            name = spell_last_name(node.func)
+            arguments = (*node.args, *(keyword.value for keyword in node.keywords))
+            if name in RANDOM or (name in GENERATORS and all(map(is_none, arguments))):
                 return True
     return False
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from unisono._src.audit.report import AuditedRun, AuditReport, Difference, ReplicaComparison
+from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, ReplicaComparison
+from unisono._src.audit.difference_kinds import KIND_WORDS
 
 WIDTH = 100
-KINDS = {
-    "rows": "the rows of the global batch",
-    "entry": "the state before the step",
-    "gradient": "the gradient",
-    "weight": "the weights",
-    "state": "the state that layers keep",
-    "optimizer": "the optimizer's state",
-    "steps": "the number of steps",
-    "exit": "the end of the run",
-}
 
 
 def format_report(report: AuditReport) -> str:
@@ -38,7 +29,7 @@ def iterate_lines(report: AuditReport) -> Iterator[str]:
         yield from format_comparison(report.comparison)
     for warning in report.warnings:
         yield ""
-        yield from wrap(f"A run warned: {warning}")
+        yield from wrap_text(f"A run warned: {warning}")
 
 
 def format_table(runs: Sequence[AuditedRun]) -> Iterator[str]:
@@ -66,10 +57,10 @@ def format_difference(difference: Difference) -> Iterator[str]:
     """Yield what differs, where, and why."""
     first, second = difference.runs
     when = f"in step {difference.step}" if difference.step else "before the first step"
-    yield from wrap(f"Not equal: {first!r} and {second!r} part {when}, in {KINDS.get(difference.kind, difference.kind)}.")
+    yield from wrap_text(f"Not equal: {first!r} and {second!r} part {when}, in {KIND_WORDS[difference.kind]}.")
     for name, value in (
         ("layer", difference.layer),
-        ("variable", describe_variables(difference)),
+        ("variable", format_variables(difference)),
         ("replica", difference.replica),
         ("equation", difference.equation),
     ):
@@ -80,14 +71,14 @@ def format_difference(difference: Difference) -> Iterator[str]:
         yield f"    {'':10}    {difference.source.text}"
     yield ""
     probably = "Cause" if difference.is_certain else "Probable cause"
-    yield from wrap(f"{probably}: {difference.cause_words}")
-    yield from wrap(f"Instead: {difference.what_to_write}")
+    yield from wrap_text(f"{probably}: {difference.cause_words}")
+    yield from wrap_text(f"Instead: {difference.what_to_write}")
 
 
 def format_comparison(comparison: ReplicaComparison) -> Iterator[str]:
     """Yield how R = 1 and R = n differ, and what makes R matter."""
     near = "near each other" if comparison.is_near else "not near each other"
-    yield from wrap(
+    yield from wrap_text(
         f"R = 1 and R = {comparison.replicas}: the weights are {near}. Their distance, relative to their size, is {comparison.distance:.2g}, and "
         f"rounding in another order makes {comparison.tolerance:g} at most."
     )
@@ -95,18 +86,18 @@ def format_comparison(comparison: ReplicaComparison) -> Iterator[str]:
         yield f"    {coupling.layer or 'the loss or the step'}: {coupling.cause}"
         if coupling.source is not None:
             yield f"        {coupling.source.file}:{coupling.source.line}    {coupling.source.text}"
-        yield from (f"        {line}" for line in wrap(f"{coupling.why} Instead: {coupling.what_to_write}"))
+        yield from (f"        {line}" for line in wrap_text(f"{coupling.why} Instead: {coupling.what_to_write}"))
     for rows in comparison.rows:
         if rows.duplicates or rows.missing:
             yield f"    replica {rows.replica}: {rows.rows} rows, {rows.duplicates} of them twice, {rows.missing} missing"
 
 
-def describe_variables(difference: Difference) -> str | None:
+def format_variables(difference: Difference) -> str | None:
     if difference.variable is None:
         return None
     others = len(difference.differing) - 1
     return difference.variable + (f", and {others} more" if others > 0 else "")
 
 
-def wrap(text: str) -> list[str]:
+def wrap_text(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)

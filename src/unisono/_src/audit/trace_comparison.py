@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from unisono._src.audit.script_trace import OPAQUE
+from unisono._src.audit.script_trace.value_digest import OPAQUE, SET
 from unisono._src.typing import Json
+
+NotedValues: TypeAlias = Mapping[str, Sequence[tuple[int, str]]]
+"""By name, (moment, digest) of the values that a line gave it."""
 
 
 class Place(NamedTuple):
@@ -20,8 +24,8 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Trace:
-    """What one process of a run has done."""
+class ProcessTrace:
+    """The notes of one process of a run."""
 
     content: Json
 
@@ -42,44 +46,51 @@ class Trace:
         return [Place(*place) for place in self.content["calls"][str(max(numbers))]] if numbers else []
 
 
-def read_trace(path: pathlib.Path) -> Trace:
-    return Trace(json.loads(path.read_text()))
+def read_trace(path: pathlib.Path) -> ProcessTrace:
+    return ProcessTrace(json.loads(path.read_text()))
 
 
 class TraceComparison:
     """The lines of two traces that differ."""
 
-    def __init__(self, one: Trace, other: Trace) -> None:
+    def __init__(self, one: ProcessTrace, other: ProcessTrace) -> None:
         self.one = one
         self.other = other
         ones = one.lines
         others = other.lines
-        self.order = {place: entry["order"] for place, entry in (others | ones).items()}
         self.in_one_only = ones.keys() ^ others.keys()
-        self._differing = {
-            place: list_differing(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
+        self._differing_names = {
+            place: compare_values(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
         }
+        """By line, the moments of the first run at which a name first gets another value."""
+        self.order = {place: entry["begin"] for place, entry in (others | ones).items()} | {
+            place: min(moments.values()) for place, moments in self._differing_names.items() if moments
+        }
+        """The moment at which each line first gets another value, or of lines that never do came first."""
         self.sets = {
             name
             for entry in ones.values()
             for name, values in entry["values"].items()
-            if any(value.startswith("set") for value in values)
+            if any(digest.startswith(SET) for _, digest in values)
         }
         """Names that had a set as their value."""
 
-    def differing(self, place: Place) -> set[str]:
-        """Return the names that get other values on a line; "return" and "handed" for what a function returns."""
-        return self._differing.get(place, set())
+    def list_differing_names(self, place: Place) -> set[str]:
+        """Return the names that get other values on a line; `RETURNED` and `HANDED` for what a function returns."""
+        return set(self._differing_names.get(place, ()))
 
-    def list_differing(self) -> list[Place]:
-        """Return the lines whose values differ, in the order in which they came first."""
-        return sorted((place for place, names in self._differing.items() if names), key=self.order.__getitem__)
+    def list_differing_places(self) -> list[Place]:
+        """Return the lines whose values differ, in the order in which they first do."""
+        return sorted((place for place, names in self._differing_names.items() if names), key=self.order.__getitem__)
 
 
-def list_differing(ones: dict[str, list[str]], others: dict[str, list[str]]) -> set[str]:
-    """Return the names whose values differ, as far as both runs have them."""
-    return {
-        name
-        for name in ones.keys() & others.keys()
-        if any(mine != its and OPAQUE not in (mine, its) for mine, its in zip(ones[name], others[name], strict=False))
-    }
+def compare_values(ones: NotedValues, others: NotedValues) -> dict[str, int]:
+    """Return the names whose values differ, as far as both runs have them, with the moment of the first run at which they first do."""
+    moments = {name: find_first_moment(ones[name], others[name]) for name in ones.keys() & others.keys()}
+    return {name: moment for name, moment in moments.items() if moment is not None}
+
+
+def find_first_moment(ones: Sequence[tuple[int, str]], others: Sequence[tuple[int, str]]) -> int | None:
+    """Return the moment of the first run at which two values of a name first differ; None where none do."""
+    pairs = zip(ones, others, strict=False)
+    return next((moment for (moment, mine), (_, its) in pairs if mine != its and OPAQUE not in (mine, its)), None)

@@ -6,14 +6,18 @@ import json
 import pathlib
 import sys
 import tempfile
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
 
+if TYPE_CHECKING:
+    from unisono._src.audit.audit_report import AuditReport
+
 FLAGS = ("--replicas", "--no-replicas", "-h", "--help")
-EQUAL, DIFFERENT = 0, 1
+EQUAL = 0
+DIFFERENT = 1
 """Exit codes, as those of `diff`: 2 says that there was trouble."""
 
 
@@ -52,12 +56,9 @@ def audit(
         limit: The seconds after which a run is killed.
     """
     from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
-    from unisono._src.audit.html_report import render_report
-    from unisono._src.audit.report import read_sources
-    from unisono._src.audit.text_report import format_report
 
     check_counts(steps=steps)
-    check_program(program)
+    check_script_words(program)
     settings = AuditSettings(
         program, steps, read_counts("devices", devices), read_counts("processes", processes), replicas, against, limit
     )
@@ -67,13 +68,22 @@ def audit(
             report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
         except (AuditError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
+    write_report(report, json_file, html)
+    return EQUAL if report.equal else DIFFERENT
+
+
+def write_report(report: AuditReport, json_file: pathlib.Path | None, html: pathlib.Path | None) -> None:
+    """Write the report into the files that are asked for, and print the table, or the JSON where its file is "-"."""
+    from unisono._src.audit.html_report import render_report
+    from unisono._src.audit.html_source import read_sources
+    from unisono._src.audit.text_report import format_report
+
     if html is not None:
         html.write_text(render_report(report, read_sources(report)), encoding="utf-8")
     text = json.dumps(report.to_json(), indent=2)
     if json_file is not None and str(json_file) != "-":
         json_file.write_text(text + "\n", encoding="utf-8")
     print(text if str(json_file) == "-" else format_report(report))
-    return EQUAL if report.equal else DIFFERENT
 
 
 def read_counts(option: str, text: str) -> tuple[int, ...]:
@@ -84,7 +94,7 @@ def read_counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def check_program(words: tuple[str, ...]) -> None:
+def check_script_words(words: tuple[str, ...]) -> None:
     """Refuse words that name no program."""
     if not words or words == ("-m",):
         raise CommandError(

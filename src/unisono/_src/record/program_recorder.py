@@ -22,10 +22,10 @@ class ProgramRecorder:
     """Counts the steps of a program that trains, and hands their digests to the recorder of the process, if there is a record."""
 
     def __init__(self, name: str, strategy: OwningStrategy, list_recorded: Callable[[], RecordedVariables]) -> None:
-        """`list_recorded` returns the variables that the digests are of."""
         self._name = name
         self._strategy = strategy
-        self._list_recorded = list_recorded
+        self.list_recorded = list_recorded
+        """Returns the variables that the digests are of."""
         self._numbers: dict[tuple[BinaryIO | None, int], int] = {}
         """Numbers of the program in the record, by the file and the arrays of a batch."""
         self._entry: Array | None = None
@@ -36,6 +36,10 @@ class ProgramRecorder:
     def is_on(self) -> bool:
         """Return whether there is a record."""
         return is_recording()
+
+    @property
+    def replicas(self) -> int:
+        return self._strategy.num_replicas_in_sync
 
     def note_entry(self, digests: Array) -> None:
         self._entry = digests
@@ -70,7 +74,7 @@ class ProgramRecorder:
         recorder = get_recorder()
         number = self._numbers.get((recorder.file, arrays))
         if number is None:
-            recorded = self._list_recorded()
+            recorded = self.list_recorded()
             key = self._name, arrays, tuple(id(variable) for _, variables in recorded for variable in variables)
             number = recorder.note_program(key, first, self._describe(recorded, arrays))
             self._numbers[recorder.file, arrays] = number
@@ -82,7 +86,7 @@ class ProgramRecorder:
             "name": self._name,
             "variables": [(kind, variable.path, list(variable.shape)) for kind, variables in recorded for variable in variables],
             "arrays": arrays,
-            "facts": describe_run(self._strategy, self._strategy.num_replicas_in_sync),
+            "facts": describe_run(self._strategy, self.replicas),
             "placement": {
                 "devices": len(placement.devices),
                 "processes": len(placement.processes.leads) if placement.processes else 1,

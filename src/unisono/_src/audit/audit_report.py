@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import pathlib
-from typing import Any
 
 from unisono._src.audit.cause import Cause
-from unisono._src.typing import Json
+from unisono._src.typing import Json, UserObject
 
 FORMAT = 1
 
@@ -55,8 +52,7 @@ class Difference:
     step: int
     """The number of the step, from 1 on; 0 where the runs part before any step."""
     kind: str
-    """What differs: "rows", "entry" (the state before the step), "gradient", "weight", "state", "optimizer", "program", "steps" (one run has fewer
-    of them) or "exit" (one run failed)."""
+    """What differs: one of `difference_kinds`."""
     variable: str | None
     """The path of the first variable that differs."""
     layer: str | None
@@ -78,7 +74,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """How two runs move apart: for each layer and step, the fraction of the layer's digests that differ."""
+    """The fraction of a layer's digests that differ between two runs, for each layer and step."""
 
     runs: tuple[str, str]
     layers: tuple[str, ...]
@@ -101,7 +97,7 @@ class Coupling:
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaRows:
-    """What a replica saw in the steps that were compared."""
+    """The rows that a replica saw in the steps that were compared."""
 
     replica: int
     rows: int
@@ -128,7 +124,7 @@ class ReplicaComparison:
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
-    """What an audit has run and found."""
+    """The result of an audit: its runs, and where two of them part."""
 
     script: str
     command: tuple[str, ...]
@@ -149,23 +145,11 @@ class AuditReport:
         return convert_to_json(dataclasses.asdict(self))
 
 
-def read_sources(report: AuditReport) -> dict[str, str]:
-    """Return the texts of the files that a report names, as far as they can be read."""
-    named = [report.difference.source] if report.difference else []
-    named += [coupling.source for coupling in report.comparison.couplings] if report.comparison else []
-    texts: dict[str, str] = {}
-    for source in named:
-        if source is not None:
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                texts[source.file] = pathlib.Path(source.file).read_text()
-    return texts
-
-
-def convert_to_json(value: Any) -> Json:
+def convert_to_json(value: UserObject) -> Json:
     if isinstance(value, dict):
         return {str(key): convert_to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [convert_to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return str(value) if isinstance(value, Cause) else value
+    return value
