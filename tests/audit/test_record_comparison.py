@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unisono._src.audit.record_comparison import find_difference, measure_divergence
-from unisono._src.record.reading import Program, RecordedStep, RunRecord, Start, Variable
+from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start, Variable
 
 VARIABLES = [
     Variable("gradient", "net/wide/kernel", (3,)),

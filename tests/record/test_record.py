@@ -18,7 +18,7 @@ from trainings import on
 from unisono._src.data.row_digests import choose_cover
 from unisono._src.digest import digest_on_host
 from unisono._src.record import record_file
-from unisono._src.record.reading import read_record
+from unisono._src.record.run_record import read_run_record
 from unisono._src.record.run_recorder import get_recorder
 from unisono._src.step_count import get_step_count
 
@@ -68,7 +68,7 @@ def content(directory):
             step.digests,
             step.entry,
         )
-        for step in read_record(directory).steps.values()
+        for step in read_run_record(directory).steps.values()
     ]
 
 
@@ -94,7 +94,7 @@ def test_equal_on_every_placement_and_no_bit_is_another(family, tmp_path):
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_digests_are_those_of_the_arrays(replicas, tmp_path):
     model = fit_small(on(1, replicas), tmp_path)
-    steps = read_record(tmp_path).steps
+    steps = read_run_record(tmp_path).steps
     last = steps[max(steps)]
     assert [step.rows for step in steps.values()] == [8, 8, 3, 8, 8, 3]
     assert last.position == (1, 2)
@@ -121,7 +121,7 @@ def test_rows_are_those_of_the_global_batch(tmp_path):
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     with get_recorder().record_into(tmp_path):
         model.train_on_batch(X, Y)
-    (step,) = read_record(tmp_path).steps.values()
+    (step,) = read_run_record(tmp_path).steps.values()
     assert step.row_digests == (digest_on_host(X), digest_on_host(Y))
 
 
@@ -137,9 +137,9 @@ def test_rows_that_are_sent_in_other_parts_have_one_digest(tmp_path):
             model.train_on_batch(X, Y, sample_weight=weights)
     with get_recorder().record_into(tmp_path / "loop"):
         loop(strategy, rounds=2)
-    plain, verified = read_record(tmp_path / "fit").steps.values()
+    plain, verified = read_run_record(tmp_path / "fit").steps.values()
     assert plain.row_digests == verified.row_digests == (digest_on_host(X), digest_on_host(Y), digest_on_host(weights))
-    looped = list(read_record(tmp_path / "loop").steps.values())
+    looped = list(read_run_record(tmp_path / "loop").steps.values())
     assert len(looped) == 6
     assert all(looped[number].row_digests == looped[number + 1].row_digests for number in (0, 2, 4))
 
@@ -165,7 +165,7 @@ def test_a_callback_that_assigns_is_seen_at_the_entry_of_a_step(tmp_path):
 
     callbacks = [un.callbacks.Record(tmp_path), Assign()]
     model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=callbacks)
-    steps = read_record(tmp_path).steps
+    steps = read_run_record(tmp_path).steps
     kinds = [variable.kind for variable in steps[0].program.variables]
     before = [digest for kind, digest in zip(kinds, steps[1].digests, strict=True) if kind != "gradient"]
     entry = list(steps[2].entry or ())
@@ -210,7 +210,7 @@ def test_a_loop_is_recorded(replicas, tmp_path):
     get_recorder().stop()
     assert {plain, recorded, *others} == {plain}
     assert content(tmp_path / "one") == content(tmp_path / "all")
-    steps = read_record(tmp_path / "one").steps
+    steps = read_run_record(tmp_path / "one").steps
     np.testing.assert_allclose([step.loss for step in steps.values()], values, rtol=1e-6)
     assert {step.program.name for step in steps.values()} == {"replica_step"}
 
@@ -238,7 +238,7 @@ def test_a_record_that_was_torn_is_read_and_goes_on(tmp_path):
         with record_file.open_to_append(directory) as file:
             record_file.write_json(file, record_file.BEGIN, {"format": 1, "first": 6, "command": [], "time": 0.0})
         assert content(directory) == read
-        assert len(read_record(directory).starts) == 2
+        assert len(read_run_record(directory).starts) == 2
 
     torn()
 
@@ -246,7 +246,7 @@ def test_a_record_that_was_torn_is_read_and_goes_on(tmp_path):
 def test_a_new_run_in_the_same_directory_replaces_the_old_one(tmp_path):
     fit_small(on(1, 1), tmp_path, epochs=2)
     fit_small(on(1, 1), tmp_path, epochs=1)
-    assert len(read_record(tmp_path).steps) == 3
+    assert len(read_run_record(tmp_path).steps) == 3
 
 
 def test_steps_that_are_not_compiled_are_not_recorded(tmp_path):
@@ -265,10 +265,10 @@ def test_what_is_no_record_is_refused(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"holds no record of a run: there is no file steps\.record\. Record a run by UNISONO_RECORD="
     ):
-        read_record(tmp_path)
+        read_run_record(tmp_path)
     with pytest.raises(ValueError, match=r"Record received an empty directory\. Name a directory"):
         un.callbacks.Record("")
     with record_file.open_to_append(tmp_path) as file:
         record_file.write_json(file, record_file.BEGIN, {"format": 99, "first": 0, "command": [], "time": 0.0})
     with pytest.raises(ValueError, match=r"has the format 99, and this version of Unisono reads formats up to 1"):
-        read_record(tmp_path)
+        read_run_record(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from processes import HERE, LAUNCH, environment, kept_in, python
 from sizes import thorough
 from unisono._src.record import record_file
-from unisono._src.record.reading import RunRecord, read_record
+from unisono._src.record.run_record import RunRecord, read_run_record
 
 pytestmark = pytest.mark.processes
 
@@ -47,11 +47,11 @@ def test_a_run_that_is_killed_goes_on_with_its_record(tmp_path, how):
             process.communicate()
     done = python(SCRIPT, spec(tmp_path / "b", 8, how), UNISONO_RECORD=str(killed), **kept)
     assert done.returncode == 0, done.stderr[-3000:]
-    record = read_record(killed)
+    record = read_run_record(killed)
     assert len(record.starts) == 3
     assert record.starts[-1].first > 0
     assert len(content(record)) == 69
-    assert content(record) == content(read_record(whole))
+    assert content(record) == content(read_run_record(whole))
 
 
 def size_of(directory) -> int:
@@ -67,10 +67,10 @@ def test_two_processes_record_once(tmp_path):
     launch = [*LAUNCH[1:], "--processes", "2", "--devices-per-process", "1", "--cpu", SCRIPT, spec(tmp_path / "b", "all", "fit")]
     done = python(*launch, UNISONO_RECORD=str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr[-3000:]
-    two = read_record(tmp_path / "two")
+    two = read_run_record(tmp_path / "two")
     placement = next(iter(two.steps.values())).program.placement
     assert (placement["devices"], placement["processes"], placement["strategy"]) == (1, 2, "MultiWorkerMirroredStrategy")
-    assert content(two) == content(read_record(tmp_path / "one"))
+    assert content(two) == content(read_run_record(tmp_path / "one"))
 
 
 TRAIN = """
@@ -90,7 +90,7 @@ def test_a_run_ends_after_the_steps_that_the_environment_asks_for(tmp_path):
     done = python("-c", TRAIN, UNISONO_RECORD=str(tmp_path), UNISONO_STEPS="3", UNISONO_RECORD_EACH_PROCESS="1")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the end of the script" not in done.stdout
-    assert list(read_record(tmp_path / "process-0").steps) == [0, 1, 2]
+    assert list(read_run_record(tmp_path / "process-0").steps) == [0, 1, 2]
 
 
 def test_a_number_of_steps_that_is_none_is_refused(tmp_path):

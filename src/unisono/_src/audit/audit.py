@@ -15,7 +15,7 @@ from unisono._src.audit.record_comparison import RecordDifference, find_differen
 from unisono._src.audit.replica_comparison import compare_replicas
 from unisono._src.audit.run_plan import RunPlan, plan_first_runs, plan_placements
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
-from unisono._src.record.reading import RecordedStep, read_record
+from unisono._src.record.run_record import RecordedStep, read_run_record
 from unisono._src.versions import list_versions
 
 
@@ -97,7 +97,7 @@ class Audit:
 
     def _compare_with_record(self, first: FinishedRun) -> Difference | None:
         assert self._settings.against is not None
-        record = read_record(self._settings.against)
+        record = read_run_record(self._settings.against)
         plan = RunPlan(f"recorded in {self._settings.against}")
         recorded = FinishedRun(plan, self._settings.against, None, math.nan, "", (record,))
         self._runs.append(recorded)

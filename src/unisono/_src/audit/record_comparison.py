@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unisono._src.audit.audit_report import Divergence
 from unisono._src.audit.difference_kinds import ENTRY, GRADIENT, MADE_BY_STEP, OPTIMIZER, ROWS, STEPS
-from unisono._src.record.reading import RecordedStep, RunRecord, Variable
+from unisono._src.record.run_record import RecordedStep, RunRecord, Variable
 
 Digests = tuple[tuple[int, int], ...]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.processes import names
-from unisono._src.record.reading import RecordedStep, RunRecord, read_record
+from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_record
 from unisono._src.record.run_recorder import EACH_PROCESS, STEPS, SWITCH
 
 TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
@@ -101,7 +101,7 @@ def read_records(directory: pathlib.Path) -> tuple[RunRecord, ...]:
     if not (directory / "process-0").exists():
         return ()
     folders = sorted(directory.glob("process-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    return tuple(read_record(folder) for folder in folders)
+    return tuple(read_run_record(folder) for folder in folders)
 
 
 def find_last_lines(output: str) -> str:

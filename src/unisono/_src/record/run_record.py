@@ -78,7 +78,7 @@ class RunRecord(NamedTuple):
         return dict(sorted(merged.items()))
 
 
-def read_record(directory: str | os.PathLike[str]) -> RunRecord:
+def read_run_record(directory: str | os.PathLike[str]) -> RunRecord:
     """Return the record in a directory; refuse a directory without one."""
     directory = Path(directory)
     path = directory / record_file.NAME
