@@ -57,9 +57,9 @@ def size(result):
     return sorted(gradients[0].shape)
 
 def sizes(case):
-    ours = kernels_by_jax.calls_of(case)
+    ours = kernels_by_jax.list_calls(case)
     parts = [part for part in case.parts if part in ("forward", "by the kernel")]  # by the input, torch has the padded picture
-    return [[size(way[part]()) for part in parts] for way in (ours, *kernels_by_torch.ways_of(case))]
+    return [[size(way[part]()) for part in parts] for way in (ours, *kernels_by_torch.list_ways(case))]
 
 print(json.dumps({name: sizes(case) for name, case in CASES.items() if "3 to 64" not in name}))
 """
@@ -87,7 +87,7 @@ def count(name):
     return [
         sum(variable.value.size for variable in by_keras.trainable_variables),
         sum(array.size for array in jax.tree.leaves(parameters)),
-        sum(parameter.numel() for parameter in by_torch.made(name)[0].parameters()),
+        sum(parameter.numel() for parameter in by_torch.make_model_and_optimizer(name)[0].parameters()),
     ]
 
 print(json.dumps({name: count(name) for name in WORKLOADS if name.startswith(("W2", "W6", "W7"))}))
