@@ -15,7 +15,7 @@ from keras import layers
 
 import unisono as un
 from sizes import slow
-from unisono._src.step.step import Step
+from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.xla.programs import DeviceProgram
 
 
@@ -70,13 +70,13 @@ def test_a_program_runs_the_same_machine_code_on_every_device(compiled):
 @pytest.mark.parametrize("counted", [False, True])
 def test_every_device_has_the_weights_before_one_runs(monkeypatch, rng, counted):
     """The lead's program takes the weights along: who waits for them then waits until it has run, and devices take turns."""
-    ready, call = [], Step._call
+    ready, call = [], ProgramCalls.__call__
 
     def watched(self, index, *args):
         ready.append(set(self._device_state.current))
         return call(self, index, *args)
 
-    monkeypatch.setattr(Step, "_call", watched)
+    monkeypatch.setattr(ProgramCalls, "__call__", watched)
     with un.MirroredStrategy(devices=3, replicas=3).scope():
         model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
     loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if counted else "sum_over_batch_size")
