@@ -33,7 +33,6 @@ from unisono._src.native.convolutions import (
     call_kernel_gradient,
 )
 from unisono._src.native.digests import call_digest
-from unisono._src.native.products import call_product
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
@@ -49,26 +48,6 @@ class Case(NamedTuple):
     natively: Callable[..., Any]
     plainly: Callable[..., Any]
     args: list[jax.Array]
-
-
-def product(draw: Draw) -> Case:
-    """Small ones, and some whose rows, columns or sums are cut in pieces."""
-    most = list(draw.of((100, 100, 100), (300, 300, 300), (8, 3000, 700), (6000, 30, 60)))
-    draw.random.shuffle(most)
-    rows, depth, columns = (draw.size(draw.of(1, n // 3), n) for n in most)
-    is_left_transposed, is_right_transposed = draw.of((False, False), (True, False), (False, True))
-    left = (depth, rows) if is_left_transposed else (rows, depth)
-    right = (columns, depth) if is_right_transposed else (depth, columns)
-
-    def multiply(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.matmul(x.T if is_left_transposed else x, y.T if is_right_transposed else y)
-
-    return Case(
-        f"the product of {left}{' transposed' * is_left_transposed} and {right}{' transposed' * is_right_transposed}",
-        lambda x, y: call_product(x, y, is_left_transposed, is_right_transposed),
-        multiply,
-        [draw.array(left, "float32"), draw.array(right, "float32")],
-    )
 
 
 class Convolution(NamedTuple):
@@ -332,7 +311,6 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
 
 
 KINDS = (
-    product,
     convolution,
     kernel_gradient,
     winograd,

@@ -42,7 +42,6 @@ TARGETS = (
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",
-    "unisono_multiply",
     "unisono_push_contribution",
     "unisono_run_row_loop",
 )
