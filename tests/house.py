@@ -14,7 +14,7 @@ import unisono
 ROOT = pathlib.Path(unisono.__file__).parent / "_src"
 
 FLOORS = {
-    "commands and files": ["callbacks", "tensorboard", "export", "cli", "doctor", "audit"],
+    "commands and files": ["callbacks", "tensorboard", "export", "cli", "doctor", "audit", "replay"],
     "what users hold": ["strategy"],
     "ways to train": ["loop", "fit", "checks.user_code", "distributed"],
     "one step": ["record", "step", "checks"],
@@ -22,7 +22,7 @@ FLOORS = {
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
-        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
+        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count", "replayed_step",
         "execution_mode", "near_names", "function_names", "inlining", "typed_jax", "typing",
     ],
 }  # fmt: skip

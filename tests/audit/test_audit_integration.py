@@ -75,6 +75,21 @@ def test_a_fault_is_found_with_cause_layer_and_line_and_its_twin_is_not_one(faul
 
 
 @pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_worked_example_of_the_docs_is_found(tmp_path):
+    page = (ROOT / "docs" / "two_runs_differ.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(page.partition("```python\n")[2].partition("```")[0])
+    audited = audit(tmp_path, str(script))
+    assert audited.code == 1, audited.text
+    shown = page.partition("Not equal: ")[2].partition("```")[0].splitlines()
+    fixed = [line.strip() for line in shown if "equation:" not in line]  # which has the numbers of two runs
+    said = audited.text.replace(f"{script}:", "train.py:")
+    assert [line for line in fixed if line not in said] == []
+
+
+@pytest.mark.processes
 def test_a_script_that_trains_nothing_is_trouble(tmp_path):
     script = tmp_path / "nothing.py"
     script.write_text("print('nothing')\n")

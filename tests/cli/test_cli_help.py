@@ -23,10 +23,15 @@ def test_the_version_is_printed(capsys):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--help"], ["{launch,doctor,audit,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
+        (["--help"], ["{launch,doctor,audit,replay,demo,completion}", "unisono COMMAND --help", "unisono --version"]),
         (["launch", "--help"], ["unisono launch --processes 4 --restarts 3 train.py", "--processes INT", "(default: all GPUs"]),
         (["demo", "--help"], ["--epochs INT", "(default: 40 for digits, else 2)", "(default: digits)"]),
         (["doctor", "--help"], ["--json", "--processes", "--versions", "unisono launch --processes 2 -m unisono doctor"]),
+        (
+            ["replay", "--help"],
+            ["unisono replay train.py --run run --step 1200", "--run DIRECTORY", "first whose loss is not finite"],
+        ),
+        (["audit", "--help"], ["unisono audit --steps 50 train.py --epochs 10", "--replicas", "--against", "--html FILE"]),
         (["completion", "--help"], ["{bash,zsh}", "unisono completion bash >"]),
     ],
     ids=" ".join,

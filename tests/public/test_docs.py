@@ -143,6 +143,7 @@ BLOCKS = {
     ),
     "processes.md 1": Block(check=check_one_fingerprint, fills=(("epochs=20", "epochs=1"), ("save_freq=100", "save_freq=20"))),
     "tensorboard.md 0": Block(compiled, check_events),
+    "two_runs_differ.md 0": Block(check=check_one_fingerprint),
 }  # fmt: skip
 
 

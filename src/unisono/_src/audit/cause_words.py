@@ -96,6 +96,12 @@ WORDS = {
     ),
 }
 
+OTHER_SCRIPT = CauseWords(
+    "The script or its data are other ones than in the recorded run: the versions and the kernels are the same.",
+    "Look at what was changed since. Leave out --against to see whether the script differs from itself: then the line is named.",
+)
+"""Of a run that differs from a recorded one, whose facts are the same."""
+
 NO_SEED = CauseWords(
     "The weights start from other values in each run: no seed was set before the model was made.",
     "Call keras.utils.set_random_seed(0) before the model is made.",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from unisono._src.audit.audit_report import Difference
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.cause_words import NO_SEED, WORDS, CauseWords
+from unisono._src.audit.cause_words import NO_SEED, OTHER_SCRIPT, WORDS, CauseWords
 from unisono._src.audit.difference_kinds import ENTRY, EXIT, ROWS
 from unisono._src.audit.origin import Origin, find_in_callback, find_origin
 from unisono._src.audit.program_comparison import (
@@ -180,7 +180,8 @@ def explain_without_line(one: FinishedRun, other: FinishedRun, difference: Recor
         facts = list_fact_differences(one.steps[0].program.facts, other.steps[0].program.facts)
         if facts:
             return Cause.VERSIONS, CauseWords(f"{WORDS[Cause.VERSIONS].cause} {'; '.join(facts)}.", WORDS[Cause.VERSIONS].instead)
-    elif difference.kind == ENTRY and difference.step == 0:
+        return Cause.UNKNOWN, OTHER_SCRIPT
+    if difference.step == 0 and one.steps[0].entry != other.steps[0].entry:
         return Cause.HOST_RANDOM, NO_SEED
     return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.processes import names
 from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_record
-from unisono._src.record.run_recorder import EACH_PROCESS, STEPS, SWITCH
+from unisono._src.record.run_recorder import EACH_PROCESS, INSTEAD, STEPS
 
 TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
 """The program that runs a script and notes its lines; started by its path, so that it imports nothing of Unisono before the script does."""
@@ -88,7 +88,7 @@ def list_launcher_words(plan: RunPlan) -> list[str]:
 
 def make_variables(environment: Mapping[str, str], plan: RunPlan, directory: pathlib.Path, steps: int) -> dict[str, str]:
     """Return the environment of a run."""
-    ours = {SWITCH: str(directory), EACH_PROCESS: "1", STEPS: str(steps), "PYTHONHASHSEED": str(plan.hash_seed)}
+    ours = {INSTEAD: str(directory), EACH_PROCESS: "1", STEPS: str(steps), "PYTHONHASHSEED": str(plan.hash_seed)}
     if plan.devices is not None:
         ours |= {names.DEVICES: str(plan.devices), "JAX_NUM_CPU_DEVICES": str(plan.devices)}
     if plan.replicas is not None:

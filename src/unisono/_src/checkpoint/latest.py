@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 
 from unisono._src.checkpoint.reading import METADATA, DamagedError, find_checkpoints, load_checkpoint, read_first_good
+from unisono._src.checkpoint.replay_start import select_starts
 from unisono._src.checkpoint.writer import wait_for_writers
 from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
@@ -29,7 +30,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     def find_newest() -> str | None:
         wait_for_writers()
-        newest, damaged = read_first_good(list_newest_first(place), check_file)
+        newest, damaged = read_first_good(select_starts(list_newest_first(place)), check_file)
         if damaged and newest is None:
             raise DamagedError(f"{damaged} No good checkpoint is left in {place}.")
         if damaged:

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,6 +75,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
         raise
     except Exception as error:
         raise DamagedError(f"The checkpoint {path} is damaged: {summarize_error(error)}.") from error
+
+
+def count_steps(path: Path) -> float:
+    """Return the steps that a training had begun when its checkpoint was written; infinity where the checkpoint does not say it."""
+    from unisono._src.checkpoint import orbax_private
+
+    try:
+        with silence_loggers():
+            record = orbax_private.read_record(str(path))
+    except Exception:  # whatever Orbax makes of what is no checkpoint, or of one that is damaged
+        return math.inf
+    steps = record.get("steps") if isinstance(record, dict) else None
+    return steps if isinstance(steps, int) else math.inf
 
 
 def load_and_check(path: Path) -> LoadedCheckpoint:

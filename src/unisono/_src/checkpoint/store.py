@@ -27,8 +27,10 @@ from unisono._src.checkpoint.reading import (
     read_first_good,
     summarize_error,
 )
+from unisono._src.checkpoint.replay_start import select_starts
 from unisono._src.checkpoint.writer import BackgroundWriter, wait_for_writers
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.replayed_step import get_replayed_step
 from unisono._src.typing import Json, Logs
 
 if TYPE_CHECKING:
@@ -70,8 +72,11 @@ class CheckpointStore(BackgroundWriter):
         """Whether each checkpoint is good that this process has written or read, by number."""
 
     def save(self, number: int, make_content: MakeContent) -> Path:
-        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed."""
-        if get_agreement().is_first:
+        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed.
+
+        A process that replays a step writes none: the checkpoints are those of the run.
+        """
+        if get_agreement().is_first and get_replayed_step() is None:
             self.start(lambda: self._write(number, make_content))
         return self.path(number)
 
@@ -97,7 +102,8 @@ class CheckpointStore(BackgroundWriter):
 
         def find() -> str | None:
             nonlocal loaded
-            paths = {self.path(number): number for number in reversed(self.numbers)}
+            numbers = {self.path(number): number for number in reversed(self.numbers)}
+            paths = {path: numbers[path] for path in select_starts(numbers)}
             loaded, damaged = read_first_good(paths, load_checkpoint)
             if loaded is None:
                 if damaged:
@@ -116,9 +122,9 @@ class CheckpointStore(BackgroundWriter):
         return loaded
 
     def delete(self) -> None:
-        """Delete all checkpoints, and the directory if nothing else is in it."""
+        """Delete all checkpoints, and the directory if nothing else is in it. A process that replays a step deletes none."""
         self.wait()
-        if not get_agreement().is_first:
+        if not get_agreement().is_first or get_replayed_step() is not None:
             return
         for number in self.numbers:
             self._remove(number)

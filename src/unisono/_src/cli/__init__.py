@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from unisono._src.cli import audit_command, doctor_command, launch_command
+from unisono._src.cli import audit_command, doctor_command, launch_command, replay_command
 from unisono._src.cli.completion import make_completion
 from unisono._src.cli.errors import CommandError
 from unisono._src.cluster.launch.target import split_command_line
@@ -37,11 +37,19 @@ def main(args: Sequence[str] | None = None) -> None:
     if words[:1] == ["audit"]:
         options, program = split_command_line(words[1:], audit_command.FLAGS)
         words = ["audit", *options, *(["--", *program] if program else [])]
+    if words[:1] == ["replay"]:
+        words = ["replay", *replay_command.arrange_words(words[1:])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)
     app.command(doctor_command.doctor)
     app.command(audit_command.audit)
-    if words[:1] not in (["launch"], ["doctor"], ["audit"]):  # these start at once: the other subcommands import Keras
+    app.command(replay_command.replay)
+    if words[:1] not in (
+        ["launch"],
+        ["doctor"],
+        ["audit"],
+        ["replay"],
+    ):  # these start at once: the other subcommands import Keras
         from unisono._src.cli import demo
 
         app.command(demo.demo)

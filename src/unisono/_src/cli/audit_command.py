@@ -30,10 +30,14 @@ def audit(
     devices: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 1, 2 and R)")] = "",
     processes: Annotated[str, tyro.conf.arg(metavar="INT,INT", help_behavior_hint="(default: 2, where the strategy can)")] = "",
     replicas: bool = False,
-    against: pathlib.Path | None = None,
-    json_file: Annotated[pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
-    html: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="FILE")] = None,
-    keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY")] = None,
+    against: Annotated[
+        pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY", help_behavior_hint="(default: other placements)")
+    ] = None,
+    json_file: Annotated[
+        pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE", help_behavior_hint="(default: no file)")
+    ] = None,
+    html: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: no file)")] = None,
+    keep: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY", help_behavior_hint="(default: none is kept)")] = None,
     limit: float = 1800.0,
 ) -> int:
     """Runs a training script on several placements and says whether all have the same bits, or where two runs part and why.

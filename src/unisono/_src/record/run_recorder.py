@@ -25,6 +25,10 @@ from unisono._src.typing import Array, Json
 SWITCH = "UNISONO_RECORD"
 """The environment variable that names the directory of a record."""
 
+INSTEAD = "UNISONO_RECORD_INSTEAD"
+"""The environment variable that names the directory of a record in place of any that a script names: tools run scripts that have records of
+their own, which they must not write into."""
+
 EACH_PROCESS = "UNISONO_RECORD_EACH_PROCESS"
 """The environment variable by which every process writes a record of its own, in the directory "process-N" below that of the run."""
 
@@ -75,8 +79,10 @@ class WaitingSteps(NamedTuple):
 class RunRecorder:
     """Writes the steps of all programs of a process into one directory, if there is one."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+    def __init__(self, directory: str | os.PathLike[str] | None, is_fixed: bool = False) -> None:
+        """`is_fixed`: the directory takes the place of any other one."""
         self._directory = None if directory is None else Path(directory)
+        self._is_fixed = is_fixed
         self._file: BinaryIO | None = None
         self._programs: dict[Hashable, int] = {}
         self._waiting: collections.deque[WaitingSteps] = collections.deque()
@@ -104,7 +110,7 @@ class RunRecorder:
 
     def record_from_here(self, directory: str | os.PathLike[str]) -> None:
         """Record the steps of this process from here on; refuse another directory than that of a record that goes on."""
-        if self._directory not in (None, Path(directory)):
+        if not self._is_fixed and self._directory not in (None, Path(directory)):
             raise ValueError(
                 f"record={os.fspath(directory)!r}, and this process records into {os.fspath(self._directory)!r} already. Name one directory for "
                 f"all steps of a run."
@@ -116,7 +122,7 @@ class RunRecorder:
         self._change_directory(None)
 
     def _change_directory(self, directory: Path | None) -> None:
-        if directory != self._directory:
+        if directory != self._directory and not self._is_fixed:
             self.close()
             self._directory = directory
 
@@ -168,7 +174,7 @@ class RunRecorder:
         self._written_at = time.monotonic()
 
 
-_recorder = RunRecorder(os.environ.get(SWITCH) or None)
+_recorder = RunRecorder(os.environ.get(INSTEAD) or os.environ.get(SWITCH) or None, is_fixed=bool(os.environ.get(INSTEAD)))
 
 
 def get_recorder() -> RunRecorder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import jax
 import numpy as np
 
 from unisono._src.data.global_batch import IN_PLACE_BYTES, GlobalBatch, send_rows
@@ -73,6 +74,13 @@ class CallInputs:
             zeros = [np.zeros((self._placement.replicas, *shape.shape), shape.dtype) for shape in shapes]
             self._idle_batches[key] = (rows, device_put(zeros, device)) if zeros else rows
         return self._idle_batches[key]
+
+    def read_replica(self, batch: GlobalBatch, run: ReplicaRun) -> PyTree:
+        """Return the input of one replica, which `run` consists of, as `shapes` describes it."""
+        rows = slice(run.rows.start, run.rows.stop)
+        arrays = [np.asarray(leaf.array[rows], leaf.dtype) for leaf in batch.leaves]
+        shard = jax.tree.unflatten(batch.structure, arrays)
+        return (shard, [value.on(0, run)[0] for value in self._carried]) if self._carried else shard
 
     def forget(self) -> None:
         """Drop what is kept on the devices from one call to the next."""

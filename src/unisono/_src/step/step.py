@@ -22,6 +22,7 @@ from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.digest_stage import digest_state
+from unisono._src.step.inspection import StepInspection
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
@@ -88,6 +89,7 @@ class Step:
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._single_replicas = SingleReplicas(placement, self._device_state)
         self._entry_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
+        self._inspection = None if recorder is None else StepInspection(functions, placement, self._inputs)
         self._call = self._make_calls()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -116,6 +118,8 @@ class Step:
             batches = batches[count:]
             self._probe_schedule.note_trained(count)
             self._receive_state(state, now[0])
+            if self._inspection is not None:
+                self._inspect(self._inspection, now[0])
             for group in self._group_batches(now):
                 whole = None if verified else self._plan_of(group[0]).whole
                 outcome = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
@@ -134,17 +138,23 @@ class Step:
         return self._recorder is not None and self._recorder.is_on
 
     def _count_steps(self, most: int) -> int:
-        """Return how many of the next steps may be taken until one is probed or verified, up to this number."""
+        """Return how many of the next steps may be taken until one is probed, verified or inspected, up to this number."""
         count = self._probe_schedule.count(most, self._functions.needs_probe, self._functions.is_undecided)
-        if self._verification is None:
-            return count
-        return max(1, min(count, self._verification.count_unverified(get_step_count().steps)))
+        step = get_step_count().steps
+        if self._verification is not None:
+            count = max(1, min(count, self._verification.count_unverified(step)))
+        return count if self._inspection is None else self._inspection.limit_count(step, count)
 
     def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
         """Return the replica that the next step verifies; None where it verifies none."""
         if self._verification is None:
             return None
         return self._verification.choose(get_step_count().steps, self._plan_of(batch))
+
+    def _inspect(self, inspection: StepInspection, batch: GlobalBatch) -> None:
+        """Have the next step inspected, if it is asked for."""
+        if inspection.is_due(get_step_count().steps):
+            inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
 
     def _receive_state(self, state: State, batch: GlobalBatch) -> None:
         """Bring the state to the lead, and tell the recorder of a state that no step has made."""

@@ -1,0 +1,79 @@
+"""`unisono replay`: the state before a step of a recorded run is rebuilt, and the step is looked into."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+
+from unisono._src.cli.errors import CommandError, check_counts
+from unisono._src.cluster.launch.target import split_command_line
+
+FLAGS = ("--interactive", "--no-interactive", "-h", "--help")
+EQUAL = 0
+DIFFERENT = 1
+"""Exit codes, as those of `diff`: 2 says that there was trouble."""
+
+
+def replay(
+    program: Annotated[
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="PROGRAM ...", help_behavior_hint="(default: the recorded one)"),
+    ] = (),
+    *,
+    run: Annotated[pathlib.Path | None, tyro.conf.arg(metavar="DIRECTORY", help_behavior_hint="(required)")] = None,
+    step: Annotated[
+        int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="(default: the first whose loss is not finite)")
+    ] = None,
+    devices: int = 1,
+    json_file: Annotated[
+        pathlib.Path | None, tyro.conf.arg(name="json", metavar="FILE", help_behavior_hint="(default: no file)")
+    ] = None,
+    interactive: bool = False,
+) -> int:
+    """Runs a recorded training again up to one step, proves that all bits are those of the record, and shows what the step computes.
+
+    For example: unisono replay train.py --run run --step 1200
+
+    The training goes on from the last checkpoint before the step that the script finds. One device is enough, however many the recorded run
+    had. The step is shown by replica: rows, loss, norms of gradients, and the first value that is not finite. The exit code is 0 where all
+    bits are equal, 1 where not, and 2 where the step cannot be replayed.
+
+    Args:
+        program: The script of the recorded run, or -m and a module. Its arguments are those of the recorded run; others follow after --.
+        run: The directory of the record, by UNISONO_RECORD or un.callbacks.Record.
+        step: The step, counted from 1 over the whole run.
+        devices: The number of devices to run on.
+        json_file: A file for the report in JSON; "-" writes it in place of the table.
+        interactive: Open a prompt with the state before the step is run.
+    """
+    from unisono._src.replay.replay import ReplayError, ReplaySettings, replay_script
+    from unisono._src.replay.replay_report import format_replay
+
+    check_counts(step=step, devices=devices)
+    if run is None:
+        raise CommandError("unisono replay received no record. Write: unisono replay script.py --run DIRECTORY --step N")
+    with tempfile.TemporaryDirectory(prefix="unisono-replay-") as folder:
+        try:
+            report = replay_script(ReplaySettings(program, run, step, devices, interactive), pathlib.Path(folder))
+        except (ReplayError, FileNotFoundError) as error:
+            raise CommandError(str(error)) from error
+    text = json.dumps(report.to_json(), indent=2)
+    if json_file is not None and str(json_file) != "-":
+        json_file.write_text(text + "\n", encoding="utf-8")
+    print(text if str(json_file) == "-" else format_replay(report))
+    return EQUAL if report.equal else DIFFERENT
+
+
+def arrange_words(words: Sequence[str]) -> list[str]:
+    """Return the words with the options first, then the program behind "--". The script may come first, with its arguments behind "--"."""
+    if words and not words[0].startswith("-"):
+        end = words.index("--") if "--" in words else len(words)
+        options, program = words[1:end], [words[0], *words[end + 1 :]]
+    else:
+        options, program = split_command_line(list(words), FLAGS)
+    return [*options, *(["--", *program] if program else [])]

@@ -1,0 +1,158 @@
+"""The report of a replay, for a terminal and in JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from unisono._src.audit.difference_kinds import KIND_WORDS
+from unisono._src.audit.record_comparison import RecordDifference
+from unisono._src.audit.text_report import wrap_text
+from unisono._src.typing import Json
+
+MOST_LAYERS = 40
+"""Layers in the table; the JSON has all."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayReport:
+    """The report of a replay."""
+
+    step: int
+    """The step that was replayed, counted from 0."""
+    first: int
+    """The step from which the replay went on: 0, or that of a checkpoint."""
+    replicas: int
+    difference: RecordDifference | None
+    """The first difference from the recorded run; None where all bits are the same."""
+    facts: tuple[str, ...]
+    """What the bits depend on and is other here than in the recorded run, where they differ."""
+    seen: Json
+    """What the inspector saw of the step."""
+
+    @property
+    def equal(self) -> bool:
+        return self.difference is None
+
+    def to_json(self) -> Json:
+        difference = self.difference
+        return {
+            "step": self.step + 1,
+            "replayed_from": self.first + 1,
+            "R": self.replicas,
+            "equal": self.equal,
+            "difference": difference
+            and {"step": difference.step + 1, "kind": difference.kind, "variables": list(difference.variables)},
+            "other_facts": list(self.facts),
+            **self.seen,
+        }
+
+
+def format_replay(report: ReplayReport) -> str:
+    """Return the report as text."""
+    return "\n".join(
+        [*format_equality(report), "", *format_replicas(report), *format_layers(report), "", *format_not_finite(report)]
+    )
+
+
+def format_equality(report: ReplayReport) -> Iterator[str]:
+    steps = report.step - report.first + 1
+    start = "the beginning" if report.first == 0 else f"the checkpoint after step {report.first}"
+    if report.difference is None:
+        many = f"step {report.step + 1} has" if steps == 1 else f"steps {report.first + 1} to {report.step + 1} have"
+        yield from wrap_text(f"Equal: from {start} on, {many} the bits of the recorded run.")
+        return
+    difference = report.difference
+    yield from wrap_text(
+        f"Not equal: replayed from {start}, step {difference.step + 1} differs from the recorded run in {KIND_WORDS[difference.kind]}"
+        f"{': ' + difference.variables[0] if difference.variables else ''}. What follows is of the replay, and not of the recorded run."
+    )
+    for fact in report.facts:
+        yield from wrap_text(f"Here {fact}.")
+    if not report.facts:
+        yield from wrap_text("Run `unisono audit` on the script: it finds the line from which runs differ.")
+
+
+def format_replicas(report: ReplayReport) -> Iterator[str]:
+    """Yield a line for each replica: its rows, its part of the loss, the norm of its gradient."""
+    replicas: list[Json] = report.seen["replicas"]
+    yield f"Step {report.step + 1} by replica, of R = {report.replicas}:"
+    yield ""
+    rows = [("replica", "rows", "part of the loss", "norm of the gradient")]
+    for replica in replicas:
+        first, end = replica["rows"]
+        norms = [float(norm) for norm in replica["gradient_norms"].values()]
+        norm = format_number(math.hypot(*norms)) if norms else "-"
+        rows.append((str(replica["replica"]), f"{first} to {end - 1}", format_number(replica["loss"]), norm))
+    yield from format_columns(rows)
+    losses = [float(replica["loss"]) for replica in replicas]
+    if not math.isnan(sum(losses)):
+        yield ""
+        yield f"The parts add up to a loss of {format_number(sum(losses))}."
+
+
+def format_layers(report: ReplayReport) -> Iterator[str]:
+    """Yield a line for each layer: the norms of its gradient in each replica."""
+    replicas: list[Json] = report.seen["replicas"]
+    by_layer = [join_layers(replica["gradient_norms"]) for replica in replicas]
+    if not any(by_layer):
+        return
+    shown = replicas if len(replicas) <= 8 else replicas[:4] + replicas[-4:]
+    yield ""
+    yield "Norms of gradients by layer and replica:"
+    yield ""
+    rows = [("layer", *(str(replica["replica"]) for replica in shown))]
+    layers = list(by_layer[0])
+    for layer in layers[:MOST_LAYERS]:
+        rows.append((layer, *(format_number(by_layer[replicas.index(replica)][layer]) for replica in shown)))
+    yield from format_columns(rows)
+    if len(layers) > MOST_LAYERS:
+        yield f"... and {len(layers) - MOST_LAYERS} layers more; --json has them."
+
+
+def join_layers(norms: dict[str, float | str]) -> dict[str, float]:
+    """Return the norm of each layer's gradient, from those of its variables by path."""
+    grouped: dict[str, list[float]] = defaultdict(list)
+    for path, norm in norms.items():
+        grouped[path.rpartition("/")[0] or path].append(float(norm))
+    return {layer: math.hypot(*parts) for layer, parts in grouped.items()}
+
+
+def format_not_finite(report: ReplayReport) -> Iterator[str]:
+    found: list[Json] = report.seen["not_finite"]
+    if not found:
+        yield "All losses and gradients of the step are finite."
+        return
+    for place, each in enumerate(found):
+        kind = "NaN" if each["kind"] == "NaN" else "infinity"
+        yield f"{'The first' if place == 0 else 'It becomes the first'} {kind}:"
+        facts = [
+            ("replica", each["replica"]),
+            ("row", format_row(each)),
+            ("where", each["where"]),
+            ("layer", each["layer"]),
+            ("equation", each["equation"]),
+            ("line", each["source"] and f"{each['source'][0]}:{each['source'][1]}    {each['source'][2]}"),
+        ]
+        for name, value in facts:
+            if value is not None:
+                yield f"    {name:9} {value}"
+
+
+def format_row(found: Json) -> str | None:
+    if found["row"] is None:
+        return None
+    of_data = "" if found["row_of_data"] is None else f", row {found['row_of_data']} of the data"
+    return f"{found['row']} of the global batch{of_data}"
+
+
+def format_number(number: float | str) -> str:
+    return f"{float(number):.6g}"
+
+
+def format_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

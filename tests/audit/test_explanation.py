@@ -1,0 +1,43 @@
+"""What an audit says where no line tells why two runs differ."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+from unisono._src.audit.cause import Cause
+from unisono._src.audit.explanation import explain_without_line
+from unisono._src.audit.record_comparison import RecordDifference
+from unisono._src.audit.run_plan import RunPlan
+from unisono._src.audit.script_run import FinishedRun
+from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start
+
+
+def finished(entry=((1, 1),), version="3.15.1", code: int | None = 0):
+    program = Program("train", [], 0, {"replicas": 2, "versions": {"keras": version}}, {})
+    step = RecordedStep(0, program, (0, 0), 4, 1.0, (), (), entry)
+    record = RunRecord(pathlib.Path("run"), [Start(0, ["train.py"], 0.0, {0: step})])
+    return FinishedRun(RunPlan("a run"), pathlib.Path("run"), code, math.nan, "", (record,))
+
+
+def explain(one, other, kind="rows"):
+    cause, words = explain_without_line(one, other, RecordDifference(0, kind))
+    return cause, words.cause
+
+
+def test_no_seed_is_seen_by_the_weights_also_where_rows_differ_first():
+    said = "The weights start from other values in each run: no seed was set before the model was made."
+    assert explain(finished(), finished(((2, 2),))) == (Cause.HOST_RANDOM, said)
+    assert explain(finished(), finished(((2, 2),)), "entry") == (Cause.HOST_RANDOM, said)
+    assert explain(finished(), finished())[0] is Cause.UNKNOWN
+
+
+def test_a_recorded_run_with_the_same_facts_is_of_another_script():
+    recorded = finished(code=None)
+    assert explain(recorded, finished(), "gradient") == (
+        Cause.UNKNOWN,
+        "The script or its data are other ones than in the recorded run: the versions and the kernels are the same.",
+    )
+    cause, said = explain(recorded, finished(version="3.15.0"), "gradient")
+    assert cause is Cause.VERSIONS
+    assert said.endswith("versions.keras is '3.15.1' there and '3.15.0' here.")
