@@ -25,7 +25,7 @@ from unisono._src.data.row_order import draw_seed
 from unisono._src.jax_private import distributed
 from unisono._src.processes import agreement
 from unisono._src.processes.agreement import Agreement, AgreementError
-from unisono._src.step.process_words import check_same_rows
+from unisono._src.step.process_words import check_same_rows, check_same_start, digest_values
 
 
 class Client:
@@ -256,6 +256,37 @@ def test_data_that_differ(words, said):
 
 def test_data_that_are_the_same():
     check_same_rows(np.array([[1, 0, 7]] * 3))
+    check_same_start(np.array([[1, 0, 7, 5, 6]] * 3))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            [[0, 3, 7, 0, 5], [0, 3, 7, 9, 5]],
+            r"^Batch 3 of pass 0 starts from other values of variables in process 1 than in process 0. Since the step before, one of these "
+            r"processes has assigned a weight, a learning rate or another variable, .* Let every process assign the same: a callback",
+        ),
+        (
+            [[-1, -1, 7, 0, 5], [-1, -1, 7, 0, 5], [-1, -1, 7, 0, 6]],
+            r"^A batch starts from other arguments in process 2 than in process 0. The arrays and numbers that strategy.run was given",
+        ),
+    ],
+)
+def test_starts_that_differ(words, said):
+    with pytest.raises(ValueError, match=said):
+        check_same_start(np.array(words))
+
+
+def test_the_digest_of_values_has_numbers_dtypes_and_all_bytes():
+    one, other = np.arange(4, dtype="int32"), np.array([0, 1, 2, 4], "int32")
+    digests = [
+        digest_values(values)
+        for values in ([], [(0, one)], [(1, one)], [(0, other)], [(0, one.view("float32"))], [(0, one), (1, one)])
+    ]
+    assert digests[0] == 0
+    assert len(set(digests)) == len(digests)
+    assert all(0 <= digest < 2**31 for digest in digests)
 
 
 def test_orbax_is_the_one_that_the_seam_was_checked_with():

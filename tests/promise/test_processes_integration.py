@@ -163,3 +163,85 @@ def test_processes_with_and_without_native_kernels_are_refused(tmp_path):
     assert done.returncode == 1
     said = r"Processes compute with different kernels: XLA's in process 1, native .+ in process 0\. .* Start all processes with UNISONO_NATIVE=0"
     assert re.search(said, done.stderr), done.stderr[-3000:]
+
+
+ONE_SIDED = """
+import os, sys
+import unisono as un
+import keras
+import numpy as np
+
+what, is_first = sys.argv[1], os.environ["UNISONO_PROCESS"] == "0"
+keras.utils.set_random_seed(0)
+strategy = un.MultiWorkerMirroredStrategy(replicas=2)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.SGD(0.1)
+x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
+
+
+class Slower(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1 and (is_first or what == "both"):
+            self.model.optimizer.learning_rate = 0.01
+
+
+class Quiet(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if is_first:
+            self.model.optimizer.learning_rate = 0.1
+            self.model.metrics[0].reset_state()
+
+
+if what in ("rate", "both", "same"):
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=2, epochs=2, verbose=0, shuffle=False, callbacks=[Quiet() if what == "same" else Slower()])
+elif what == "weights":
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=2, verbose=0)
+    if is_first:
+        model.layers[0].bias.assign([5.0, 5.0])
+    model.fit(x, y, batch_size=2, verbose=0)
+else:
+
+    def replica_step(batch, scale):
+        value, gradients = un.value_and_grad(lambda: (model(batch) * scale).mean(axis=1), model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    for batch in strategy.distribute_dataset(x, batch_size=2):
+        strategy.run(replica_step, args=(batch, np.float32(2.0 + is_first * (what == "argument"))))
+print("trained", un.fingerprint(model))
+"""
+SAID_OF_VARIABLES = (
+    r"atch \d of pass \d starts from other values of variables in process 1 than in process 0\. Since the step before"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("rate", SAID_OF_VARIABLES),
+        *thorough(
+            ("weights", SAID_OF_VARIABLES),
+            (
+                "argument",
+                r"A batch starts from other arguments in process 1 than in process 0|Batch 0 of pass 0 starts from other arguments",
+            ),
+            ("both", None),
+            ("same", None),
+            ("none", None),
+        ),
+    ],
+)
+def test_what_one_process_alone_changes_is_found(tmp_path, what, said):
+    """Values that stay the same are no change, and metrics may differ."""
+    (tmp_path / "train.py").write_text(ONE_SIDED)
+    done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", str(tmp_path / "train.py"), what)
+    if said is None:
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert len(set(re.findall(r"trained (\w+)", done.stdout))) == 1
+    else:
+        assert done.returncode == 1
+        assert re.search(said, done.stderr), done.stderr[-3000:]

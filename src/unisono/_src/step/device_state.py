@@ -62,6 +62,15 @@ class DeviceState:
         self.current = {0}
         return True
 
+    def list_assigned(self, state: State) -> list[tuple[int, Array]]:
+        """Return, with their numbers, the arrays of a state that have other values than the last step has made; all of the first state.
+
+        Metrics are left out: what is logged may differ between processes.
+        """
+        known = self._returned if 0 in self._work and len(self._returned) == sum(map(len, state)) else None
+        leaves = itertools.chain.from_iterable(state[:-1])
+        return [(number, leaf) for number, leaf in enumerate(leaves) if known is None or has_other_values(leaf, known[number])]
+
     def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
         if index not in self.current:
@@ -120,6 +129,10 @@ class DeviceState:
         self._work = {}
         self.current = set()
         self._returned = []
+
+
+def has_other_values(one: Array, other: Array) -> bool:
+    return one is not other and np.asarray(one).tobytes() != np.asarray(other).tobytes()
 
 
 def put_first(contributions: running_sums.Sums, value: PackedTree) -> running_sums.Sums:

@@ -1,31 +1,60 @@
-"""The words that the processes send along with the sums of a step: what each has read, and whether it wishes to stop."""
+"""The words that the processes send along with the sums of a step: from what each starts, and whether it wishes to stop."""
 
 from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from unisono._src.data.global_batch import GlobalBatch, Position
 from unisono._src.processes.agreement import get_agreement
+from unisono._src.typing import AnyArray
+
+
+class StartDigests(NamedTuple):
+    """Digests, of 31 bits, of what a step starts from beside the rows."""
+
+    assigned: int = 0
+    """Of the values of variables that no step has made; 0 where there are none."""
+    constants: int = 0
+    """Of the values on the host that are the same for all replicas."""
+
+
+NOTHING_COMPARED = StartDigests()
 
 
 class StepWords:
-    """The words of a process about a batch: (pass, batch, digest of the rows, wish to stop).
+    """The words of a process about a batch: (pass, batch, digest of the rows, `StartDigests`, wish to stop).
 
     They cost no message of their own, and arrive at the same step in all processes.
     """
 
-    def __init__(self, batch: GlobalBatch) -> None:
+    def __init__(self, batch: GlobalBatch, start: StartDigests) -> None:
         self._batch = batch
+        self._start = start
 
     def collect(self) -> tuple[int, ...]:
         """Return the words of this process."""
         pass_, number = self._batch.position or NO_POSITION
-        return pass_, number, self._batch.digest, get_agreement().wishes_to_stop
+        return pass_, number, self._batch.digest, *self._start, get_agreement().wishes_to_stop
 
     def receive(self, words: np.ndarray) -> None:
-        """Take the words of all processes, in rows; refuse processes that have read different rows."""
+        """Take the words of all processes, in rows; refuse processes that have read different rows, or start from other values."""
         get_agreement().has_heard_stop_wish = bool(words[:, -1].any())
-        check_same_rows(words[:, :-1])
+        check_same_rows(words[:, :3])
+        check_same_start(words[:, :-1])
+
+
+def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:
+    """Return a digest of numbered arrays, of 31 bits; 0 where there are none."""
+    digest = 0
+    for number, value in values:
+        array = np.ascontiguousarray(value).reshape(-1)
+        digest = zlib.crc32(f"{number} {array.dtype}".encode(), digest)
+        digest = zlib.crc32(array.view(np.uint8).data, digest)
+    return digest >> 1
 
 
 NO_POSITION: Position = (-1, -1)
@@ -49,6 +78,29 @@ def check_same_rows(words: np.ndarray) -> None:
         f"and {digests[0]:08x}). {WHOLE_DATA}"
     )
 
+
+def check_same_start(words: np.ndarray) -> None:
+    """Refuse processes whose step starts from other values; `words` has a row for each process."""
+    for column, what, instead in ((3, ASSIGNED, ASSIGN_EVERYWHERE), (4, CONSTANTS, PASS_EVERYWHERE)):
+        digests = words[:, column].tolist()
+        other = next((process for process, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is not None:
+            position = describe_position((int(words[0, 0]), int(words[0, 1]))).capitalize()
+            raise ValueError(f"{position} starts from {what} in process {other} than in process 0. {instead}")
+
+
+ASSIGNED = "other values of variables"
+ASSIGN_EVERYWHERE = (
+    "Since the step before, one of these processes has assigned a weight, a learning rate or another variable, and the other one has not, or has "
+    "assigned another value. Let every process assign the same: a callback that changes the training belongs to all of them, and only "
+    "what logs or saves to process 0."
+)
+
+CONSTANTS = "other arguments"
+PASS_EVERYWHERE = (
+    "The arrays and numbers that strategy.run was given beside the batch are the same for all replicas. Let every process pass the same; what "
+    "differs by replica belongs to the dataset."
+)
 
 WHOLE_DATA = (
     "Every process reads the whole data and keeps its part, so all must read the same, in the same order: seed every shuffle, and do not "

@@ -26,6 +26,7 @@ from unisono._src.step.inspection import StepInspection
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
+from unisono._src.step.process_words import StartDigests, digest_values
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
@@ -85,6 +86,7 @@ class Step:
         self._total_divisors = DeviceTotal(exchange)
         self._total_contribution = DeviceTotal(exchange)
         self._probe_schedule = ProbeSchedule()
+        self._start = StartDigests()
         self._has_state = False
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._single_replicas = SingleReplicas(placement, self._device_state)
@@ -109,6 +111,9 @@ class Step:
         if self._is_recorded:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
+        if self._placement.processes:
+            on_host = [(number, value) for number, value in enumerate(constants) if isinstance(value, np.ndarray | np.generic)]
+            self._start = StartDigests(constants=digest_values(on_host))
         while batches:
             if self._probe_schedule.is_due(self._functions.is_undecided):
                 self._probe(batches[0], state)
@@ -158,6 +163,8 @@ class Step:
 
     def _receive_state(self, state: State, batch: GlobalBatch) -> None:
         """Bring the state to the lead, and tell the recorder of a state that no step has made."""
+        if self._placement.processes and self._recorder is not None:
+            self._start = self._start._replace(assigned=digest_values(self._device_state.list_assigned(state)))
         is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, batch))
         if is_other and self._recorder is not None and self._is_recorded:
             self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
@@ -294,7 +301,7 @@ class Step:
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
         add_up = self._total_divisors if counting else self._total_contribution
-        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch), outputs
+        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start), outputs
 
     def _run_verified(
         self, verified: VerifiedReplica, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders

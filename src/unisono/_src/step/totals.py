@@ -13,7 +13,7 @@ from unisono._src.exchange.protocol import DeviceSums, Exchange, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.step.plan import BatchPlan
-from unisono._src.step.process_words import StepWords
+from unisono._src.step.process_words import NOTHING_COMPARED, StartDigests, StepWords
 from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
 
@@ -25,7 +25,14 @@ class DeviceTotal:
         self._exchange = exchange
         self._add = DeviceProgram(add_contributions)
 
-    def __call__(self, nodes: Sequence[DeviceSums], batch_plan: BatchPlan, like: PyTree, batch: GlobalBatch) -> dict[int, PyTree]:
+    def __call__(
+        self,
+        nodes: Sequence[DeviceSums],
+        batch_plan: BatchPlan,
+        like: PyTree,
+        batch: GlobalBatch,
+        start: StartDigests = NOTHING_COMPARED,
+    ) -> dict[int, PyTree]:
         """Return the total for each home.
 
         Args:
@@ -33,8 +40,9 @@ class DeviceTotal:
             batch_plan: The plan of the batch.
             like: A contribution, in shapes.
             batch: The batch that the contributions come from.
+            start: What the step starts from, which processes compare.
         """
-        description = SumDescription(batch_plan.of_processes, like, StepWords(batch))
+        description = SumDescription(batch_plan.of_processes, like, StepWords(batch, start))
         totals = self._exchange.total(nodes, self.add_on, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True))
 
