@@ -62,14 +62,21 @@ class DeviceState:
         self.current = {0}
         return True
 
-    def list_assigned(self, state: State) -> list[tuple[int, Array]]:
-        """Return, with their numbers, the arrays of a state that have other values than the last step has made; all of the first state.
+    def list_assigned(self, state: State) -> list[tuple[int, Array]] | None:
+        """Return, with their numbers, the arrays of a state that have other values than the last step has made; None where these are gone.
 
-        Metrics are left out: what is logged may differ between processes.
+        They are for the first state, and after an evaluation, which was given their memory. Metrics are left out: what is logged may differ
+        between processes.
         """
-        known = self._returned if 0 in self._work and len(self._returned) == sum(map(len, state)) else None
-        leaves = itertools.chain.from_iterable(state[:-1])
-        return [(number, leaf) for number, leaf in enumerate(leaves) if known is None or has_other_values(leaf, known[number])]
+        newest = list(itertools.chain.from_iterable(self._work[0].state)) if 0 in self._work else []
+        leaves = list(itertools.chain.from_iterable(state))
+        compared = range(len(leaves) - len(state[-1]))
+        if len(newest) != len(leaves):
+            return None
+        other = [number for number in compared if leaves[number] is not newest[number]]
+        if any(newest[number].is_deleted() for number in other):
+            return None
+        return [(number, leaves[number]) for number in other if has_other_values(leaves[number], newest[number])]
 
     def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
@@ -132,7 +139,7 @@ class DeviceState:
 
 
 def has_other_values(one: Array, other: Array) -> bool:
-    return one is not other and np.asarray(one).tobytes() != np.asarray(other).tobytes()
+    return np.asarray(one).tobytes() != np.asarray(other).tobytes()
 
 
 def put_first(contributions: running_sums.Sums, value: PackedTree) -> running_sums.Sums:

@@ -162,13 +162,20 @@ class Step:
             inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
 
     def _receive_state(self, state: State, batch: GlobalBatch) -> None:
-        """Bring the state to the lead, and tell the recorder of a state that no step has made."""
-        if self._placement.processes and self._recorder is not None:
-            self._start = self._start._replace(assigned=digest_values(self._device_state.list_assigned(state)))
+        """Bring the state to the lead, and tell the recorder and the other processes of a state that no step has made."""
+        is_compared = self._placement.processes is not None and self._recorder is not None
+        assigned = self._device_state.list_assigned(state) if is_compared else []
         is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, batch))
+        if assigned is None:
+            assigned = [(0, self._digest_state())]
+        self._start = self._start._replace(assigned=digest_values(assigned))
         if is_other and self._recorder is not None and self._is_recorded:
-            self._recorder.note_entry(self._entry_program(self._placement.lead, None, self._device_state[0].state))
+            self._recorder.note_entry(self._digest_state())
         self._has_state = True
+
+    def _digest_state(self) -> Array:
+        """Return the digests of the state on the lead."""
+        return self._entry_program(self._placement.lead, None, self._device_state[0].state)
 
     def _raise_fault(self) -> None:
         """Raise the error of a step in which a device was found to be at fault."""
@@ -265,6 +272,7 @@ class Step:
             self._device_state.put_total(home, total)
             results[home] = self._call(home, [batch], end, divisors, CallOrders(present=batch_plan.present, finishing=1))
         self._device_state.note_finished(totals)
+        self._start = self._start._replace(assigned=0)  # the next step may be of the same call here, and of another one elsewhere
         get_activity().report_next_step()
         return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests)
 
