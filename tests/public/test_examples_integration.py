@@ -80,6 +80,7 @@ def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
     finished = python(str(EXAMPLES / "fashion_mnist_loop.py"))
     assert finished.returncode == 0, finished.stderr
@@ -96,6 +97,7 @@ def test_the_tutorial_of_custom_loops_learns_in_each_shape_of_loop():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_three_loads_of_a_model_evaluate_the_same(tmp_path):
     finished = python(str(EXAMPLES / "mnist_fit.py"), "--directory", str(tmp_path))
     assert finished.returncode == 0, finished.stderr
