@@ -79,7 +79,7 @@ def by_slurm(port, process):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("described", [by_the_launchers_variables, *slow(by_arguments, by_tf_config, by_slurm)])
+@pytest.mark.parametrize("described", [by_the_launchers_variables, *slow(by_slurm), *thorough(by_arguments, by_tf_config)])
 def test_processes_find_each_other(described):
     port = free_port()
     processes = []

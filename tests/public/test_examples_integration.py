@@ -36,6 +36,7 @@ def test_one_line_changes_the_placement_and_no_bit():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_half_precision_prints_its_dtypes():
     finished = python(str(EXAMPLES / "mixed_precision.py"))
     assert finished.returncode == 0, finished.stderr
@@ -168,6 +169,7 @@ def test_a_loop_goes_on_in_several_processes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_networks_train_each_other(tmp_path):
     picture = tmp_path / "gan.png"
     finished = python(str(EXAMPLES / "gan.py"), "--picture", str(picture))
