@@ -22,7 +22,7 @@ FLOORS = {
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
-        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count", "replayed_step",
+        "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
         "execution_mode", "near_names", "function_names", "inlining", "typed_jax", "typing",
     ],
 }  # fmt: skip

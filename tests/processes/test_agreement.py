@@ -269,7 +269,7 @@ def test_data_that_are_the_same():
         ),
         (
             [[-1, -1, 7, 0, 5], [-1, -1, 7, 0, 5], [-1, -1, 7, 0, 6]],
-            r"^A batch starts from other arguments in process 2 than in process 0. The arrays and numbers that strategy.run was given",
+            r"^A batch starts from other arguments in process 2 than in process 0. What strategy.run is given beside the batch is the same",
         ),
     ],
 )

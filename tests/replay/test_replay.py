@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import math
 import pathlib
+import sys
+import types
 
 import keras
 import numpy as np
 import pytest
 
 import unisono as un
+from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.checkpoint.reading import count_steps
 from unisono._src.checkpoint.store import CheckpointStore
-from unisono._src.cli.replay_command import arrange_words
+from unisono._src.cli.replay_command import move_script_last
+from unisono._src.processes import names
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start, read_run_record
 from unisono._src.record.run_recorder import RunRecorder
-from unisono._src.replay.replay import ReplayError, ReplaySettings, choose_program, choose_step, replay_script
-from unisono._src.replayed_step import SWITCH
-from unisono._src.step.inspection import StepInspection
+from unisono._src.replay.replay import (
+    ReplayError,
+    ReplaySettings,
+    choose_program,
+    choose_step,
+    compare_with_recorded,
+    replay_script,
+)
+from unisono._src.step.step_inspection import StepInspection
 
 PROGRAM = Program("train", [], 0, {"replicas": 2}, {})
 
@@ -68,13 +78,12 @@ def test_arguments_are_those_of_the_recorded_run(tmp_path, monkeypatch):
     [
         ("train.py --run run --step 3", "--run run --step 3 -- train.py"),
         ("train.py --run run -- --rate 2", "--run run -- train.py --rate 2"),
-        ("--run run --interactive train.py --rate 2", "--run run --interactive -- train.py --rate 2"),
-        ("--run run -m train", "--run run -- -m train"),
-        ("--run run", "--run run"),
+        ("train.py --run run", "--run run -- train.py"),
+        ("--run run train.py --rate 2", "--run run train.py --rate 2"),
     ],
 )
 def test_the_script_may_come_first(words, arranged):
-    assert arrange_words(words.split()) == arranged.split()
+    assert move_script_last(words.split()) == arranged.split()
 
 
 def trained(directory):
@@ -99,12 +108,12 @@ def test_a_script_that_fails_is_quoted(tmp_path, monkeypatch):
     step = min(read_run_record("run").steps) + 1
     pathlib.Path("train.py").write_text("raise SystemExit('no data here')")
     pathlib.Path("other.py").write_text("print('nothing to train')")
-    folder = tmp_path / "replay"
-    folder.mkdir()
     for script, text in (
         ("train.py", f"ended with exit code 1 before step {step} was over:\n\nno data here"),
         ("other.py", f"ended by itself before step {step} was over:\n\nnothing to train"),
     ):
+        folder = tmp_path / f"replay of {script}"
+        folder.mkdir()
         with pytest.raises(ReplayError) as raised:
             replay_script(settings(step, program=(script,)), folder)
         assert str(raised.value) == f"The script {text}"
@@ -129,7 +138,7 @@ def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_p
         store.wait()
 
     def find_start(step):
-        monkeypatch.setenv(SWITCH, str(step))
+        monkeypatch.setenv(names.REPLAY_STEP, str(step))
         loaded = store.load_newest()
         latest = un.latest_checkpoint(tmp_path)
         assert latest == (loaded and str(loaded.path))
@@ -145,13 +154,15 @@ def test_a_replay_starts_from_a_checkpoint_before_its_step_and_writes_none(tmp_p
     assert count_steps(tmp_path / "gone_1") == math.inf
 
 
-@pytest.mark.parametrize(("at", "step", "count"), [(5, 0, 5), (5, 3, 2), (5, 5, 1), (5, 6, 8), (20, 0, 8)])
-def test_the_step_is_by_itself_in_its_call(at, step, count):
-    class Inspector:
-        def __init__(self):
-            self.step = at
+@pytest.mark.parametrize(("at", "step", "count"), [(5, 0, 5), (5, 3, 2), (5, 5, 0), (5, 6, sys.maxsize), (20, 0, 20)])
+def test_steps_are_counted_to_the_one_that_is_inspected(at, step, count):
+    inspection = StepInspection(types.SimpleNamespace(step=at), None, None)
+    assert inspection.count_uninspected(step) == count
 
-    inspection = StepInspection.__new__(StepInspection)
-    inspection._inspector = Inspector()
-    assert inspection.limit_count(step, 8) == count
-    assert inspection.is_due(step) == (at == step)
+
+def test_steps_that_only_one_has_recorded_are_not_compared():
+    """The record of one `fit` of several; a replay records all of them, from its checkpoint on."""
+    whole = recorded(1.0, 2.0, 3.0, 4.0)
+    assert compare_with_recorded({number: whole[number] for number in (2, 3)}, whole) is None
+    other = whole | {3: whole[3]._replace(rows=5)}
+    assert compare_with_recorded({2: whole[2], 3: whole[3]}, other) == RecordDifference(3, "rows", has_other_shapes=True)

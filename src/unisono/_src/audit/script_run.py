@@ -20,6 +20,8 @@ TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
 
 LAST_LINES = 25
 
+NO_VARIABLES: Mapping[str, str] = {}
+
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
@@ -49,25 +51,40 @@ class ScriptRunner:
     """The process ends after this number of steps."""
     folder: pathlib.Path
     """For records, a directory for each run."""
-    limit: float
-    """Seconds after which a run is killed."""
+    limit: float | None = None
+    """Seconds after which a run is killed; None for no limit."""
 
-    def run(self, plan: RunPlan, label: str, is_traced: bool = False) -> FinishedRun:
-        """Run the script on a placement. `label` names the directory of the record; `is_traced` has the lines noted that it runs."""
+    def run(
+        self,
+        plan: RunPlan,
+        label: str,
+        is_traced: bool = False,
+        variables: Mapping[str, str] = NO_VARIABLES,
+        has_terminal: bool = False,
+    ) -> FinishedRun:
+        """Run the script on a placement.
+
+        Args:
+            plan: The placement.
+            label: The name of the directory of the record.
+            is_traced: Whether the lines are noted that the script runs.
+            variables: More of the environment.
+            has_terminal: Whether the script reads and writes what this process does, in place of a file.
+        """
         directory = self.folder / label
         directory.mkdir()
         tracer = (TRACER, str(directory)) if is_traced else ()
         command = [*list_launcher_words(plan), *tracer, *self.program]
-        variables = make_variables(os.environ, plan, directory, self.steps)
+        environment = {**make_variables(os.environ, plan, directory, self.steps), **variables}
         begin = time.monotonic()
         with (directory / "output").open("w+b") as output:
             try:
                 code = subprocess.run(
                     command,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
+                    env=environment,
+                    stdin=None if has_terminal else subprocess.DEVNULL,
+                    stdout=None if has_terminal else output,
+                    stderr=None if has_terminal else output,
                     timeout=self.limit,
                     check=False,
                 ).returncode

@@ -33,9 +33,13 @@ def iterate_lines(report: AuditReport) -> Iterator[str]:
 
 
 def format_table(runs: Sequence[AuditedRun]) -> Iterator[str]:
-    """Yield a line for each run."""
-    rows = [("run", "devices", "processes", "steps", "last loss", "digest", "seconds"), *map(list_cells, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Return a line for each run."""
+    return format_columns([("run", "devices", "processes", "steps", "last loss", "digest", "seconds"), *map(list_cells, runs)])
+
+
+def format_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a line for each row, with cells below one another."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from unisono._src.checkpoint.reading import count_steps
-from unisono._src.replayed_step import get_replayed_step
+from unisono._src.processes.replayed_step import get_replayed_step
 
 
 def select_starts(paths: Iterable[Path]) -> list[Path]:

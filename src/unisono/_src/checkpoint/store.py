@@ -30,7 +30,7 @@ from unisono._src.checkpoint.reading import (
 from unisono._src.checkpoint.replay_start import select_starts
 from unisono._src.checkpoint.writer import BackgroundWriter, wait_for_writers
 from unisono._src.processes.agreement import get_agreement
-from unisono._src.replayed_step import get_replayed_step
+from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.typing import Json, Logs
 
 if TYPE_CHECKING:

@@ -17,6 +17,9 @@ DESCRIPTION = """Trains Keras models on JAX with the same bits on every placemen
 
 unisono COMMAND --help describes a subcommand; unisono --version prints the version."""
 
+FLAGS = {"launch": launch_command.FLAGS, "audit": audit_command.FLAGS, "replay": replay_command.FLAGS}
+"""For the subcommands that run a program, whose own options are not read here: their options without a value."""
+
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the subcommand that `args`, by default the command line, names, and exit with its code.
@@ -31,25 +34,18 @@ def main(args: Sequence[str] | None = None) -> None:
     if words == ["--version"]:
         print(f"unisono {VERSION}")
         sys.exit()
-    if words[:1] == ["launch"]:  # the options of the program are not read here
-        options, program = split_command_line(words[1:], launch_command.FLAGS)
-        words = ["launch", *options, *(["--", *program] if program else [])]
-    if words[:1] == ["audit"]:
-        options, program = split_command_line(words[1:], audit_command.FLAGS)
-        words = ["audit", *options, *(["--", *program] if program else [])]
-    if words[:1] == ["replay"]:
-        words = ["replay", *replay_command.arrange_words(words[1:])]
+    subcommand = words[0] if words else ""
+    if subcommand == "replay":
+        words[1:] = replay_command.move_script_last(words[1:])
+    if subcommand in FLAGS:
+        options, program = split_command_line(words[1:], FLAGS[subcommand])
+        words[1:] = [*options, *(["--", *program] if program else [])]
     app = tyro.extras.SubcommandApp()
     app.command(launch_command.launch)
     app.command(doctor_command.doctor)
     app.command(audit_command.audit)
     app.command(replay_command.replay)
-    if words[:1] not in (
-        ["launch"],
-        ["doctor"],
-        ["audit"],
-        ["replay"],
-    ):  # these start at once: the other subcommands import Keras
+    if subcommand not in (*FLAGS, "doctor"):  # these start at once: the other subcommands import Keras
         from unisono._src.cli import demo
 
         app.command(demo.demo)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
 import tempfile
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
+from unisono._src.cli.report_output import DIFFERENT, EQUAL, print_report
 
 if TYPE_CHECKING:
     from unisono._src.audit.audit_report import AuditReport
 
 FLAGS = ("--replicas", "--no-replicas", "-h", "--help")
-EQUAL = 0
-DIFFERENT = 1
-"""Exit codes, as those of `diff`: 2 says that there was trouble."""
 
 
 def audit(
@@ -84,10 +81,7 @@ def write_report(report: AuditReport, json_file: pathlib.Path | None, html: path
 
     if html is not None:
         html.write_text(render_report(report, read_sources(report)), encoding="utf-8")
-    text = json.dumps(report.to_json(), indent=2)
-    if json_file is not None and str(json_file) != "-":
-        json_file.write_text(text + "\n", encoding="utf-8")
-    print(text if str(json_file) == "-" else format_report(report))
+    print_report(format_report(report), report.to_json(), json_file)
 
 
 def read_counts(option: str, text: str) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -11,12 +10,9 @@ from typing import Annotated
 import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
-from unisono._src.cluster.launch.target import split_command_line
+from unisono._src.cli.report_output import DIFFERENT, EQUAL, print_report
 
 FLAGS = ("--interactive", "--no-interactive", "-h", "--help")
-EQUAL = 0
-DIFFERENT = 1
-"""Exit codes, as those of `diff`: 2 says that there was trouble."""
 
 
 def replay(
@@ -62,18 +58,13 @@ def replay(
             report = replay_script(ReplaySettings(program, run, step, devices, interactive), pathlib.Path(folder))
         except (ReplayError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
-    text = json.dumps(report.to_json(), indent=2)
-    if json_file is not None and str(json_file) != "-":
-        json_file.write_text(text + "\n", encoding="utf-8")
-    print(text if str(json_file) == "-" else format_replay(report))
+    print_report(format_replay(report), report.to_json(), json_file)
     return EQUAL if report.equal else DIFFERENT
 
 
-def arrange_words(words: Sequence[str]) -> list[str]:
-    """Return the words with the options first, then the program behind "--". The script may come first, with its arguments behind "--"."""
-    if words and not words[0].startswith("-"):
-        end = words.index("--") if "--" in words else len(words)
-        options, program = words[1:end], [words[0], *words[end + 1 :]]
-    else:
-        options, program = split_command_line(list(words), FLAGS)
-    return [*options, *(["--", *program] if program else [])]
+def move_script_last(words: Sequence[str]) -> list[str]:
+    """Return the words with the options first: the script may come first, with its arguments behind "--"."""
+    if not words or words[0].startswith("-"):
+        return list(words)
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[1:end], "--", words[0], *words[end + 1 :]]

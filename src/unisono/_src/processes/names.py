@@ -23,6 +23,18 @@ DEVICES = "UNISONO_DEVICES"
 REPLICAS = "UNISONO_REPLICAS"
 """R, in place of what strategies say."""
 
+REPLAY_STEP = "UNISONO_REPLAY_STEP"
+"""The step that the process replays, counted from 0."""
+
+INSPECTOR = "UNISONO_INSPECTOR"
+"""The module whose `make_inspector()` returns the inspector of the process."""
+
+REPLAY_REPORT = "UNISONO_REPLAY_REPORT"
+"""The file for what the inspector of a replay sees."""
+
+REPLAY_PROMPT = "UNISONO_REPLAY_PROMPT"
+"""Whether the inspector of a replay opens a prompt before the step is run."""
+
 DEFAULT_BOUND = 30.0
 
 LEFT_ON_REQUEST = 75

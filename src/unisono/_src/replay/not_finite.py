@@ -70,7 +70,7 @@ def compute_all(program: core.ClosedJaxpr, leaves: Sequence[AnyArray]) -> dict[c
         made[variable] = made[variable]._replace(argument=number)
     for eqn in program.jaxpr.eqns:
         operands = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in eqn.invars]
-        results = compute(program.jaxpr, eqn, operands)
+        results = compute_equation(program.jaxpr, eqn, operands)
         inputs = tuple(atom for atom in eqn.invars if isinstance(atom, core.Var))
         for variable, result in zip(eqn.outvars, results, strict=True):
             values[variable] = result
@@ -78,7 +78,7 @@ def compute_all(program: core.ClosedJaxpr, leaves: Sequence[AnyArray]) -> dict[c
     return made
 
 
-def compute(program: core.Jaxpr, eqn: core.JaxprEqn, operands: Sequence[AnyArray]) -> Sequence[AnyArray]:
+def compute_equation(program: core.Jaxpr, eqn: core.JaxprEqn, operands: Sequence[AnyArray]) -> Sequence[AnyArray]:
     """Return the results of one equation of a program."""
     given = {atom: value for atom, value in zip(eqn.invars, operands, strict=True) if isinstance(atom, core.Var)}
     alone = program.replace(
@@ -110,13 +110,13 @@ def trace_back(made: dict[core.Var, Made], bad: Sequence[core.Var]) -> list[NotF
         starts = [variable for variable in bad if find_kind(made[variable]) == kind]
         if not starts:
             continue
-        origin = follow(made, starts, kind)
-        chain.insert(0, describe(made[origin], kind))
+        origin = find_first_made(made, starts, kind)
+        chain.insert(0, describe_value(made[origin], kind))
         bad = [variable for variable in made[origin].inputs if find_kind(made[variable]) == INFINITY]
     return chain
 
 
-def follow(made: dict[core.Var, Made], starts: Sequence[core.Var], kind: str) -> core.Var:
+def find_first_made(made: dict[core.Var, Made], starts: Sequence[core.Var], kind: str) -> core.Var:
     """Return the variable that was computed first of those with a value of this kind from which the starts come."""
     order = {variable: place for place, variable in enumerate(made)}
     seen: set[core.Var] = set()
@@ -129,8 +129,8 @@ def follow(made: dict[core.Var, Made], starts: Sequence[core.Var], kind: str) ->
     return min(seen, key=order.__getitem__)
 
 
-def describe(made: Made, kind: str) -> NotFinite:
+def describe_value(made: Made, kind: str) -> NotFinite:
     assert made.value is not None
-    found = np.isnan(made.value) if kind == NAN else np.isinf(made.value)
-    place = tuple(int(index) for index in np.argwhere(found)[0])
+    is_such = np.isnan(made.value) if kind == NAN else np.isinf(made.value)
+    place = tuple(int(index) for index in np.argwhere(is_such)[0])
     return NotFinite(kind, made.equation, made.argument, place, made.value.shape)

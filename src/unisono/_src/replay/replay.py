@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 from unisono._src.audit.explanation import list_fact_differences
 from unisono._src.audit.record_comparison import RecordDifference, compare_steps
-from unisono._src.audit.script_run import find_last_lines
+from unisono._src.audit.run_plan import RunPlan
+from unisono._src.audit.script_run import ScriptRunner, find_last_lines
 from unisono._src.processes import names
 from unisono._src.record.run_record import RecordedStep, RunRecord, read_run_record
-from unisono._src.record.run_recorder import INSTEAD, STEPS, SWITCH
 from unisono._src.replay.replay_report import ReplayReport
-from unisono._src.replayed_step import SWITCH as STEP
 
 INSPECTOR = "unisono._src.replay.step_inspector"
-RECORD = "record"
-REPORT = "step.json"
+"""The module that looks into the step, in the process of the script."""
 
 
 class ReplayError(Exception):
@@ -51,23 +46,34 @@ def replay_script(settings: ReplaySettings, folder: pathlib.Path) -> ReplayRepor
     replicas: int = recorded[step].program.facts["replicas"]
     if settings.devices > replicas:
         raise ReplayError(f"The recorded run has R = {replicas}, and --devices is {settings.devices}. Write at most {replicas}.")
-    run_script(settings, choose_program(settings.program, record), step, replicas, folder)
-    replayed = read_run_record(folder / RECORD).steps
-    difference = compare_with_recorded(recorded, replayed, step)
-    facts = [] if difference is None else list_other_facts(recorded[step], replayed[max(replayed)])
-    seen = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    return ReplayReport(step, min(replayed), replicas, difference, tuple(facts), seen)
+    seen = folder / "step.json"
+    variables = {names.REPLAY_STEP: str(step), names.INSPECTOR: INSPECTOR, names.REPLAY_REPORT: str(seen)}
+    if settings.is_interactive:
+        variables[names.REPLAY_PROMPT] = "1"
+    runner = ScriptRunner(choose_program(settings.program, record), step + 1, folder)
+    run = runner.run(
+        RunPlan("the replay", settings.devices, replicas=replicas),
+        "run",
+        variables=variables,
+        has_terminal=settings.is_interactive,
+    )
+    if run.exit_code or step not in run.steps or not seen.exists():
+        ended = f"ended with exit code {run.exit_code}" if run.exit_code else "ended by itself"
+        raise ReplayError(f"The script {ended} before step {step + 1} was over:\n\n{find_last_lines(run.output)}")
+    difference = compare_with_recorded(recorded, run.steps)
+    facts = [] if difference is None else list_fact_differences(recorded[step].program.facts, run.steps[step].program.facts)
+    return ReplayReport(step, min(run.steps), replicas, difference, tuple(facts), json.loads(seen.read_text(encoding="utf-8")))
 
 
 def choose_step(settings: ReplaySettings, recorded: dict[int, RecordedStep]) -> int:
     """Return the number of the step that is asked for; refuse one that was not recorded."""
     if settings.step is None:
-        found = next((number for number, step in recorded.items() if not math.isfinite(step.loss)), None)
-        if found is None:
+        first = next((number for number, step in recorded.items() if not math.isfinite(step.loss)), None)
+        if first is None:
             raise ReplayError(
                 f"All losses that are recorded in {str(settings.run)!r} are finite. Say which step to replay: --step N."
             )
-        return found
+        return first
     if settings.step - 1 not in recorded:
         said = f"steps {min(recorded) + 1} to {max(recorded) + 1}" if recorded else "no steps"
         raise ReplayError(f"The record in {str(settings.run)!r} has {said}, and --step is {settings.step}.")
@@ -86,47 +92,15 @@ def choose_program(program: tuple[str, ...], record: RunRecord) -> tuple[str, ..
     return (*words, *arguments) if is_bare else words
 
 
-def run_script(settings: ReplaySettings, program: tuple[str, ...], step: int, replicas: int, folder: pathlib.Path) -> None:
-    """Run the script in a process of its own, which ends after the step."""
-    variables = os.environ | {
-        names.DEVICES: str(settings.devices),
-        "JAX_NUM_CPU_DEVICES": str(settings.devices),
-        names.REPLICAS: str(replicas),
-        INSTEAD: str(folder / RECORD),
-        STEPS: str(step + 1),
-        STEP: str(step),
-        "UNISONO_INSPECTOR": INSPECTOR,
-        "UNISONO_REPLAY_REPORT": str(folder / REPORT),
-    }
-    variables.pop(SWITCH, None)
-    command = [sys.executable, *program]
-    if settings.is_interactive:
-        code = subprocess.run(command, env=variables | {"UNISONO_REPLAY_INTERACTIVE": "1"}, check=False).returncode
-        text = ""
-    else:
-        done = subprocess.run(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        code, text = done.returncode, done.stdout.decode(errors="replace")
-    if code or not (folder / REPORT).exists():
-        ended = f"ended with exit code {code}" if code else "ended by itself"
-        raise ReplayError(f"The script {ended} before step {step + 1} was over:\n\n{find_last_lines(text)}")
+def compare_with_recorded(recorded: dict[int, RecordedStep], replayed: dict[int, RecordedStep]) -> RecordDifference | None:
+    """Return the first difference of the replayed steps from the recorded ones; None where there is none.
 
-
-def compare_with_recorded(
-    recorded: dict[int, RecordedStep], replayed: dict[int, RecordedStep], step: int
-) -> RecordDifference | None:
-    """Return the first difference of the replayed steps from the recorded ones; None where there is none."""
-    for number in range(min(replayed), step + 1):
+    A record may be of some steps alone, those of one `fit` of several.
+    """
+    for number in sorted(recorded.keys() & replayed.keys()):
         before = recorded.get(number - 1)
         again = replayed.get(number - 1) or before
-        pair = (before, again) if before and again else None
-        difference = compare_steps(recorded[number], replayed[number], pair)
+        difference = compare_steps(recorded[number], replayed[number], (before, again) if before and again else None)
         if difference is not None:
             return difference
     return None
-
-
-def list_other_facts(recorded: RecordedStep, replayed: RecordedStep) -> list[str]:
-    """Return, in words, what the bits depend on and is other in the replay."""
-    return list_fact_differences(recorded.program.facts, replayed.program.facts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from unisono._src.audit.difference_kinds import KIND_WORDS
 from unisono._src.audit.record_comparison import RecordDifference
-from unisono._src.audit.text_report import wrap_text
+from unisono._src.audit.text_report import format_columns, wrap_text
 from unisono._src.typing import Json
 
 MOST_LAYERS = 40
@@ -86,7 +86,7 @@ def format_replicas(report: ReplayReport) -> Iterator[str]:
         norms = [float(norm) for norm in replica["gradient_norms"].values()]
         norm = format_number(math.hypot(*norms)) if norms else "-"
         rows.append((str(replica["replica"]), f"{first} to {end - 1}", format_number(replica["loss"]), norm))
-    yield from format_columns(rows)
+    yield from indent_lines(format_columns(rows))
     losses = [float(replica["loss"]) for replica in replicas]
     if not math.isnan(sum(losses)):
         yield ""
@@ -107,7 +107,7 @@ def format_layers(report: ReplayReport) -> Iterator[str]:
     layers = list(by_layer[0])
     for layer in layers[:MOST_LAYERS]:
         rows.append((layer, *(format_number(by_layer[replicas.index(replica)][layer]) for replica in shown)))
-    yield from format_columns(rows)
+    yield from indent_lines(format_columns(rows))
     if len(layers) > MOST_LAYERS:
         yield f"... and {len(layers) - MOST_LAYERS} layers more; --json has them."
 
@@ -121,38 +121,34 @@ def join_layers(norms: dict[str, float | str]) -> dict[str, float]:
 
 
 def format_not_finite(report: ReplayReport) -> Iterator[str]:
-    found: list[Json] = report.seen["not_finite"]
-    if not found:
+    """Yield the first value that is not finite, and the NaN that an infinity becomes."""
+    origins: list[Json] = report.seen["not_finite"]
+    if not origins:
         yield "All losses and gradients of the step are finite."
-        return
-    for place, each in enumerate(found):
-        kind = "NaN" if each["kind"] == "NaN" else "infinity"
-        yield f"{'The first' if place == 0 else 'It becomes the first'} {kind}:"
-        facts = [
-            ("replica", each["replica"]),
-            ("row", format_row(each)),
-            ("where", each["where"]),
-            ("layer", each["layer"]),
-            ("equation", each["equation"]),
-            ("line", each["source"] and f"{each['source'][0]}:{each['source'][1]}    {each['source'][2]}"),
-        ]
-        for name, value in facts:
-            if value is not None:
-                yield f"    {name:9} {value}"
+    for place, origin in enumerate(origins):
+        yield f"{'It becomes the first' if place else 'The first'} {origin['kind']}:"
+        source = origin["source"]
+        facts = {
+            "replica": origin["replica"],
+            "row": format_row(origin),
+            "where": origin["where"],
+            "layer": origin["layer"],
+            "equation": origin["equation"],
+            "line": source and f"{source[0]}:{source[1]}    {source[2]}",
+        }
+        yield from (f"    {name:9} {value}" for name, value in facts.items() if value is not None)
 
 
-def format_row(found: Json) -> str | None:
-    if found["row"] is None:
+def format_row(origin: Json) -> str | None:
+    if origin["row"] is None:
         return None
-    of_data = "" if found["row_of_data"] is None else f", row {found['row_of_data']} of the data"
-    return f"{found['row']} of the global batch{of_data}"
+    of_data = "" if origin["row_of_data"] is None else f", row {origin['row_of_data']} of the data"
+    return f"{origin['row']} of the global batch{of_data}"
 
 
 def format_number(number: float | str) -> str:
     return f"{float(number):.6g}"
 
 
-def format_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def indent_lines(lines: Iterator[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)

@@ -9,28 +9,27 @@ import os
 from collections.abc import Sequence
 
 import jax
-import keras
 import numpy as np
 from jax.extend import core
 
+from unisono._src.audit.difference_kinds import GRADIENT
 from unisono._src.audit.program_comparison import format_equation, read_layer
 from unisono._src.audit.program_trace import describe_equation
 from unisono._src.audit.script_trace.training_notes import list_live_layers
 from unisono._src.audit.source_code import quote_line
 from unisono._src.audit.trace_comparison import Place
 from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.processes import names
+from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
-from unisono._src.replayed_step import get_replayed_step
 from unisono._src.replica.contribution import Contribution
-from unisono._src.step.inspection import InspectedStep, ReplicaCall
+from unisono._src.replica.protocol import RecordedVariables
+from unisono._src.step.step_inspection import InspectedStep, ReplicaCall
 from unisono._src.typed_jax import jit
 from unisono._src.typing import Json
 
-REPORT = "UNISONO_REPLAY_REPORT"
-"""The environment variable that names the file for what was seen."""
-
-INTERACTIVE = "UNISONO_REPLAY_INTERACTIVE"
-"""The environment variable that asks for a prompt before the step is run."""
+PROMPT_NAMES = {"weight": "weights", "state": "state", "optimizer": "optimizer"}
+"""The names at the prompt, by the kinds of variables in a record."""
 
 BANNER = """
 This is step {step} before it is run. The names are:
@@ -41,7 +40,7 @@ Ctrl-D goes on with the step."""
 
 
 class ReplicaValues:
-    """What one replica computes in the step."""
+    """The values that one replica computes in the step."""
 
     def __init__(self, call: ReplicaCall, contribution: Contribution, loss: float, paths: Sequence[str]) -> None:
         self.replica = call.replica
@@ -72,90 +71,90 @@ class ReplayInspector:
         self._report = report
 
     def inspect(self, step: InspectedStep) -> None:
-        contribute = jit(step.functions.contribution)
-        recorded = step.functions.list_recorded()
-        paths = [variable.path for kind, variables in recorded if kind == "gradient" for variable in variables]
-        replicas: list[ReplicaValues] = []
-        for call in step.calls:
-            contribution, _ = contribute(*call.args)
-            loss = np.asarray(step.functions.read_loss(contribution), np.float64)
-            replicas.append(ReplicaValues(call, contribution, float(loss) if loss.size == 1 else math.nan, paths))
-        found = find_in_replicas(step, list_state_names(step))
-        content = {"replicas": [replica.describe() for replica in replicas], "not_finite": found}
+        """Write the report, and open a prompt where one is asked for."""
+        replicas = compute_replicas(step)
+        content = {"replicas": [replica.describe() for replica in replicas], "not_finite": describe_first_not_finite(step)}
         with open(self._report, "w", encoding="utf-8") as file:
             json.dump(content, file)
-        if os.environ.get(INTERACTIVE):
-            self._open_prompt(step, replicas)
-
-    def _open_prompt(self, step: InspectedStep, replicas: list[ReplicaValues]) -> None:
-        groups = [(kind, variables) for kind, variables in step.functions.list_recorded() if kind != "gradient"]
-        names = {"weight": "weights", "state": "state", "optimizer": "optimizer"}
-        values = {name: {} for name in names.values()}
-        for (kind, variables), arrays in zip(groups, step.state, strict=False):
-            values[names[kind]] |= {variable.path: np.asarray(array) for variable, array in zip(variables, arrays, strict=True)}
-        local = {**values, "batch": step.batch.tree(), "replicas": replicas, "np": np}
-        code.interact(BANNER.format(step=self.step + 1), local=local, exitmsg="")
+        if os.environ.get(names.REPLAY_PROMPT):
+            open_prompt(self.step, step, replicas)
 
 
 def make_inspector() -> ReplayInspector:
     """Return the inspector that the environment asks for."""
     step = get_replayed_step()
     assert step is not None
-    return ReplayInspector(step, os.environ[REPORT])
+    return ReplayInspector(step, os.environ[names.REPLAY_REPORT])
 
 
-def list_state_names(step: InspectedStep) -> list[str]:
-    """Return the paths of the variables of the state, in the order of a replica's arguments; metrics have none."""
-    names: list[str] = []
-    groups = [variables for kind, variables in step.functions.list_recorded() if kind != "gradient"]
-    for place, arrays in enumerate(step.state):
-        variables: list[keras.Variable] = groups[place] if place < len(groups) else []
-        names += [variable.path for variable in variables] or [""] * len(arrays)
-    return names
-
-
-def find_in_replicas(step: InspectedStep, names: Sequence[str]) -> list[Json]:
-    """Return where values that are not finite come from, of the first replica that has one in its results."""
+def compute_replicas(step: InspectedStep) -> list[ReplicaValues]:
+    """Return what each replica computes."""
+    contribute = jit(step.functions.contribution)
+    recorded = step.functions.list_recorded()
+    paths = [variable.path for kind, variables in recorded if kind == GRADIENT for variable in variables]
+    replicas: list[ReplicaValues] = []
     for call in step.calls:
-        found = find_not_finite(step.functions.contribution, call.args)
-        if found:
-            return [add_row_of_data(describe_not_finite(each, call, names), step.batch) for each in found]
+        contribution, _ = contribute(*call.args)
+        loss = np.asarray(step.functions.read_loss(contribution), np.float64)
+        replicas.append(ReplicaValues(call, contribution, float(loss) if loss.size == 1 else math.nan, paths))
+    return replicas
+
+
+def open_prompt(number: int, step: InspectedStep, replicas: list[ReplicaValues]) -> None:
+    """Open a prompt with the state before a step, until the user ends it."""
+    values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PROMPT_NAMES.values()}
+    for (kind, variables), arrays in zip(list_state_groups(step), step.state, strict=False):
+        values[PROMPT_NAMES[kind]] |= {
+            variable.path: np.asarray(array) for variable, array in zip(variables, arrays, strict=True)
+        }
+    local = {**values, "batch": step.batch.tree(), "replicas": replicas, "np": np}
+    code.interact(BANNER.format(step=number + 1), local=local, exitmsg="")
+
+
+def list_state_groups(step: InspectedStep) -> RecordedVariables:
+    """Return (kind, variables) of the groups of the state; the last group, of metrics, is left out."""
+    return [(kind, variables) for kind, variables in step.functions.list_recorded() if kind != GRADIENT]
+
+
+def describe_first_not_finite(step: InspectedStep) -> list[Json]:
+    """Return where values that are not finite come from, of the first replica that has one in its results."""
+    paths = [variable.path for _, variables in list_state_groups(step) for variable in variables]
+    paths += [""] * len(step.state[-1])
+    for call in step.calls:
+        origins = find_not_finite(step.functions.contribution, call.args)
+        if origins:
+            return [add_row_of_data(describe_not_finite(origin, call, paths), step.batch) for origin in origins]
     return []
 
 
-def describe_not_finite(found: NotFinite, call: ReplicaCall, names: Sequence[str]) -> Json:
-    """Return a value that is not finite with its replica, row, layer, equation and line, as far as each is known."""
-    described: Json = {
-        "kind": found.kind,
-        "replica": call.replica,
-        "row": None,
-        "where": None,
-        "layer": None,
-        "equation": None,
-        "source": None,
-    }
-    arrays = len(jax.tree.leaves(call.batch))
-    if found.argument is not None:
-        in_batch = found.argument - len(names)
-        if in_batch < 0:
-            return described | {"where": f"the variable {names[found.argument]}, before the step"}
-        if in_batch >= arrays:
-            return described | {"where": "a constant of the step"}
-        return described | {"where": f"array {in_batch} of the batch", "row": call.rows.start + found.place[0]}
-    assert found.equation is not None
-    if found.place and found.shape[0] == len(call.rows):
-        described["row"] = call.rows.start + found.place[0]
-    return described | describe_origin(found.equation)
+def describe_not_finite(origin: NotFinite, call: ReplicaCall, paths: Sequence[str]) -> Json:
+    """Return a value that is not finite with its replica, row, layer, equation and line, as far as each is known.
+
+    `paths` are those of the variables of the state, in the order of the replica's arguments.
+    """
+    described: Json = {"kind": origin.kind, "replica": call.replica}
+    described |= dict.fromkeys(("row", "where", "layer", "equation", "source"))
+    if origin.equation is not None:
+        is_by_row = origin.place and origin.shape[0] == len(call.rows)
+        row = call.rows.start + origin.place[0] if is_by_row else None
+        return described | {"row": row} | describe_equation_origin(origin.equation)
+    assert origin.argument is not None
+    number = origin.argument - len(paths)
+    if number < 0:
+        return described | {"where": f"the variable {paths[origin.argument]}, before the step"}
+    if number >= len(jax.tree.leaves(call.batch)):
+        return described | {"where": "a constant of the step"}
+    return described | {"where": f"array {number} of the batch", "row": call.rows.start + origin.place[0]}
 
 
 def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:
-    """Return what was found with the row of the data set, where the batch knows it."""
+    """Return the description with the row of the data set, where the batch knows it."""
     chosen = batch.leaves[0].chosen
     row = described["row"]
     return described | {"row_of_data": None if chosen is None or row is None else int(chosen[row])}
 
 
-def describe_origin(eqn: core.JaxprEqn) -> Json:
+def describe_equation_origin(eqn: core.JaxprEqn) -> Json:
     """Return the layer, the equation and the user's line of an equation."""
     described = describe_equation(eqn, {}, str(eqn.source_info.name_stack))
     source = quote_line(Place(*described["lines"][0])) if described["lines"] else None

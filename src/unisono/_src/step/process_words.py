@@ -98,7 +98,7 @@ ASSIGN_EVERYWHERE = (
 
 CONSTANTS = "other arguments"
 PASS_EVERYWHERE = (
-    "The arrays and numbers that strategy.run was given beside the batch are the same for all replicas. Let every process pass the same; what "
+    "What strategy.run is given beside the batch is the same for all replicas. Let every process pass the same; what "
     "differs by replica belongs to the dataset."
 )
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import cast
 
 import jax
 import numpy as np
 
+from unisono._src import packing
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.device_state import DeviceState
-from unisono._src.step.loss_divisors import BatchDivisors
+from unisono._src.step.device_state import DeviceState, EmptySums
+from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
 from unisono._src.typed_jax import eval_shape, jit
@@ -33,13 +35,17 @@ class ProgramCalls:
         functions: ReplicaComputation,
         placement: Placement,
         inputs: CallInputs,
+        divisors: DivisorCache,
         device_state: DeviceState,
         is_recorded: bool,
     ) -> None:
         """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
+        self._functions = functions
         self._placement = placement
         self._inputs = inputs
+        self._divisors = divisors
         self._device_state = device_state
+        self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
         self._contribution = jit(functools.partial(functions.contribution))
         self._blocks = {
@@ -56,11 +62,26 @@ class ProgramCalls:
         """Return whether logs have values that the metrics' state has not."""
         return any(block.has_more_logs for block in self._blocks.values())
 
-    def eval_contribution(
-        self, batch: GlobalBatch, rows: int, state: State, divisors: int
-    ) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
-        """Return (the contribution, the outputs) of a replica with this number of rows and of divisors, in shapes."""
-        numbers = np.int32(0), np.float32(1), np.zeros(divisors, np.float32)
+    def output_shapes(self, batch: GlobalBatch, rows: int, state: State) -> list[jax.ShapeDtypeStruct]:
+        """Return the shapes of the outputs of a replica with this number of rows."""
+        key = self._inputs.kind(batch, rows)
+        if key not in self._output_shapes:
+            self._output_shapes[key] = self._eval_contribution(batch, rows, state)[1]
+        return self._output_shapes[key]
+
+    def make_empty_sums(self, batch: GlobalBatch, rows: int, state: State) -> EmptySums:
+        """Return empty running sums for a contribution's shapes, which are the same for every number of rows."""
+        if self._functions.has_one_replica:
+            return {}, {}
+        places = running_sums.count_places(self._placement.replicas)
+        like, _ = self._eval_contribution(batch, rows, state)
+        empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
+        divisors = np.zeros((places, max(1, len(self._divisors.of(batch, rows, state)))), np.float32)
+        return empty, {"float32": divisors}
+
+    def _eval_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
+        """Return (the contribution, the outputs) of a replica with this number of rows, in shapes."""
+        numbers = np.int32(0), np.float32(1), np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
         return eval_shape(self._contribution, state, self._inputs.shapes(batch, rows), *numbers, self._inputs.constants())
 
     def __call__(

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import jax
-import numpy as np
 
-from unisono._src import packing
 from unisono._src.data.global_batch import GlobalBatch, want_row_digests
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
-from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
-from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.device_state import DeviceState, EmptySums
-from unisono._src.step.digest_stage import digest_state
-from unisono._src.step.inspection import StepInspection
+from unisono._src.step.device_state import DeviceState
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
-from unisono._src.step.process_words import StartDigests, digest_values
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
 from unisono._src.step.run_outputs import CarriedValue, RunOutput
 from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
+from unisono._src.step.step_inspection import open_inspection
+from unisono._src.step.step_start import StepStart
 from unisono._src.step.totals import DeviceTotal
 from unisono._src.step.verification import Attempt, DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Array, Logs
-from unisono._src.xla.programs import DeviceProgram
-from unisono._src.xla.rewrite import rewrite_function
 
 MOST_STEPS = 64
 
@@ -86,12 +79,10 @@ class Step:
         self._total_divisors = DeviceTotal(exchange)
         self._total_contribution = DeviceTotal(exchange)
         self._probe_schedule = ProbeSchedule()
-        self._start = StartDigests()
         self._has_state = False
-        self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         self._single_replicas = SingleReplicas(placement, self._device_state)
-        self._entry_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
-        self._inspection = None if recorder is None else StepInspection(functions, placement, self._inputs)
+        self._start = StepStart(placement, self._device_state, recorder)
+        self._inspection = None if recorder is None else open_inspection(functions, self._inputs)
         self._call = self._make_calls()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -111,9 +102,7 @@ class Step:
         if self._is_recorded:
             want_row_digests(batches)
         self._inputs.keep(constants, carried)
-        if self._placement.processes:
-            on_host = [(number, value) for number, value in enumerate(constants) if isinstance(value, np.ndarray | np.generic)]
-            self._start = StartDigests(constants=digest_values(on_host))
+        self._start.receive_constants(constants)
         while batches:
             if self._probe_schedule.is_due(self._functions.is_undecided):
                 self._probe(batches[0], state)
@@ -122,9 +111,11 @@ class Step:
             now = batches[:count]
             batches = batches[count:]
             self._probe_schedule.note_trained(count)
-            self._receive_state(state, now[0])
-            if self._inspection is not None:
-                self._inspect(self._inspection, now[0])
+            self._start.receive_state(
+                state, functools.partial(self._call.make_empty_sums, now[0], self._plan_of(now[0]).size_at_end, state)
+            )
+            self._has_state = True
+            self._inspect(now[0])
             for group in self._group_batches(now):
                 whole = None if verified else self._plan_of(group[0]).whole
                 outcome = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
@@ -147,8 +138,10 @@ class Step:
         count = self._probe_schedule.count(most, self._functions.needs_probe, self._functions.is_undecided)
         step = get_step_count().steps
         if self._verification is not None:
-            count = max(1, min(count, self._verification.count_unverified(step)))
-        return count if self._inspection is None else self._inspection.limit_count(step, count)
+            count = min(count, self._verification.count_unverified(step))
+        if self._inspection is not None:
+            count = min(count, self._inspection.count_uninspected(step))
+        return max(1, count)
 
     def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
         """Return the replica that the next step verifies; None where it verifies none."""
@@ -156,26 +149,10 @@ class Step:
             return None
         return self._verification.choose(get_step_count().steps, self._plan_of(batch))
 
-    def _inspect(self, inspection: StepInspection, batch: GlobalBatch) -> None:
-        """Have the next step inspected, if it is asked for."""
-        if inspection.is_due(get_step_count().steps):
-            inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
-
-    def _receive_state(self, state: State, batch: GlobalBatch) -> None:
-        """Bring the state to the lead, and tell the recorder and the other processes of a state that no step has made."""
-        is_compared = self._placement.processes is not None and self._recorder is not None
-        assigned = self._device_state.list_assigned(state) if is_compared else []
-        is_other = self._device_state.receive_state(state, functools.partial(self._make_empty_sums, state, batch))
-        if assigned is None:
-            assigned = [(0, self._digest_state())]
-        self._start = self._start._replace(assigned=digest_values(assigned))
-        if is_other and self._recorder is not None and self._is_recorded:
-            self._recorder.note_entry(self._digest_state())
-        self._has_state = True
-
-    def _digest_state(self) -> Array:
-        """Return the digests of the state on the lead."""
-        return self._entry_program(self._placement.lead, None, self._device_state[0].state)
+    def _inspect(self, batch: GlobalBatch) -> None:
+        """Have the next step inspected, if it is the one that is asked for."""
+        if self._inspection is not None and not self._inspection.count_uninspected(get_step_count().steps):
+            self._inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
 
     def _raise_fault(self) -> None:
         """Raise the error of a step in which a device was found to be at fault."""
@@ -190,10 +167,7 @@ class Step:
 
     def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the outputs of a replica with this number of rows."""
-        key = self._inputs.kind(batch, rows)
-        if key not in self._output_shapes:
-            self._output_shapes[key] = self._eval_contribution(batch, rows, self._device_state[0].state)[1]
-        return self._output_shapes[key]
+        return self._call.output_shapes(batch, rows, self._device_state[0].state)
 
     @property
     def has_more_logs(self) -> bool:
@@ -208,7 +182,9 @@ class Step:
         self._has_state = False
 
     def _make_calls(self) -> ProgramCalls:
-        return ProgramCalls(self._name, self._functions, self._placement, self._inputs, self._device_state, self._is_recorded)
+        return ProgramCalls(
+            self._name, self._functions, self._placement, self._inputs, self._divisors, self._device_state, self._is_recorded
+        )
 
     def _probe(self, batch: GlobalBatch, state: State) -> None:
         """Probe a batch before it is trained on; make the programs anew where replicas then compute another program."""
@@ -217,21 +193,6 @@ class Step:
             self._divisors.of(batch, batch_plan.size_at_end, state)  # its trace says what there is to probe
         if self._functions.probe(state, batch.tree(), batch_plan.rows_of_replicas, cast(list[Array], self._inputs.constants())):
             self._call = self._make_calls()
-
-    def _make_empty_sums(self, state: State, batch: GlobalBatch) -> EmptySums:
-        """Return empty running sums for a contribution's shapes, which are the same for every number of rows."""
-        if self._functions.has_one_replica:
-            return {}, {}
-        rows = self._plan_of(batch).size_at_end
-        places = running_sums.count_places(self._placement.replicas)
-        like, _ = self._eval_contribution(batch, rows, state)
-        empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
-        divisors = np.zeros((places, max(1, len(self._divisors.of(batch, rows, state)))), np.float32)
-        return empty, {"float32": divisors}
-
-    def _eval_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
-        """Return (the contribution, the outputs) of a replica with this number of rows, in shapes."""
-        return self._call.eval_contribution(batch, rows, state, len(self._divisors.of(batch, rows, state)))
 
     def _plan_of(self, batch: GlobalBatch) -> BatchPlan:
         return self._plans(batch.rows, batch.sizes)
@@ -260,7 +221,7 @@ class Step:
         for part in batch_plan.parts:
             if (
                 part.runs
-            ):  # sent before the lead runs: its call gets the memory of the state, and leaves the new state when it ends
+            ):  # the state is sent before the lead runs: its call gets the memory, and leaves the new state when it ends
                 self._device_state.on(part.device)
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
@@ -272,7 +233,7 @@ class Step:
             self._device_state.put_total(home, total)
             results[home] = self._call(home, [batch], end, divisors, CallOrders(present=batch_plan.present, finishing=1))
         self._device_state.note_finished(totals)
-        self._start = self._start._replace(assigned=0)  # the next step may be of the same call here, and of another one elsewhere
+        self._start.note_finished()
         get_activity().report_next_step()
         return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests)
 
@@ -309,7 +270,7 @@ class Step:
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
         add_up = self._total_divisors if counting else self._total_contribution
-        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start), outputs
+        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start.digests), outputs
 
     def _run_verified(
         self, verified: VerifiedReplica, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders

@@ -32,7 +32,7 @@ class Layout:
         """Decide for each copy of a whole whether it is dropped; `instructions` are the ones that stay."""
         self.outside: dict[int, Address] = {}
         self._inside: dict[int, Part] = {}
-        self.instructions = [step for step in drop_unread(instructions) if not self._make_in_place(step, widths)]
+        self.instructions = [step for step in drop_unread_instructions(instructions) if not self._make_in_place(step, widths)]
 
     def _make_in_place(self, step: MadeInstruction, widths: Sequence[int]) -> bool:
         (value, *_) = step.operands
@@ -73,7 +73,7 @@ def place_step(instructions: Sequence[MadeInstruction], widths: Sequence[int]) -
     return PlacedStep([place_instruction(step, find) for step in layout.instructions], memory.kept_widths, memory.local_widths)
 
 
-def drop_unread(instructions: Sequence[MadeInstruction]) -> list[MadeInstruction]:
+def drop_unread_instructions(instructions: Sequence[MadeInstruction]) -> list[MadeInstruction]:
     """Return the instructions that something outside of the step depends on."""
     needed: set[int] = set()
     kept: list[MadeInstruction] = []

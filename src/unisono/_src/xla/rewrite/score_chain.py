@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jax.extend.core import JaxprEqn, Literal
 
 from unisono._src.xla.rewrite.equations import Producers, get_dtype, get_shape
-from unisono._src.xla.rewrite.views import View, find_maker, read_number, skip_arrangement
+from unisono._src.xla.rewrite.views import View, find_maker, read_constant, skip_arrangement
 
 
 class NoAttentionError(Exception):
@@ -60,7 +60,7 @@ def read_weights(view: View, key: int, made_by: Producers) -> Weights:
             if number != 0:
                 raise NoAttentionError
             kept.append(mask)
-        elif (number := read_number(eqn.invars[1], made_by)) is not None:
+        elif (number := read_constant(eqn.invars[1], made_by)) is not None:
             factor = factor * number if name == "mul" else factor / number
             view = view.rename(eqn.invars[0])
         elif name == "div":
@@ -75,7 +75,7 @@ def read_selection(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask,
         raise NoAttentionError
     condition, if_false, if_true = eqn.invars
     for number, array, is_inverted in ((if_false, if_true, False), (if_true, if_false, True)):
-        value = read_number(number, made_by)
+        value = read_constant(number, made_by)
         if value is not None:
             return read_mask(view.rename(condition), is_inverted, made_by), view.rename(array), value
     raise NoAttentionError
@@ -100,7 +100,7 @@ def read_softmax(view: View, division: JaxprEqn, key: int, made_by: Producers) -
         largest = skip_arrangement(largest.rename(expect_primitive(largest, "stop_gradient", made_by).invars[0]), made_by)
     if is_made_by(largest, "max", made_by):
         start, other = expect_primitive(largest, "max", made_by).invars
-        if read_number(start, made_by) != float("-inf"):
+        if read_constant(start, made_by) != float("-inf"):
             raise NoAttentionError
         largest = skip_arrangement(largest.rename(other), made_by)
     check_reduction(scores, largest, "reduce_max", key, made_by)
@@ -149,7 +149,7 @@ def read_scores(view: View, made_by: Producers) -> Scores:
         if name == "dot_general":
             break
         is_scaled = scale != 1.0
-        if name == "select_n" and (chosen := read_number(eqn.invars[0], made_by)) is not None:  # a mask that is true for all
+        if name == "select_n" and (chosen := read_constant(eqn.invars[0], made_by)) is not None:  # a mask that is true for all
             view = view.rename(eqn.invars[1 + int(chosen)])
         elif name == "select_n" and not is_scaled and bias is None:
             mask, view, number, adds = read_masked(view, eqn, made_by)
@@ -157,10 +157,10 @@ def read_scores(view: View, made_by: Producers) -> Scores:
                 raise NoAttentionError
             fill = number, adds
             masks.append(mask)
-        elif name in ("mul", "div") and (number := read_number(eqn.invars[1], made_by)) is not None:
+        elif name in ("mul", "div") and (number := read_constant(eqn.invars[1], made_by)) is not None:
             scale = scale * number if name == "mul" else scale / number
             view = view.rename(eqn.invars[0])
-        elif name == "mul" and (number := read_number(eqn.invars[0], made_by)) is not None:
+        elif name == "mul" and (number := read_constant(eqn.invars[0], made_by)) is not None:
             scale *= number
             view = view.rename(eqn.invars[1])
         elif name == "add" and bias is None and not is_scaled:
@@ -180,7 +180,7 @@ def read_masked(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, Vi
     for changed, score, is_inverted in ((if_false, if_true, False), (if_true, if_false, True)):
         change = made_by.get(changed) if changed in made_by else None
         if change is not None and change.primitive.name in ("add", "sub") and change.invars[0] is score:
-            number = read_number(change.invars[1], made_by)
+            number = read_constant(change.invars[1], made_by)
             if number is not None:
                 sign = 1.0 if change.primitive.name == "add" else -1.0
                 return read_mask(view.rename(condition), is_inverted, made_by), view.rename(score), sign * number, True
@@ -204,7 +204,7 @@ def leads_to_product(view: View, made_by: Producers) -> bool:
             return False
         if eqn.primitive.name == "dot_general":
             return True
-        is_first = read_number(eqn.invars[1], made_by) is not None
+        is_first = read_constant(eqn.invars[1], made_by) is not None
         view = view.rename(eqn.invars[0] if is_first else eqn.invars[1])
 
 
@@ -226,5 +226,5 @@ def split_mask(mask: Mask, made_by: Producers) -> list[Mask]:
         return split_mask(Mask(view.rename(eqn.invars[0]), not mask.is_inverted), made_by)
     if eqn is None or eqn.primitive.name != "and" or mask.is_inverted:
         return [Mask(view, mask.is_inverted)]
-    parts = [part for part in eqn.invars if read_number(part, made_by) != 1.0]
+    parts = [part for part in eqn.invars if read_constant(part, made_by) != 1.0]
     return [mask for part in parts for mask in split_mask(Mask(view.rename(part)), made_by)]

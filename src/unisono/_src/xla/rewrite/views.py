@@ -83,7 +83,7 @@ def step_back(view: View, eqn: JaxprEqn) -> View | None:
     return View(before, tuple(None if size == 1 else next(names) for size in shape))
 
 
-def read_number(atom: Atom, made_by: Producers) -> float | None:
+def read_constant(atom: Atom, made_by: Producers) -> float | None:
     """Return the number that all elements of an array are; None if it is not known from the program."""
     while not isinstance(atom, Literal):
         eqn = made_by.get(atom)

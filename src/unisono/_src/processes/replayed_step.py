@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-SWITCH = "UNISONO_REPLAY_STEP"
-"""The environment variable that names the step, counted from 0."""
+from unisono._src.processes import names
 
 
 def get_replayed_step() -> int | None:
-    """Return the step that is replayed; None where this process trains by itself."""
-    text = os.environ.get(SWITCH, "")
+    """Return the step that is replayed, counted from 0; None where this process replays none."""
+    text = os.environ.get(names.REPLAY_STEP, "")
     return int(text) if text else None

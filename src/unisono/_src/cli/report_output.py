@@ -1,0 +1,20 @@
+"""The output of subcommands that compare runs: a table or JSON, and an exit code."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from unisono._src.typing import Json
+
+EQUAL = 0
+DIFFERENT = 1
+"""Exit codes, as those of `diff`: 2 says that there was trouble."""
+
+
+def print_report(table: str, content: Json, json_file: pathlib.Path | None) -> None:
+    """Print the table, and write the JSON into its file; where this is "-", print the JSON in place of the table."""
+    text = json.dumps(content, indent=2)
+    if json_file is not None and str(json_file) != "-":
+        json_file.write_text(text + "\n", encoding="utf-8")
+    print(text if str(json_file) == "-" else table)
