@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
-from unisono._src.cli.report_output import DIFFERENT, EQUAL, print_report
+from unisono._src.cli.report_output import DIFFERENT, EQUAL, output_report
 
 if TYPE_CHECKING:
     from unisono._src.audit.audit_report import AuditReport
@@ -81,7 +81,7 @@ def write_report(report: AuditReport, json_file: pathlib.Path | None, html: path
 
     if html is not None:
         html.write_text(render_report(report, read_sources(report)), encoding="utf-8")
-    print_report(format_report(report), report.to_json(), json_file)
+    output_report(format_report(report), report.to_json(), json_file)
 
 
 def read_counts(option: str, text: str) -> tuple[int, ...]:

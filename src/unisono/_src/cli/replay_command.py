@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from unisono._src.cli.errors import CommandError, check_counts
-from unisono._src.cli.report_output import DIFFERENT, EQUAL, print_report
+from unisono._src.cli.report_output import DIFFERENT, EQUAL, output_report
 
 FLAGS = ("--interactive", "--no-interactive", "-h", "--help")
 
@@ -58,7 +58,7 @@ def replay(
             report = replay_script(ReplaySettings(program, run, step, devices, interactive), pathlib.Path(folder))
         except (ReplayError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
-    print_report(format_replay(report), report.to_json(), json_file)
+    output_report(format_replay(report), report.to_json(), json_file)
     return EQUAL if report.equal else DIFFERENT
 
 

@@ -12,7 +12,7 @@ DIFFERENT = 1
 """Exit codes, as those of `diff`: 2 says that there was trouble."""
 
 
-def print_report(table: str, content: Json, json_file: pathlib.Path | None) -> None:
+def output_report(table: str, content: Json, json_file: pathlib.Path | None) -> None:
     """Print the table, and write the JSON into its file; where this is "-", print the JSON in place of the table."""
     text = json.dumps(content, indent=2)
     if json_file is not None and str(json_file) != "-":

@@ -84,8 +84,8 @@ def value_and_grad(
         loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
-        found = [note.arrays for note in noted[known_notes:]], divisors[known_divisors:]
-        return scale_loss(loss, scaler, code), (loss, aux, left, found)
+        arrays = [note.arrays for note in noted[known_notes:]]
+        return scale_loss(loss, scaler, code), (loss, aux, left, (arrays, divisors[known_divisors:]))
 
     gradients, (loss, aux, left, (arrays, new_divisors)) = jax.grad(rewrite_before_gradient(scaled_loss), has_aux=True)(
         [v.value for v in variables]

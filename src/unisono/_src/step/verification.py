@@ -118,7 +118,8 @@ class Verification:
         )
 
     def _describe_doubt(self, what: str, first: Attempt, second: Attempt) -> str:
-        one, other = self._name_device(first), self._name_device(second)
+        one = self._name_device(first)
+        other = self._name_device(second)
         return (
             f"{one} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. The step was finished with "
             f"that of {one}: do not go on from here. Run `unisono doctor` on each, and go on from the last checkpoint without the one that "

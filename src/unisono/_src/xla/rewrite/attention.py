@@ -133,7 +133,8 @@ def replace_attention(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
 
 def read_attention(eqn: JaxprEqn, side: int, made_by: Producers) -> Attention:
     """Return the attention whose weights are the operand `side` of a product; raise `NoAttentionError` if there is none."""
-    weights, values = eqn.invars[side], eqn.invars[1 - side]
+    weights = eqn.invars[side]
+    values = eqn.invars[1 - side]
     if isinstance(weights, Literal) or made_by.find_if_read_once(weights) is None:  # the program needs the weights themselves
         raise NoAttentionError
     names = name_dimensions(get_shape(weights))

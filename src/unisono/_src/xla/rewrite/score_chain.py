@@ -1,4 +1,4 @@
-"""What a traced program does between the product of queries with keys and the product of weights with values.
+"""Reading attention: what a traced program does between the product of queries with keys and the product of weights with values.
 
 A score is scaled, gets a bias, and is replaced where a mask is false. Then comes the softmax over the keys; then some weights are dropped.
 """
@@ -25,7 +25,7 @@ class Mask(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is done before the softmax."""
+    """The scores, as the softmax gets them."""
 
     product: JaxprEqn
     labels: View
@@ -38,7 +38,7 @@ class Scores(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What is done from the softmax on."""
+    """The weights, as the product with the values gets them."""
 
     scores: View
     kept: list[Mask]
