@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import TYPE_CHECKING
 
-from unisono._src.typing import Json
+if TYPE_CHECKING:  # imports JAX, for which no subcommand waits before it starts other processes
+    from unisono._src.typing import Json
 
 EQUAL = 0
 DIFFERENT = 1
