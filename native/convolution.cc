@@ -5,13 +5,24 @@
 
 namespace unisono {
 
-static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* kernel, float* output) {
+// Writes columns of the weights as a panel, in the order [taps.y][taps.x][ins].
+static void pack_weights(const Geometry& g, Weights kernel, int64_t panel, float* to) {
+  if (!kernel.is_reversed) {
+    pack_panel(kernel.values, g.depth(), g.outs, panel, to);
+    return;
+  }
+  const int64_t taps = g.taps.y * g.taps.x;
+  for (int64_t tap = 0; tap < taps; tap++)
+    pack_transposed_panel(kernel.values + (taps - 1 - tap) * g.ins * g.outs, g.ins, g.outs, panel, to + tap * g.ins * TILE_COLUMNS);
+}
+
+static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, float* output) {
   multiply(
       pool, {g.pixels(), g.depth(), g.outs},
       [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
         read_pixels(g, input, first, count, k0, k1, to, distance);
       },
-      [&](int64_t panel, float* to) { pack_panel(kernel, g.depth(), g.outs, panel, to); }, output);
+      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); }, output);
 }
 
 static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result) {
@@ -22,17 +33,22 @@ static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const 
       }, gradient, result);
 }
 
+// is_reversed: the kernel is (y, x, out, in), with the last tap first.
 static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Result output, Integers strides, Integers padding,
-                           Integers dilation) {
+                           Integers dilation, bool is_reversed) {
+  const auto sizes = kernel.dimensions();
+  if (sizes.size() != 4) return ffi::Error::InvalidArgument("A kernel has four dimensions.");
+  const int64_t in_order[] = {sizes[0], sizes[1], sizes[is_reversed ? 3 : 2], sizes[is_reversed ? 2 : 3]};
   const auto geometry =
-      read_geometry(input.dimensions(), kernel.dimensions(), output->dimensions(), strides, padding, dilation);
+      read_geometry(input.dimensions(), ffi::Span<const int64_t>(in_order, 4), output->dimensions(), strides, padding, dilation);
   if (geometry.has_error()) return geometry.error();
   const Geometry& g = *geometry;
+  const Weights weights{kernel.typed_data(), is_reversed};
   return run_kernel("unisono_convolve", [&] {
     if (is_for_winograd(g))
-      convolve_by_winograd(pool, g, input.typed_data(), kernel.typed_data(), open_result(output));
+      convolve_by_winograd(pool, g, input.typed_data(), weights, open_result(output));
     else
-      convolve_as_product(pool, g, input.typed_data(), kernel.typed_data(), open_result(output));
+      convolve_as_product(pool, g, input.typed_data(), weights, open_result(output));
   });
 }
 
@@ -51,6 +67,6 @@ static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradie
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, unisono::bind_convolution());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, unisono::bind_convolution().Attr<bool>("is_reversed"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, unisono::bind_convolution());
 #pragma GCC visibility pop

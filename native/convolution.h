@@ -27,6 +27,13 @@ struct Geometry {
   int64_t depth() const { return taps.y * taps.x * ins; }
 };
 
+// The weights of a convolution: [taps.y][taps.x][ins][outs], or as the convolution has them whose gradient by the input this one is:
+// the last tap first, and of each tap [outs][ins].
+struct Weights {
+  const float* values;
+  bool is_reversed;
+};
+
 inline void copy(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof(float)); }
 inline void clear(int64_t count, float* to) { std::memset(to, 0, count * sizeof(float)); }
 

@@ -102,7 +102,12 @@ inline void pack_transposed_panel(const float* b, int64_t depth, int64_t columns
   const int64_t first = panel * TILE_COLUMNS;
   const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - first);
   constexpr int64_t AT_ONCE = 16;  // elements of a row: a line of a cache
-  for (int64_t start = 0; start < depth; start += AT_ONCE) {
+  int64_t start = 0;
+  if (width == TILE_COLUMNS)
+    for (; start + LANES <= depth; start += LANES)
+      for (int64_t j = 0; j < TILE_COLUMNS; j += LANES)
+        transpose_square(b + (first + j) * depth + start, depth, to + start * TILE_COLUMNS + j, TILE_COLUMNS);
+  for (; start < depth; start += AT_ONCE) {
     const int64_t end = std::min(depth, start + AT_ONCE);
     for (int64_t j = 0; j < width; j++)
       for (int64_t k = start; k < end; k++) to[k * TILE_COLUMNS + j] = b[(first + j) * depth + k];

@@ -1,6 +1,8 @@
 #include "winograd.h"
 
 #include <atomic>
+#include <mutex>
+#include <vector>
 
 #include "product.h"
 #include "vectors.h"
@@ -171,34 +173,69 @@ void transform_output_gradient(const Tiles& tiles, const float* gradient, int64_
   }
 }
 
-// G g G^T of input features k0 to k1, as panels: [PLACES][panels][ins][TILE_COLUMNS]
-void transform_kernel(const Geometry& g, const float* kernel, int64_t k0, int64_t k1, float* transformed) {
+// G g G^T of a vector of output features. `tap` is the distance of taps, `place` that of places.
+void transform_weights(const float* from, int64_t tap, float* to, int64_t place) {
+  Vector r[4][3];
+#pragma GCC unroll 3
+  for (int j = 0; j < 3; j++) {
+    const Vector g0 = load(from + j * tap), g1 = load(from + (3 + j) * tap), g2 = load(from + (6 + j) * tap);
+    const Vector outer = (g0 + g2) * 0.5f, inner = g1 * 0.5f;
+    r[0][j] = g0;
+    r[1][j] = outer + inner;
+    r[2][j] = outer - inner;
+    r[3][j] = g2;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const Vector outer = (r[i][0] + r[i][2]) * 0.5f, inner = r[i][1] * 0.5f;
+    store(to + 4 * i * place, r[i][0]);
+    store(to + (4 * i + 1) * place, outer + inner);
+    store(to + (4 * i + 2) * place, outer - inner);
+    store(to + (4 * i + 3) * place, r[i][2]);
+  }
+}
+
+// Transforms the weights of input features k0 to k1, which are whole units, as panels: [PLACES][panels][ins][TILE_COLUMNS]
+void transform_kernel(const Geometry& g, Weights kernel, int64_t k0, int64_t k1, float* transformed) {
   const int64_t tap = g.ins * g.outs;
   const int64_t place = count_panels(g.outs) * g.ins * TILE_COLUMNS;
-  for (int64_t k = k0; k < k1; k++)
-    for (int64_t c = 0; c < g.outs; c += LANES) {
-      const float* from = kernel + k * g.outs + c;
-      Vector r[4][3];
-#pragma GCC unroll 3
-      for (int j = 0; j < 3; j++) {
-        const Vector g0 = load(from + j * tap), g1 = load(from + (3 + j) * tap), g2 = load(from + (6 + j) * tap);
-        const Vector outer = (g0 + g2) * 0.5f, inner = g1 * 0.5f;
-        r[0][j] = g0;
-        r[1][j] = outer + inner;
-        r[2][j] = outer - inner;
-        r[3][j] = g2;
-      }
-      float* to = transformed + (c / TILE_COLUMNS * g.ins + k) * TILE_COLUMNS + c % TILE_COLUMNS;
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        const Vector outer = (r[i][0] + r[i][2]) * 0.5f, inner = r[i][1] * 0.5f;
-        store(to + 4 * i * place, r[i][0]);
-        store(to + (4 * i + 1) * place, outer + inner);
-        store(to + (4 * i + 2) * place, outer - inner);
-        store(to + (4 * i + 3) * place, r[i][2]);
-      }
+  const auto find = [&](int64_t k, int64_t c) { return transformed + (c / TILE_COLUMNS * g.ins + k) * TILE_COLUMNS + c % TILE_COLUMNS; };
+  if (!kernel.is_reversed) {
+    for (int64_t k = k0; k < k1; k++)
+      for (int64_t c = 0; c < g.outs; c += LANES) transform_weights(kernel.values + k * g.outs + c, tap, find(k, c), place);
+    return;
+  }
+  constexpr int64_t SQUARE = LANES * LANES;
+  float squares[9 * SQUARE];
+  for (int64_t c = 0; c < g.outs; c += LANES)
+    for (int64_t k = k0; k < k1; k += LANES) {
+      for (int64_t i = 0; i < 9; i++) transpose_square(kernel.values + (8 - i) * tap + c * g.ins + k, g.ins, squares + i * SQUARE, LANES);
+      for (int64_t i = 0; i < LANES; i++) transform_weights(squares + i * LANES, SQUARE, find(k + i, c), place);
     }
 }
+
+// The weights in the order [9][ins][outs], copied when they are first asked for.
+class OrderedWeights {
+ public:
+  OrderedWeights(const Geometry& g, Weights kernel) : g_(g), kernel_(kernel) {}
+
+  const float* get() {
+    if (!kernel_.is_reversed) return kernel_.values;
+    std::call_once(is_copied_, [&] {
+      copy_.resize(9 * g_.ins * g_.outs);
+      for (int64_t i = 0; i < 9; i++)
+        for (int64_t k = 0; k < g_.ins; k++)
+          for (int64_t c = 0; c < g_.outs; c++) copy_[(i * g_.ins + k) * g_.outs + c] = kernel_.values[((8 - i) * g_.outs + c) * g_.ins + k];
+    });
+    return copy_.data();
+  }
+
+ private:
+  const Geometry& g_;
+  const Weights kernel_;
+  std::once_flag is_copied_;
+  std::vector<float> copy_;
+};
 
 // G^T u G of input features k0 to k1. u: [PLACES][ins][outs]. Returns whether the gradient is finite.
 bool transform_kernel_gradient(const Geometry& g, const float* u, int64_t k0, int64_t k1, float* result) {
@@ -240,16 +277,18 @@ bool is_for_winograd(const Geometry& g) {
   return is_three_by_three && is_dense && has_features && Tiles(g).total() >= LEAST_TILES;
 }
 
-void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* kernel, float* output) {
+void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, float* output) {
   const Tiles tiles(g);
   const int64_t panels = count_panels(g.outs);
   const int64_t place = panels * g.ins * TILE_COLUMNS;
   float* transformed = packed_scratch().get(PLACES * place);
   if (g.outs % TILE_COLUMNS != 0) clear(PLACES * place, transformed);
   const int64_t kernel_pieces = count_kernel_pieces(g);
+  const int64_t units = g.ins / FEATURE_UNIT;
   run_pieces(pool, kernel_pieces, [&](int64_t piece) {
-    transform_kernel(g, kernel, g.ins * piece / kernel_pieces, g.ins * (piece + 1) / kernel_pieces, transformed);
+    transform_kernel(g, kernel, units * piece / kernel_pieces * FEATURE_UNIT, units * (piece + 1) / kernel_pieces * FEATURE_UNIT, transformed);
   });
+  OrderedWeights ordered(g, kernel);
   run_pieces(pool, tiles.blocks(), [&](int64_t number) {
     const int64_t first = number * BLOCK_TILES;
     const int64_t count = std::min(BLOCK_TILES, tiles.total() - first);
@@ -262,7 +301,7 @@ void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float*
                                     block.out + p * block.out_place + panel * TILE_COLUMNS, block.out_row, TILE_COLUMNS);
     for (int64_t t = 0; t < count; t++) {
       const Tile tile(tiles, first + t);
-      if (!transform_output(g, tile, block.out + t * block.out_row, block.out_place, output)) convolve_tile(g, input, kernel, tile, output);
+      if (!transform_output(g, tile, block.out + t * block.out_row, block.out_place, output)) convolve_tile(g, input, ordered.get(), tile, output);
     }
   });
 }

@@ -83,9 +83,15 @@ class Convolution(NamedTuple):
 
     def forward(self, draw: Draw) -> Case:
         before = [low for low, _ in self.padding]
+        is_reversed = draw.of(False, True)
+
+        def natively(x: jax.Array, w: jax.Array) -> jax.Array:
+            kept = lax.rev(w, (0, 1)).swapaxes(2, 3) if is_reversed else w
+            return call_convolution(x, kept, self.results, self.strides, before, self.dilation, is_reversed)
+
         return Case(
-            f"the convolution {self}",
-            lambda x, w: call_convolution(x, w, self.results, self.strides, before, self.dilation),
+            f"the convolution {self}{' with a reversed kernel' if is_reversed else ''}",
+            natively,
             self.convolve,
             [draw.array(self.x, "float32"), draw.array(self.w, "float32")],
         )

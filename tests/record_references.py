@@ -37,11 +37,11 @@ def describe_conditions() -> Conditions:
     return Conditions(**{name: versions[name] for name in LIBRARIES}, kernels=kernels, **describe_processor())
 
 
-def train_references(names: tuple[str, ...] = ()) -> dict[str, list[str]]:
-    """Return the fingerprints of trainings in a fresh process, by name: one for each placement."""
+def train_references(names: tuple[str, ...] = (), placements: tuple[int, ...] = PLACEMENTS) -> dict[str, list[str]]:
+    """Return the fingerprints of trainings in a fresh process, by name: one for each placement, which is a number of devices."""
     environment = {name: value for name, value in os.environ.items() if name not in NO_SETTINGS}
     done = subprocess.run(
-        [sys.executable, str(TRAININGS), json.dumps(PLACEMENTS), *names],
+        [sys.executable, str(TRAININGS), json.dumps(placements), *names],
         env=environment,
         capture_output=True,
         text=True,

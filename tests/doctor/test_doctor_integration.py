@@ -60,6 +60,8 @@ def test_a_sound_machine_has_one_fingerprint_on_all_its_placements(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_placement_with_a_flipped_bit_is_found(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(FAULT)
     done = doctor(PYTHONPATH=f"{tmp_path}:{SOURCE}")

@@ -10,8 +10,9 @@ import pytest
 
 import record_references
 from processes import HERE, python
-from record_references import PLACEMENTS, record, say_moved, take_common, train_references
+from record_references import record, say_moved, take_common, train_references
 from reference_trainings import TRAININGS
+from sizes import thorough
 from unisono._src.doctor import references
 from unisono._src.doctor.references import Conditions, Reference, References, format_versions, read_references
 from unisono._src.native.library import load_kernels
@@ -21,12 +22,6 @@ HALVES = {"first": tuple(TRAININGS)[::2], "second": tuple(TRAININGS)[1::2]}
 """Two groups of equal length, for two workers."""
 
 HERE_AND_NOW = Conditions("3.15.1", "0.10.2", "0.10.2", "native", "A 1", "avx2 avx512f", "32K 1024K")
-
-
-@pytest.fixture(scope="module", params=HALVES)
-def fingerprints(request: pytest.FixtureRequest) -> dict[str, list[str]]:
-    """Return the fingerprints of half of the trainings. The module's scope has both tests of a half follow each other, and train once."""
-    return train_references(HALVES[request.param])
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +34,18 @@ def kept() -> Reference:
 
 
 @pytest.mark.processes
-def test_a_training_has_the_same_bits_on_all_placements(fingerprints):
-    assert {len(prints) for prints in fingerprints.values()} == {len(PLACEMENTS)}
-    assert {name: prints for name, prints in fingerprints.items() if len(set(prints)) > 1} == {}
+@pytest.mark.parametrize(("half", "devices"), [("first", 1), ("second", 4), *thorough(("first", 4), ("second", 1))])
+def test_the_trainings_have_the_bits_that_are_kept(kept, half, devices):
+    found = take_common(train_references(HALVES[half], (devices,)))
+    assert found == {name: kept.fingerprints[name] for name in found}, say_moved(kept.fingerprints, found)
 
 
 @pytest.mark.processes
-def test_the_trainings_have_the_bits_that_are_kept(kept, fingerprints):
-    first = {name: prints[0] for name, prints in fingerprints.items()}
-    assert first == {name: kept.fingerprints[name] for name in first}, say_moved(kept.fingerprints, first)
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_training_has_the_same_bits_on_all_placements():
+    """Also where nothing is kept."""
+    assert list(take_common(train_references())) == list(TRAININGS)
 
 
 def test_placements_that_part_are_not_recorded():

@@ -71,7 +71,7 @@ def find_runtime(compiler: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("level", "cases"), [*[(level, 3) for level in LEVELS[-1:]], *thorough(*[(level, 10) for level in LEVELS])]
+    ("level", "cases"), [*[(level, 2) for level in LEVELS[-1:]], *thorough(*[(level, 10) for level in LEVELS])]
 )
 def test_kernels_on_random_shapes(compiler, watched, tmp_path, level, cases):
     """The short form tries the level that compiles fastest, the long one each."""

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from processes import HERE, python
-from sizes import slow, thorough
+from sizes import thorough
 from unisono._src.native.library import load_kernels
 
 pytestmark = pytest.mark.processes
@@ -62,7 +62,7 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     assert {line[:3] for line in lines if "Epoch" in line} == {"[0]"}
 
 
-@pytest.mark.parametrize(("processes", "devices"), [*slow((2, 1)), *thorough((2, 2), (1, 4), (3, 1), (4, 1))])
+@pytest.mark.parametrize(("processes", "devices"), thorough((2, 1), (2, 2), (1, 4), (3, 1), (4, 1)))
 def test_any_number_of_processes_has_the_bits_of_one(processes, devices):
     """Convolutions too; and five replicas, for which each process drew weights of its own, and took those of the first."""
     specs = [FIT | {"family": "conv"}, FIT, LOOP, FIVE]
@@ -73,6 +73,7 @@ def test_any_number_of_processes_has_the_bits_of_one(processes, devices):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_steps_that_are_not_compiled_give_the_numbers_of_one_process():
     """Up to rounding."""
     done = python(*command(2, 2, EAGER))

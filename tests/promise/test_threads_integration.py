@@ -57,7 +57,7 @@ def test_a_single_thread_is_said(threads, said):
     assert ("JAX runs with one CPU thread here" in done.stderr) == said
 
 
-NETS, OPERATIONS = cases((1, 8), (6, 60))
+NETS, OPERATIONS = cases((1, 4), (6, 60))
 PLACES = cases(
     [Place(threads=2), Place(3, threads=3)], [FIRST, Place(3), Place(8), Place(threads=2), Place(3, threads=3), Place(threads=8)]
 )

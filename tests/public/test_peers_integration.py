@@ -94,6 +94,8 @@ print(json.dumps({name: count(name) for name in WORKLOADS if name.startswith(("W
 """
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_convolutional_nets_by_hand_have_the_parameters_of_those_of_keras():
     pytest.importorskip("torch")
     done = python("-c", COUNT, PYTHONPATH=str(BENCHMARKS))

@@ -30,8 +30,7 @@ def content(record: RunRecord):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["fit", *thorough("loop")])
+@pytest.mark.parametrize("how", thorough("fit", "loop"))
 def test_a_run_that_is_killed_goes_on_with_its_record(tmp_path, how):
     whole, killed, kept = tmp_path / "whole", tmp_path / "killed", kept_in(tmp_path / "kept")
     done = python(SCRIPT, spec(tmp_path / "a", 1, how), UNISONO_RECORD=str(whole), **kept)
@@ -60,6 +59,7 @@ def size_of(directory) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_record_once(tmp_path):
     """What one process records of the same steps, the rows of the other process included."""
     done = python(SCRIPT, spec(tmp_path / "a", 1, "fit"), UNISONO_RECORD=str(tmp_path / "one"))

@@ -64,16 +64,16 @@ def classifier(**options):
 @pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_training_is_that_of_compiled_steps(option, replicas):
     """Regularizers, moving statistics, random masks, sums by hand, weights of classes, metrics of the user's own, ragged rows."""
-    fit = fitting(
-        X, Y, batch_size=BATCH, class_weight={0: 0.5, 1: 2.0, 2: 0.0}, epochs=cases(1, 2), validation_data=(X[:9], Y[:9])
-    )
+    count, epochs = cases((BATCH + 1, 1), (ROWS, 2))
+    weights = {0: 0.5, 1: 2.0, 2: 0.0}
+    fit = fitting(X[:count], Y[:count], batch_size=BATCH, class_weight=weights, epochs=epochs, validation_data=(X[:9], Y[:9]))
     eager = run(classifier(**{option: option == "run_eagerly"}), fit, on(1, replicas))
     compiled = run(classifier(), fit, on(1, replicas))
     assert distance(eager.model, compiled.model) < TOLERANCE
     assert_close_logs(eager.logs, compiled.logs)
     evaluated, predicted = (
         [getattr(one.model, method)(*data, batch_size=BATCH, verbose=0) for one in (eager, compiled)]
-        for method, data in (("evaluate", (X, Y)), ("predict", (X,)))
+        for method, data in (("evaluate", (X[:count], Y[:count])), ("predict", (X[:count],)))
     )
     for ours, theirs in zip(*evaluated, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import inspect
 import io
 import json
@@ -664,6 +665,17 @@ def test_fits_of_one_second_have_files_of_their_own(tmp_path):
 def test_the_arguments_are_those_of_keras():
     ours, theirs = (inspect.signature(of.__init__).parameters for of in (TensorBoard, keras.callbacks.TensorBoard))
     assert [(name, p.default) for name, p in ours.items()] == [(name, p.default) for name, p in theirs.items()]
+
+
+def test_that_of_keras_is_refused_where_tensorflow_is_missing(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find(name))
+    board = keras.callbacks.TensorBoard(tmp_path)
+    with pytest.raises(
+        ImportError, match=r"(?s)by TensorFlow, which is not installed\. Write un\.callbacks\.TensorBoard, which.*tensorboard\]"
+    ):
+        run(regressor(), fitting(X, Y, batch_size=BATCH, callbacks=[board]), on(1))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import keras
 
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
@@ -116,6 +118,18 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
         raise ValueError(
             "keras.callbacks.BackupAndRestore takes a training up in the process that wrote it, and the others would begin anew. Write "
             "un.callbacks.BackupAndRestore, which has the same arguments and takes up all."
+        )
+
+
+def check_tensorboard_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Refuse Keras' TensorBoard where TensorFlow, by which it writes, is not installed."""
+    if (
+        any(isinstance(each, keras.callbacks.TensorBoard) for each in callbacks)
+        and importlib.util.find_spec("tensorflow") is None
+    ):
+        raise ImportError(
+            "keras.callbacks.TensorBoard writes its files by TensorFlow, which is not installed. Write un.callbacks.TensorBoard, which has "
+            'the same arguments and writes the same files without TensorFlow; it needs: pip install "unisono[tensorboard]"'
         )
 
 

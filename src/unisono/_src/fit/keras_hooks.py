@@ -72,6 +72,7 @@ class TrainerHooks:
     def fit(self, *args: UserObject, **kwargs: UserObject) -> keras.callbacks.History:
         args, kwargs = replace_datasets(self._strategy, "fit", args, kwargs)
         args, kwargs = put_keepers_last(args, kwargs)
+        refusals.check_tensorboard_callbacks(list_callbacks(read_argument("fit", "callbacks", args, kwargs)))
         if not self._strategy.writes:
             args, kwargs = remove_writing_callbacks("fit", args, kwargs)
         callbacks = list_callbacks(read_argument("fit", "callbacks", args, kwargs))

@@ -14,14 +14,16 @@ Pair = Sequence[int]
 """A number for each of the two dimensions of space."""
 
 
-def call_convolution(x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
-    """Return the convolution of x (rows, y, x, features) with w (y, x, in, out).
+def call_convolution(
+    x: Array, w: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair, is_reversed: bool = False
+) -> Array:
+    """Return the convolution of x (rows, y, x, features) with w (y, x, in, out); a reversed w is (y, x, out, in), with the last tap first.
 
     `results` is the size of the output in space. `padding` is what lies before the input; what is missing after it is filled too.
     """
-    shape = (x.shape[0], *results, w.shape[3])
+    shape = (x.shape[0], *results, w.shape[2 if is_reversed else 3])
     return jax.ffi.ffi_call("unisono_convolve", jax.ShapeDtypeStruct(shape, x.dtype))(
-        x, w, **pack_numbers(strides=strides, padding=padding, dilation=dilation)
+        x, w, **pack_numbers(strides=strides, padding=padding, dilation=dilation), is_reversed=is_reversed
     )
 
 

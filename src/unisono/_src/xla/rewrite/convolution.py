@@ -10,39 +10,34 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
 from unisono._src.xla.rewrite.kernel import (
     Arithmetic,
+    Convolve,
     convolve_dense,
     convolve_in_fast_layout,
+    convolve_with_features_last,
     is_left_to_eigen,
     is_slow_without_padding,
     make_channels_last,
 )
-from unisono._src.xla.rewrite.native_convolution import convolve_natively, has_native_kernel
+from unisono._src.xla.rewrite.native_convolution import has_native_kernel, replace_by_native_kernels
 from unisono._src.xla.rewrite.native_depthwise import convolve_features, has_depthwise_kernel
 from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window, is_larger
 
-Convolve = Callable[[Array, Array, Window], Array]
-"""Computes the convolution of arrays in the fast layout."""
-
-ConvolveDense = Convolve
-"""Computes such a convolution whose input is not spread."""
-
 MOST_GROUPS = 64
 """Groups with a convolution for each; more groups are left to the kernel, which is slow for them but faster than XLA's other one."""
 
 
-def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
+def replace_convolution(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace a convolution in one to three dimensions that is not fast as it is."""
     params = eqn.params
     x, w = map(get_shape, eqn.invars)
@@ -52,8 +47,7 @@ def replace_convolution(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     if has_depthwise_kernel(eqn):
         return Replacement(lambda x, w: convolve_with_features_last(convolve_features(params), x, w, params), eqn.invars)
     if has_native_kernel(eqn, sizes):
-        dtype = get_dtype(eqn.outvars[0])
-        return Replacement(lambda x, w: convolve_at_once(x, w, params, convolve_natively).astype(dtype), eqn.invars)
+        return replace_by_native_kernels(eqn, made_by)
     is_at_once = not sizes.is_for_one_thread and sizes.rows_at_once == sizes.rows
     if is_at_once and is_fast_convolution(params, x, w):
         return None
@@ -101,28 +95,19 @@ def convolve_in_pieces(x: Array, w: Array, params: Params, sizes: ConvolutionSiz
     return at_once(x, w)
 
 
-def convolve_at_once(x: Array, w: Array, params: Params, convolve: ConvolveDense | None = None) -> Array:
-    """Return the convolution, computed in the fast layout: of a single group by `convolve`, if that is given."""
+def convolve_at_once(x: Array, w: Array, params: Params) -> Array:
+    """Return the convolution, computed in the fast layout."""
     precision = Arithmetic(params["precision"], params["preferred_element_type"])
     if params["batch_group_count"] > 1:
         compute = functools.partial(convolve_groups, precision=precision, groups=params["batch_group_count"], by_rows=True)
     elif params["feature_group_count"] > 1:
         compute = functools.partial(convolve_groups, precision=precision, groups=params["feature_group_count"], by_rows=False)
     else:
-        convolve = convolve or functools.partial(convolve_dense, precision=precision)
-        compute = functools.partial(convolve_one_group, convolve=convolve)
+        compute = functools.partial(convolve_one_group, convolve=functools.partial(convolve_dense, precision=precision))
     return convolve_with_features_last(compute, x, w, params)
 
 
-def convolve_with_features_last(compute: Convolve, x: Array, w: Array, params: Params) -> Array:
-    """Return the result of `compute`, which takes and returns arrays in the fast layout."""
-    (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
-    y = compute(lax.transpose(x, (row, *space, feature)), lax.transpose(w, (*w_space, w_in, w_out)), Window.of(params))
-    places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
-    return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
-
-
-def convolve_one_group(x: Array, w: Array, window: Window, convolve: ConvolveDense) -> Array:
+def convolve_one_group(x: Array, w: Array, window: Window, convolve: Convolve) -> Array:
     return convolve_in_phases(convolve, x, w, window) if has_phases(window) else convolve(x, w, window)
 
 

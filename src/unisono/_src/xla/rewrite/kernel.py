@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jax import Array, lax
@@ -11,6 +12,7 @@ from jax.typing import DTypeLike
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.arrays import pad_array
+from unisono._src.xla.rewrite.equations import Params
 from unisono._src.xla.rewrite.window import Window, is_larger
 
 LEAST_FEATURES = 17
@@ -21,6 +23,10 @@ NEAR = 1 << 14
 
 WIDE = 32
 """Features that a result is filled up to for YNNPACK; 17 would be enough, but are slower."""
+
+
+Convolve = Callable[[Array, Array, Window], Array]
+"""Computes the convolution of arrays in the fast layout."""
 
 
 class Arithmetic(NamedTuple):
@@ -35,6 +41,14 @@ def make_channels_last(space: int) -> lax.ConvDimensionNumbers:
     axes = tuple(range(1, space + 1))
     last = space + 1
     return lax.ConvDimensionNumbers((0, last, *axes), (last, last - 1, *range(space)), (0, last, *axes))
+
+
+def convolve_with_features_last(compute: Convolve, x: Array, w: Array, params: Params) -> Array:
+    """Return the result of `compute`, which takes and returns arrays in the fast layout."""
+    (row, feature, *space), (w_out, w_in, *w_space), out = params["dimension_numbers"]
+    y = compute(lax.transpose(x, (row, *space, feature)), lax.transpose(w, (*w_space, w_in, w_out)), Window.of(params))
+    places = {out[0]: 0, out[1]: y.ndim - 1, **{dimension: 1 + index for index, dimension in enumerate(out[2:])}}
+    return lax.transpose(y, [places[dimension] for dimension in range(y.ndim)])
 
 
 def convolve_dense(x: Array, w: Array, window: Window, precision: Arithmetic) -> Array:

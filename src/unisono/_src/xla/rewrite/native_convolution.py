@@ -1,7 +1,12 @@
-"""Convolutions by the native kernels, in the fast layout: one form for a convolution, one for the gradient by its kernel."""
+"""Convolutions by the native kernels: forward, the gradient by the input, and the gradient by the kernel.
+
+A gradient by the input is a convolution with the kernel of the forward pass, whose taps are reversed and whose features change places. The
+native kernels read that kernel as it is: XLA takes longer to reverse a large kernel than the convolution takes.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 
 from jax import Array, lax
@@ -9,10 +14,11 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.native import convolutions
 from unisono._src.native.library import load_kernels
-from unisono._src.xla.rewrite.equations import Params
-from unisono._src.xla.rewrite.phases import has_phases
+from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, get_dtype
+from unisono._src.xla.rewrite.kernel import Convolve, convolve_with_features_last
+from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
-from unisono._src.xla.rewrite.window import Window, is_larger
+from unisono._src.xla.rewrite.window import Window
 
 LEAST_DEPTH = 16
 """Products for each result from which on the native kernels are faster than XLA's."""
@@ -23,14 +29,14 @@ LEAST_GRADIENT_DEPTH = 8
 
 def has_native_kernel(eqn: JaxprEqn, sizes: ConvolutionSizes) -> bool:
     """Return whether a native kernel is there for a convolution, and is faster for it: in bfloat16 and float16 too, computed in float32."""
-    params = eqn.params
-    depth = math.prod(sizes.results) * sizes.rows if sizes.is_gradient else math.prod(sizes.taps) * sizes.ins
-    least = LEAST_GRADIENT_DEPTH if sizes.is_gradient else LEAST_DEPTH
+    is_gradient = is_kernel_gradient(eqn.params)
+    depth = math.prod(sizes.results) * sizes.rows if is_gradient else math.prod(sizes.taps) * sizes.ins
+    least = LEAST_GRADIENT_DEPTH if is_gradient else LEAST_DEPTH
     return (
         sizes.is_one_group
         and len(sizes.taps) <= 2
         and depth >= least
-        and is_dense_or_has_phases(params)
+        and is_dense_or_has_phases(eqn.params)
         and load_kernels().level is not None
     )
 
@@ -40,17 +46,72 @@ def is_dense_or_has_phases(params: Params) -> bool:
     return set(window.spread) == {1} or has_phases(window)
 
 
-def convolve_natively(x: Array, w: Array, window: Window) -> Array:
-    """Return the convolution of arrays in the fast layout, in one or two dimensions of space, as float32."""
+def is_kernel_gradient(params: Params) -> bool:
+    """Return whether a convolution is the gradient of one by its kernel: the features of the data are its rows, and the rows its features."""
+    (row, feature, *_), *_ = params["dimension_numbers"]
+    return row > feature
+
+
+def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
+    """Return the convolution by native kernels."""
+    x, w = eqn.invars
+    dtype = get_dtype(eqn.outvars[0])
+    if is_kernel_gradient(eqn.params):
+        return Replacement(functools.partial(run_natively, find_kernel_gradient, eqn.params, dtype), (x, w))
+    kernel = find_reversed_kernel(eqn.params, w, made_by)
+    if kernel is None:
+        return Replacement(functools.partial(run_natively, convolve_natively, eqn.params, dtype), (x, w))
+    reversed_params = dict(eqn.params, dimension_numbers=swap_kernel_features(eqn.params))
+    return Replacement(functools.partial(run_natively, convolve_with_reversed_kernel, reversed_params, dtype), (x, kernel))
+
+
+def find_reversed_kernel(params: Params, w: Atom, made_by: Producers) -> Atom | None:
+    """Return the kernel of which w is the reverse in space, if its features lie in the order in which the native kernels read it."""
+    eqn = made_by.get(w)
+    _, (w_out, w_in, *w_space), _ = params["dimension_numbers"]
+    if eqn is None or eqn.primitive.name != "rev" or set(eqn.params["dimensions"]) != set(w_space):
+        return None
+    return eqn.invars[0] if w_out < w_in else None
+
+
+def swap_kernel_features(params: Params) -> tuple[tuple[int, ...], ...]:
+    """Return the dimension numbers of a convolution, with the two features of its kernel in the other order."""
+    x, (w_out, w_in, *w_space), out = params["dimension_numbers"]
+    return x, (w_in, w_out, *w_space), out
+
+
+def run_natively(convolve: Convolve, params: Params, dtype: str, x: Array, w: Array) -> Array:
+    """Return the result of a convolution in one or two dimensions, computed in float32 by a function for arrays in the fast layout."""
     x, w = (array.astype("float32") for array in (x, w))
-    if len(window.strides) == 1:
-        y = convolve_natively(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension())
-        return lax.squeeze(y, [1])
+    return convolve_with_features_last(functools.partial(add_dimension, convolve), x, w, params).astype(dtype)
+
+
+def add_dimension(convolve: Convolve, x: Array, w: Array, window: Window) -> Array:
+    """Return the result of a function for two dimensions of space, also of arrays with one."""
+    if len(window.strides) == 2:
+        return convolve(x, w, window)
+    y = convolve(lax.expand_dims(x, [1]), lax.expand_dims(w, [0]), window.add_first_dimension())
+    return lax.squeeze(y, [1])
+
+
+def convolve_natively(x: Array, w: Array, window: Window, is_reversed: bool = False) -> Array:
+    """Return the convolution of arrays in the fast layout; a reversed kernel is (*space, out, in), with the last tap first."""
+    if has_phases(window):
+        return convolve_in_phases(functools.partial(convolve_natively, is_reversed=is_reversed), x, w, window, is_reversed)
     results = window.results(x.shape[1:-1], w.shape[:-2])
     before = [low for low, _ in window.padding]
-    if not is_larger(w.shape[:-2], results):
-        return convolutions.call_convolution(x, w, results, window.strides, before, window.dilation)
-    # The gradient by a kernel: w is the gradient by the output, and the features of both are the rows of the batch.
+    return convolutions.call_convolution(x, w, results, window.strides, before, window.dilation, is_reversed)
+
+
+convolve_with_reversed_kernel = functools.partial(convolve_natively, is_reversed=True)
+
+
+def find_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
+    """Return the same for a gradient by a kernel: w is the gradient by the output, and the features of both are the rows of the batch."""
+    if has_phases(window):
+        return convolve_in_phases(find_kernel_gradient, x, w, window)
+    results = window.results(x.shape[1:-1], w.shape[:-2])
+    before = [low for low, _ in window.padding]
     rows = lax.transpose(x, (3, 1, 2, 0))
     gradient = lax.transpose(w, (2, 0, 1, 3))
     y = convolutions.call_kernel_gradient(rows, gradient, results, window.dilation, before, window.strides)

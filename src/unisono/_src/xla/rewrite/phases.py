@@ -35,8 +35,10 @@ def has_phases(window: Window) -> bool:
     return is_possible and 1 < math.prod(window.spread) <= MOST_PHASES
 
 
-def convolve_in_phases(convolve: Callable[[Array, Array, Window], Array], x: Array, w: Array, window: Window) -> Array:
-    """Return the convolution of x and w, by one call of `convolve` for each phase."""
+def convolve_in_phases(
+    convolve: Callable[[Array, Array, Window], Array], x: Array, w: Array, window: Window, is_reversed: bool = False
+) -> Array:
+    """Return the convolution of x and w, by one call of `convolve` for each phase; `is_reversed` says that w has its last tap first."""
     space = x.shape[1:-1]
     kernel = w.shape[:-2]
     results = window.results(space, kernel)
@@ -44,7 +46,11 @@ def convolve_in_phases(convolve: Callable[[Array, Array, Window], Array], x: Arr
     once = dataclasses.replace(window, spread=(1,) * len(space))
     parts: list[Array | None] = []
     for phases in itertools.product(*axes):
-        taps = w[tuple(phase.taps for phase in phases)]
+        taps = w[
+            tuple(
+                reverse_taps(phase.taps, size) if is_reversed else phase.taps for phase, size in zip(phases, kernel, strict=True)
+            )
+        ]
         small = dataclasses.replace(once, padding=tuple(phase.padding for phase in phases))
         parts.append(convolve(x, taps, small) if taps.size else None)  # a kernel smaller than its stride leaves gaps
     zeros = lax.full_like(next(part for part in parts if part is not None), 0)
@@ -66,6 +72,13 @@ def split_into_phases(size: int, taps: int, results: int, spread: int, padding: 
         reach = len(range(first, taps, spread)) - 1
         phases.append(Phase(slice(first, None, spread), (low, blocks + reach - size - low)))
     return phases
+
+
+def reverse_taps(taps: slice, size: int) -> slice:
+    """Return the places of taps of a kernel of this size where its last tap is the first."""
+    if taps.start is None:
+        return taps
+    return slice((size - 1 - taps.start) % taps.step, max(0, size - taps.start), taps.step)
 
 
 def interleave_phases(parts: list[Array], spread: tuple[int, ...], results: tuple[int, ...]) -> Array:
