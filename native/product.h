@@ -137,7 +137,7 @@ inline Scratch& block_scratch() {
 // pack(panel, to) writes a panel of the right matrix.
 template <class ReadRows, class Pack>
 void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const Pack& pack, float* c) {
-  const auto [rows, depth, columns] = sizes;
+  const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t panels = count_panels(columns);
   float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
   const int64_t pack_pieces = panels * depth > FEW_TO_PACK ? panels : 1;
@@ -190,7 +190,7 @@ void read_transposed(const ReadRows& read_rows, int64_t first, int64_t count, in
 // Pieces share the result, in whole tiles, or, if it is small, the rows; sums of parts of the rows are added in order.
 template <class ReadRows>
 void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const float* right, float* c) {
-  const auto [rows, depth, columns] = sizes;
+  const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t panels = count_panels(columns);
   const int64_t tiles = divide_up(depth, TILE_ROWS);
   const int64_t pieces = std::clamp<int64_t>(depth / DEPTH_OF_A_PIECE, 1, MOST_PIECES);
