@@ -667,14 +667,16 @@ def test_the_arguments_are_those_of_keras():
     assert [(name, p.default) for name, p in ours.items()] == [(name, p.default) for name, p in theirs.items()]
 
 
-def test_that_of_keras_is_refused_where_tensorflow_is_missing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_that_of_keras_is_refused_where_tensorflow_is_missing(tmp_path, monkeypatch, method):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find(name))
-    board = keras.callbacks.TensorBoard(tmp_path)
-    with pytest.raises(
-        ImportError, match=r"(?s)by TensorFlow, which is not installed\. Write un\.callbacks\.TensorBoard, which.*tensorboard\]"
-    ):
-        run(regressor(), fitting(X, Y, batch_size=BATCH, callbacks=[board]), on(1))
+    with on(1).scope():
+        model = regressor()()
+    data = (X,) if method == "predict" else (X, Y)
+    said = r"(?s)by TensorFlow, which is not installed\. Write un\.callbacks\.TensorBoard, which.*tensorboard\]"
+    with pytest.raises(ImportError, match=said):
+        getattr(model, method)(*data, callbacks=[keras.callbacks.TensorBoard(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 

@@ -6,6 +6,7 @@ import importlib.util
 
 import keras
 
+from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.models import list_layers
@@ -121,12 +122,10 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
         )
 
 
-def check_tensorboard_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
+def check_tensorboard_callback(callbacks: UserObject) -> None:
     """Refuse Keras' TensorBoard where TensorFlow, by which it writes, is not installed."""
-    if (
-        any(isinstance(each, keras.callbacks.TensorBoard) for each in callbacks)
-        and importlib.util.find_spec("tensorflow") is None
-    ):
+    is_there = any(isinstance(each, keras.callbacks.TensorBoard) for each in list_callbacks(callbacks))
+    if is_there and importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             "keras.callbacks.TensorBoard writes its files by TensorFlow, which is not installed. Write un.callbacks.TensorBoard, which has "
             'the same arguments and writes the same files without TensorFlow; it needs: pip install "unisono[tensorboard]"'

@@ -72,7 +72,7 @@ class TrainerHooks:
     def fit(self, *args: UserObject, **kwargs: UserObject) -> keras.callbacks.History:
         args, kwargs = replace_datasets(self._strategy, "fit", args, kwargs)
         args, kwargs = put_keepers_last(args, kwargs)
-        refusals.check_tensorboard_callbacks(list_callbacks(read_argument("fit", "callbacks", args, kwargs)))
+        refusals.check_tensorboard_callback(read_argument("fit", "callbacks", args, kwargs))
         if not self._strategy.writes:
             args, kwargs = remove_writing_callbacks("fit", args, kwargs)
         callbacks = list_callbacks(read_argument("fit", "callbacks", args, kwargs))
@@ -83,6 +83,7 @@ class TrainerHooks:
 
     def evaluate(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
         args, kwargs = replace_datasets(self._strategy, "evaluate", args, kwargs)
+        refusals.check_tensorboard_callback(read_argument("evaluate", "callbacks", args, kwargs))
         if not self._strategy.writes:
             args, kwargs = remove_writing_callbacks("evaluate", args, kwargs)
         with self._grouping.allow("evaluate", "test", args, kwargs):
@@ -98,6 +99,7 @@ class TrainerHooks:
         **more: UserObject,
     ) -> Outputs:
         (x,), _ = replace_datasets(self._strategy, "predict", (x,), {})
+        refusals.check_tensorboard_callback(callbacks)
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it

@@ -55,14 +55,14 @@ def is_kernel_gradient(params: Params) -> bool:
 def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
     """Return the convolution by native kernels."""
     x, w = eqn.invars
-    dtype = get_dtype(eqn.outvars[0])
-    if is_kernel_gradient(eqn.params):
-        return Replacement(functools.partial(run_natively, find_kernel_gradient, eqn.params, dtype), (x, w))
-    kernel = find_reversed_kernel(eqn.params, w, made_by)
-    if kernel is None:
-        return Replacement(functools.partial(run_natively, convolve_natively, eqn.params, dtype), (x, w))
-    reversed_params = dict(eqn.params, dimension_numbers=swap_kernel_features(eqn.params))
-    return Replacement(functools.partial(run_natively, convolve_with_reversed_kernel, reversed_params, dtype), (x, kernel))
+    params: Params = eqn.params
+    convolve: Convolve = convolve_natively
+    if is_kernel_gradient(params):
+        convolve = sum_kernel_gradient
+    elif (kernel := find_reversed_kernel(params, w, made_by)) is not None:
+        w, convolve = kernel, functools.partial(convolve_natively, is_reversed=True)
+        params = dict(params, dimension_numbers=swap_kernel_features(params))
+    return Replacement(functools.partial(run_natively, convolve, params, get_dtype(eqn.outvars[0])), (x, w))
 
 
 def find_reversed_kernel(params: Params, w: Atom, made_by: Producers) -> Atom | None:
@@ -103,13 +103,10 @@ def convolve_natively(x: Array, w: Array, window: Window, is_reversed: bool = Fa
     return convolutions.call_convolution(x, w, results, window.strides, before, window.dilation, is_reversed)
 
 
-convolve_with_reversed_kernel = functools.partial(convolve_natively, is_reversed=True)
-
-
-def find_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
-    """Return the same for a gradient by a kernel: w is the gradient by the output, and the features of both are the rows of the batch."""
+def sum_kernel_gradient(x: Array, w: Array, window: Window) -> Array:
+    """Return a gradient by a kernel: w is the gradient by the output, and the features of x and of w are the rows of the batch."""
     if has_phases(window):
-        return convolve_in_phases(find_kernel_gradient, x, w, window)
+        return convolve_in_phases(sum_kernel_gradient, x, w, window)
     results = window.results(x.shape[1:-1], w.shape[:-2])
     before = [low for low, _ in window.padding]
     rows = lax.transpose(x, (3, 1, 2, 0))

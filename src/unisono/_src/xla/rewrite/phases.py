@@ -28,6 +28,13 @@ class Phase(NamedTuple):
     """The positions of the kernel that meet elements."""
     padding: tuple[int, int]
 
+    def reverse_taps(self, size: int) -> Phase:
+        """Return the phase for a kernel of this size whose last tap comes first."""
+        first, step = self.taps.start, self.taps.step
+        if first is None:  # all taps
+            return self
+        return self._replace(taps=slice((size - 1 - first) % step, max(0, size - first), step))
+
 
 def has_phases(window: Window) -> bool:
     dimensions = zip(window.spread, window.strides, window.dilation, strict=True)
@@ -43,14 +50,12 @@ def convolve_in_phases(
     kernel = w.shape[:-2]
     results = window.results(space, kernel)
     axes = [split_into_phases(*sizes) for sizes in zip(space, kernel, results, window.spread, window.padding, strict=True)]
+    if is_reversed:
+        axes = [[phase.reverse_taps(size) for phase in phases] for phases, size in zip(axes, kernel, strict=True)]
     once = dataclasses.replace(window, spread=(1,) * len(space))
     parts: list[Array | None] = []
     for phases in itertools.product(*axes):
-        taps = w[
-            tuple(
-                reverse_taps(phase.taps, size) if is_reversed else phase.taps for phase, size in zip(phases, kernel, strict=True)
-            )
-        ]
+        taps = w[tuple(phase.taps for phase in phases)]
         small = dataclasses.replace(once, padding=tuple(phase.padding for phase in phases))
         parts.append(convolve(x, taps, small) if taps.size else None)  # a kernel smaller than its stride leaves gaps
     zeros = lax.full_like(next(part for part in parts if part is not None), 0)
@@ -72,13 +77,6 @@ def split_into_phases(size: int, taps: int, results: int, spread: int, padding: 
         reach = len(range(first, taps, spread)) - 1
         phases.append(Phase(slice(first, None, spread), (low, blocks + reach - size - low)))
     return phases
-
-
-def reverse_taps(taps: slice, size: int) -> slice:
-    """Return the places of taps of a kernel of this size where its last tap is the first."""
-    if taps.start is None:
-        return taps
-    return slice((size - 1 - taps.start) % taps.step, max(0, size - taps.start), taps.step)
 
 
 def interleave_phases(parts: list[Array], spread: tuple[int, ...], results: tuple[int, ...]) -> Array:
