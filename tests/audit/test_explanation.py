@@ -6,16 +6,16 @@ import math
 import pathlib
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.explanation import explain_without_line
+from unisono._src.audit.explanation import explain_without_line, has_become
 from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.audit.script_run import FinishedRun
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start
 
 
-def finished(entry=((1, 1),), version="3.15.1", code: int | None = 0):
+def finished(entry=((1, 1),), version="3.15.1", code: int | None = 0, rows=()):
     program = Program("train", [], 0, {"replicas": 2, "versions": {"keras": version}}, {})
-    step = RecordedStep(0, program, (0, 0), 4, 1.0, (), (), entry)
+    step = RecordedStep(0, program, (0, 0), 4, 1.0, rows, (), entry)
     record = RunRecord(pathlib.Path("run"), [Start(0, ["train.py"], 0.0, {0: step})])
     return FinishedRun(RunPlan("a run"), pathlib.Path("run"), code, math.nan, "", (record,))
 
@@ -41,3 +41,10 @@ def test_a_recorded_run_with_the_same_facts_is_of_another_script():
     cause, said = explain(recorded, finished(version="3.15.0"), "gradient")
     assert cause is Cause.VERSIONS
     assert said.endswith("versions.keras is '3.15.1' there and '3.15.0' here.")
+
+
+def test_a_first_run_that_becomes_the_second_one_has_changed_something_that_lasts():
+    first, second = finished((), rows=((1, 1),)), finished((), rows=((2, 2),))
+    assert has_become(first, second, [second])
+    assert not has_become(first, second, [first])
+    assert not has_become(finished((), code=None), second, [second])  # a record that was made elsewhere, and is not repeated

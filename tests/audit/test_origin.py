@@ -11,7 +11,7 @@ import pytest
 
 from processes import environment
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.origin import find_in_callback, find_origin
+from unisono._src.audit.origin import find_file_origin, find_in_callback, find_origin
 from unisono._src.audit.script_run import TRACER
 from unisono._src.audit.trace_comparison import Place, TraceComparison, read_trace
 
@@ -117,6 +117,48 @@ CASES = {
         """,
         Cause.HOST_RANDOM,
     ),
+    "a function that is called again with what it returned": (
+        """
+        import random
+        def shake(row):
+            return random.SystemRandom().random()  # here
+        def take(row):
+            total = sum(map(shake, row))
+            return total
+        first = take([1, 2])
+        second = take([first, 2])
+        print(first, second)  # part
+        """,
+        Cause.HOST_RANDOM,
+    ),
+    "an object whose values are not known": (
+        """
+        class Part:
+            __slots__ = ("start",)
+            def __init__(self, start):
+                self.start = start
+        class Tower:
+            def __init__(self, name):
+                start = hash(name) % 1000  # here
+                self.part = Part(start)
+            def build(self):
+                print(self.part.start)  # part
+        Tower("users").build()
+        """,
+        Cause.HASH_ORDER,
+    ),
+    "a generator that is seeded by the number of the process": (
+        """
+        import os
+        import random
+        number = int(os.environ["UNISONO_PROCESS"])
+        def call(inputs):
+            factor = random.Random(number).uniform(0, 1)  # here
+            return inputs * factor  # part
+        call(2)
+        """,
+        Cause.PROCESS,
+    ),
     "a state in call": (
         """
         class Layer:
@@ -158,3 +200,20 @@ def test_a_callback_that_changes_what_its_object_keeps_has_state(tmp_path):
     origin = find_in_callback(str(script), 2, set())
     assert origin is not None
     assert (origin.place.line, origin.cause) == (3, Cause.LAYER_STATE)
+
+
+def test_a_file_that_was_read_is_found_by_the_line_that_got_its_content(tmp_path):
+    kept = tmp_path / "kept.txt"
+    kept.write_text("3.5")
+    code = f"""
+        import pathlib
+        kept = pathlib.Path({str(kept)!r})
+        def describe():
+            if kept.exists():
+                return float(kept.read_text())  # here
+        print(describe())
+        """
+    comparison, script = compare_runs(tmp_path, code)
+    origin = find_file_origin(comparison.one)
+    assert origin is not None
+    assert (origin.place.line, origin.cause) == (find_line(script, MARK), Cause.FILES)

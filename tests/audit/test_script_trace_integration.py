@@ -35,6 +35,7 @@ with un.OneDeviceStrategy(replicas=2).scope():
     model.compile(optimizer="sgd", loss="mse")
 x = np.arange(24, dtype="float32").reshape(8, 3) / 24
 model.evaluate(x, x[:, :2], batch_size=4, verbose=0)
+model.optimizer.learning_rate = 0.5  # sets
 model.fit(x, x[:, :2], batch_size=4, epochs=1, shuffle=False, verbose=0)  # calls
 np.savez("left.npz", *model.get_weights())
 """
@@ -78,11 +79,17 @@ def test_a_training_is_noted_with_its_lines_rows_and_weights(tmp_path):
     run_script([TRACER, str(tmp_path), str(script)], tmp_path)
     content = json.loads((tmp_path / "trace-0.json").read_text())
     lines = {
-        mark: number for number, text in enumerate(TRAIN.splitlines(), 1) for mark in ("makes", "calls") if f"# {mark}" in text
+        mark: number
+        for number, text in enumerate(TRAIN.splitlines(), 1)
+        for mark in ("makes", "sets", "calls")
+        if f"# {mark}" in text
     }
 
     made = [event["places"][0][1] for event in content["variables"] if event["path"].endswith("head/kernel")]
     assert made[0] == lines["makes"]
+    assigned = [(event["path"], event["places"][0][1]) for event in content["variables"] if event["action"] == "assigned"]
+    # Neither what the trace of a step assigns nor what is written back after it.
+    assert [(path, line) for path, line in assigned if not path.startswith("loss/")] == [("sgd/learning_rate", lines["sets"])]
     assert {places[0][1] for places in content["calls"].values()} == {lines["calls"]}
     assert [[len(shard) for shard in step] for step in content["rows"]] == [[2, 2], [2, 2]]
     assert len({row for step in content["rows"] for shard in step for row in shard}) == 8

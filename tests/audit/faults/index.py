@@ -59,6 +59,8 @@ class PlantedFault:
     None where the fault is in no layer and acts on no single one."""
     first_step: int = 1
     """The first step after which the bits differ; 0 where they differ before any step."""
+    has_other_entry: bool = False
+    """Whether the state before the first step differs already: a callback has changed it when the step began."""
     error: str | None = None
     """What the error says, where one of the two placements is refused."""
     warning: str | None = None
@@ -81,6 +83,7 @@ class PlantedFault:
 
 
 PYTHON_IN_A_STEP = "A callback to Python"
+OTHER_STATE = "starts from other values of variables in process 1 than in process 0"
 FAULTS = (
     PlantedFault(1, "a", Kind.REPEAT, Cause.HOST_RANDOM),
     PlantedFault(2, "b", Kind.REPEAT, Cause.HOST_RANDOM, "first", first_step=4),
@@ -88,7 +91,7 @@ FAULTS = (
     PlantedFault(4, "b", Kind.REPEAT, Cause.HOST_RANDOM),
     PlantedFault(5, "a", Kind.REPEAT, Cause.STEP_RANDOM, "soft"),
     PlantedFault(6, "b", Kind.REPEAT, Cause.STEP_RANDOM, "patch", warning=PYTHON_IN_A_STEP),
-    PlantedFault(7, "a", Kind.REPEAT, Cause.TIME),
+    PlantedFault(7, "a", Kind.REPEAT, Cause.TIME, has_other_entry=True),
     PlantedFault(8, "b", Kind.REPEAT, Cause.TIME, "one_rest", first_step=0),
     PlantedFault(9, "a", Kind.REPEAT, Cause.HASH_ORDER),
     PlantedFault(10, "a", Kind.REPEAT, Cause.HASH_ORDER),
@@ -101,9 +104,9 @@ FAULTS = (
     PlantedFault(17, "b", Kind.DEVICES, Cause.COLLECTIVE),
     PlantedFault(18, "a", Kind.PROCESSES, Cause.PROCESS, first_step=0),
     PlantedFault(19, "b", Kind.PROCESSES, Cause.PROCESS, "zoom"),
-    PlantedFault(20, "b", Kind.PROCESSES, Cause.PROCESS, first_step=7),
+    PlantedFault(20, "b", Kind.PROCESSES, Cause.PROCESS, first_step=7, error=OTHER_STATE),
     PlantedFault(21, "a", Kind.PROCESSES, Cause.PROCESS_ROWS, error="has other rows in process 1 than in process 0"),
-    PlantedFault(22, "b", Kind.PROCESSES, Cause.PROCESS),
+    PlantedFault(22, "b", Kind.PROCESSES, Cause.PROCESS, error="Let every process pass the same"),
     PlantedFault(23, "a", Kind.REPLICAS, Cause.BATCH_STATISTICS, "even"),
     PlantedFault(24, "b", Kind.PROCESSES, Cause.LAYER_STATE, "warm"),
     PlantedFault(25, "a", Kind.PROCESSES, Cause.LAYER_STATE, "turn"),

@@ -55,17 +55,34 @@ def list_couplings(trace: ProcessTrace, whole: ProcessTrace) -> tuple[Coupling, 
 
 
 def iterate_couplings(trace: ProcessTrace, equations: Sequence[Json], rows: int, batch: int) -> Iterator[Coupling]:
-    for equation in equations:
-        if "transpose" in equation["scopes"]:  # the backward pass
+    for index, equation in enumerate(equations):
+        if is_of_backward_pass(equation):
             continue
         layer = read_layer(equation["scopes"], trace.content["layers"])
         if equation["primitive"] in RANDOM:
             if layer is not None:
                 yield make_coupling(layer, Cause.RANDOM_LAYER, find_line(trace, equation, layer))
+        elif layer is None and is_end_of_mean(equation, equations[index + 1 :]):
+            continue  # the mean of replicas' means is that of the whole batch
         elif is_over_rows(equation, rows) or has_row_count(equation, rows, batch):
             place = find_line(trace, equation, layer)
             if layer is not None or place not in (None, find_call(trace)):
                 yield make_coupling(layer, name_cause(layer, place), place)
+
+
+def is_of_backward_pass(equation: Json) -> bool:
+    return "transpose" in equation["scopes"]
+
+
+def is_end_of_mean(equation: Json, later: Sequence[Json]) -> bool:
+    """Return whether an equation adds up a loss, or divides the sum by a number, and the rest of the forward pass does no more."""
+    forward = [each for each in later if "jvp" in each["scopes"] and not is_of_backward_pass(each)]
+    return "jvp" in equation["scopes"] and all(map(is_of_mean, [equation, *forward]))
+
+
+def is_of_mean(equation: Json) -> bool:
+    is_scaled = equation["primitive"] in ("mul", "div") and any(equation["operands"])
+    return is_scaled or equation["primitive"] in ("reduce_sum", "convert_element_type", "broadcast_in_dim", "reshape")
 
 
 def is_over_rows(equation: Json, rows: int) -> bool:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from unisono._src.audit.audit_report import Difference
 from unisono._src.audit.cause import Cause
 from unisono._src.audit.cause_words import NO_SEED, OTHER_SCRIPT, WORDS, CauseWords
 from unisono._src.audit.difference_kinds import ENTRY, EXIT, ROWS
-from unisono._src.audit.origin import Origin, find_in_callback, find_origin
+from unisono._src.audit.origin import Origin, find_file_origin, find_in_callback, find_origin
 from unisono._src.audit.program_comparison import (
     EquationDifference,
     find_equation,
-    find_layer,
+    find_layer_of_variable,
     format_equation,
     list_callback_equations,
     read_layer,
 )
-from unisono._src.audit.record_comparison import RecordDifference
+from unisono._src.audit.record_comparison import RecordDifference, find_difference
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
 from unisono._src.audit.script_trace.line_trace import HANDED
 from unisono._src.audit.source_code import quote_line
@@ -43,44 +43,67 @@ class TracedDifference:
 def explain_difference(
     runner: ScriptRunner, one: FinishedRun, other: FinishedRun, difference: RecordDifference, process: int, say: Say
 ) -> Difference:
-    """Return the difference with its cause, layer and line."""
-    ours, theirs = repeat_traced(runner, one, other, process, say)
-    traced = TracedDifference() if ours is None or theirs is None else follow_difference(ours, theirs, difference)
-    return describe_difference(one, other, difference, traced, theirs if ours is None else ours)
+    """Return the difference with its cause, layer and line. `process` is the process of the other run that differs first."""
+    processes = sorted(range(other.plan.processes), key=lambda number: number != process)
+    return describe_difference(one, other, difference, *trace_difference(runner, one, other, difference, processes, say))
 
 
 def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> Difference:
     """Return the difference between a run that succeeded and one that failed."""
     difference = RecordDifference(len(other.steps), EXIT)
-    traced = TracedDifference()
-    for process in range(other.plan.processes):
-        ours, theirs = repeat_traced(runner, one, other, process, say, is_again=process == 0)
-        if ours is not None and theirs is not None:
-            traced = follow_difference(ours, theirs, difference)
-            if traced.origin is not None and traced.origin.cause is not None:
-                break
-    explained = describe_difference(one, other, difference, traced, None)
+    processes = list(range(other.plan.processes))
+    explained = describe_difference(one, other, difference, *trace_difference(runner, one, other, difference, processes, say))
     last = find_last_lines(other.output).splitlines()
     words = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last[-1] if last else ''}. {explained.cause_words}"
     return dataclasses.replace(explained, cause_words=words)
 
 
-def repeat_traced(
-    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, process: int, say: Say, is_again: bool = True
-) -> tuple[ProcessTrace | None, ProcessTrace | None]:
-    """Repeat two runs with their lines noted; return the traces of process 0 of the first and of a process of the other."""
-    traces: list[ProcessTrace | None] = []
-    for label, run, number in (("first", one, 0), ("second", other, process)):
-        if run.exit_code is None:  # a record that was made elsewhere
-            traces.append(None)
-            continue
-        folder = runner.folder / f"traced-{label}"
-        if is_again:
+def trace_difference(
+    runner: ScriptRunner, one: FinishedRun, other: FinishedRun, difference: RecordDifference, processes: Sequence[int], say: Say
+) -> tuple[TracedDifference, ProcessTrace | None]:
+    """Repeat two runs with their lines noted, and follow the difference in the first process of the other run that shows a cause.
+
+    A gradient has the same bits in all processes, and the cause may be in a process that differs no sooner than the others.
+
+    Returns:
+        (the difference as far as it was followed, a trace of either run).
+    """
+    repeated = repeat_traced(runner, one, other, say)
+    ours = read_traced(runner, one, 0)
+    theirs = [read_traced(runner, other, process) for process in processes]
+    either = next((trace for trace in (ours, *theirs) if trace is not None), None)
+    followed = [follow_difference(ours, trace, difference) for trace in theirs if ours is not None and trace is not None]
+    causes = [traced for traced in followed if traced.origin is not None and traced.origin.cause is not None]
+    if ours is not None and not causes and has_become(one, other, repeated):
+        followed = [TracedDifference(find_file_origin(ours), replica=traced.replica) for traced in followed]
+    return next(iter(causes + followed), TracedDifference()), either
+
+
+def repeat_traced(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> list[FinishedRun]:
+    """Repeat two runs with their lines noted, as far as they were made here, and return the repetitions."""
+    repeated: list[FinishedRun] = []
+    for run in (one, other):
+        if run.exit_code is not None:
             say(f"{run.plan.name}, to see why")
-            runner.run(run.plan, folder.name, is_traced=True)
-        path = folder / f"trace-{number}.json"
-        traces.append(read_trace(path) if path.exists() else None)
-    return traces[0], traces[1]
+            repeated.append(runner.run(run.plan, name_traced(run), is_traced=True))
+    return repeated
+
+
+def has_become(one: FinishedRun, other: FinishedRun, repeated: Sequence[FinishedRun]) -> bool:
+    """Return whether the first run, repeated, has the bits of the other one, from which it differed: something that lasts has changed."""
+    if one.exit_code is None or not other.records or not repeated[0].records:
+        return False
+    return find_difference(repeated[0].records[0], other.records[0], len(other.steps)) is None
+
+
+def read_traced(runner: ScriptRunner, run: FinishedRun, process: int) -> ProcessTrace | None:
+    """Return the trace of a process of a run that was repeated; None where there is none, as of a record that was made elsewhere."""
+    path = runner.folder / name_traced(run) / f"trace-{process}.json"
+    return read_trace(path) if run.exit_code is not None and path.exists() else None
+
+
+def name_traced(run: FinishedRun) -> str:
+    return f"traced-{run.directory.name}"
 
 
 def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: RecordDifference) -> TracedDifference:
@@ -89,11 +112,15 @@ def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: Record
     layers = one.content["layers"]
     if difference.kind in (ROWS, EXIT):
         origin = find_first_origin(comparison, list_row_places(comparison, difference.step))
+        if origin is not None and origin.cause is Cause.PROCESS:
+            origin = dataclasses.replace(origin, cause=Cause.PROCESS_ROWS)
+        if origin is None or origin.cause is None:
+            origin = find_first_origin(comparison, comparison.list_places_in_one_only()) or origin
         return TracedDifference(origin, replica=find_replica(one, other, difference.step))
     if difference.kind == ENTRY:
         path = difference.variables[0]
         places = [place for trace in (one, other) for place in trace.list_variable_places(path, difference.step)]
-        return TracedDifference(find_first_origin(comparison, places), find_layer(path, layers))
+        return TracedDifference(find_first_origin(comparison, places), find_layer_of_variable(path, layers))
     equation = find_equation(one, other, difference.step)
     if equation is not None:
         origin = find_origin(comparison, equation.place) if equation.place else None
@@ -153,7 +180,7 @@ def describe_difference(
         cause, words = explain_without_line(one, other, difference)
     layer = traced.layer
     if layer is None and trace is not None and difference.kind == ENTRY:
-        layer = find_layer(difference.variables[0], trace.content["layers"])
+        layer = find_layer_of_variable(difference.variables[0], trace.content["layers"])
     said = words.cause
     if traced.origin is not None and traced.origin.outside is not None:
         outside = quote_line(traced.origin.outside)
@@ -200,8 +227,6 @@ def choose_cause(difference: RecordDifference, traced: TracedDifference) -> Caus
     has_other_shapes = difference.has_other_shapes or (traced.equation is not None and traced.equation.has_other_shapes)
     if cause is Cause.DEVICES and has_other_shapes:
         return Cause.SHAPE
-    if cause is Cause.PROCESS and difference.kind in (ROWS, EXIT):
-        return Cause.PROCESS_ROWS
     if cause is Cause.HOST_RANDOM and traced.equation_words is not None:
         return Cause.STEP_RANDOM
     return cause or Cause.UNKNOWN

@@ -10,13 +10,14 @@ from unisono._src.audit.script_trace.line_trace import HANDED, RETURNED
 from unisono._src.audit.source_code import (
     SourceFile,
     list_assigned_attributes,
+    list_assigned_names,
     list_heads,
     list_read_names,
     read_source,
     spell_last_name,
 )
 from unisono._src.audit.suspects import find_suspect
-from unisono._src.audit.trace_comparison import Place, TraceComparison
+from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison
 
 MODULE = "<module>"
 MOST_LINES = 50
@@ -55,7 +56,7 @@ def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
 def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     """Return the origin at a line to which nothing of its own scope gave other values."""
     cause = suspect_line(comparison, place)
-    if cause is not None:
+    if cause not in (None, Cause.HOST_RANDOM):
         return Origin(place, cause)
     if place in comparison.in_one_only:
         condition = read_source(place.file).find_condition(place.line)
@@ -64,8 +65,48 @@ def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     outside = list_outside_inputs(comparison, place)
     if outside:
         source = min(outside, key=comparison.order.__getitem__)
-        return Origin(place, find_origin(comparison, source).cause, source)
-    return find_in_called(comparison, place) or Origin(place, None)
+        return Origin(place, find_origin(comparison, source).cause or cause, source)
+    if cause is not None:
+        return Origin(place, cause)
+    return find_in_called(comparison, place) or find_behind_unknown(comparison, place) or Origin(place, None)
+
+
+def find_file_origin(trace: ProcessTrace) -> Origin | None:
+    """Return the first line that read a file and got a value from it; None where there is none."""
+    for place, entry in trace.lines.items():
+        if entry["values"] and find_suspect(read_source(place.file).find_expressions(place.line)) is Cause.FILES:
+            return Origin(place, Cause.FILES)
+    return None
+
+
+def find_behind_unknown(comparison: TraceComparison, place: Place) -> Origin | None:
+    """Return the origin of what a line reads and whose value no digest tells, such as a layer: at the line that made it."""
+    source = read_source(place.file)
+    names = set(list_read_names(source.find_expressions(place.line)))
+    for made in comparison.order:
+        is_earlier = made.file == place.file and made.line != place.line and comparison.order[made] <= comparison.order[place]
+        if is_earlier and assigns_unknown(source, made, place, names):
+            origin = settle_inside(comparison, made)
+            if origin is not None:
+                return origin
+    return None
+
+
+def assigns_unknown(source: SourceFile, made: Place, place: Place, names: set[str]) -> bool:
+    """Return whether a line gives a value to a name, or to an attribute of the class, that another line reads."""
+    statement = source.find_statement(made.line)
+    if statement is None:
+        return False
+    if is_same_class(made, place) and list_assigned_attributes(statement) & names:
+        return True
+    return is_same_scope(made, place) and bool(list_assigned_names(statement) & names)
+
+
+def settle_inside(comparison: TraceComparison, place: Place) -> Origin | None:
+    """Return the origin of what a line reads; None where none of it has a cause."""
+    inside = list_inputs(comparison, place)
+    origins = (find_origin(comparison, each) for each in sorted(inside, key=comparison.order.__getitem__))
+    return next((origin for origin in origins if origin.cause is not None), None)
 
 
 def suspect_line(comparison: TraceComparison, place: Place) -> Cause | None:
@@ -96,8 +137,11 @@ def list_outside_inputs(comparison: TraceComparison, place: Place) -> list[Place
 
 
 def list_other_places(comparison: TraceComparison, place: Place) -> list[Place]:
-    """Return the other lines of a line's file whose values differ."""
-    return [other for other in comparison.list_differing_places() if other.file == place.file and other != place]
+    """Return the other lines of a line's file whose values differ, and not only after its own."""
+    differing = comparison.list_differing_places()
+    return [
+        other for other in differing if other.file == place.file and other != place and comparison.could_precede(other, place)
+    ]
 
 
 def is_input(comparison: TraceComparison, source: SourceFile, other: Place, place: Place, names: list[str]) -> bool:
@@ -116,8 +160,9 @@ def list_callers(comparison: TraceComparison, source: SourceFile, place: Place, 
     function = source.find_enclosing_function(place.line)
     if function is None:
         return []
-    begins = [each for each in comparison.list_differing_places() if each.file == place.file and each.function == place.function]
-    passed = [each for each in begins if each.line in (function.lineno, *(d.lineno for d in function.decorator_list))]
+    heads = (function.lineno, *(decorator.lineno for decorator in function.decorator_list))
+    begins = [each for each in comparison.list_differing_places() if each.function == place.function and each.line in heads]
+    passed = [each for each in begins if each.file == place.file and comparison.could_precede(each, place)]
     if not any(comparison.list_differing_names(each) & set(names) for each in passed):
         return []
     return [

@@ -32,11 +32,33 @@ def find_equation(one: ProcessTrace, other: ProcessTrace, step: int) -> Equation
     """Return the first equation that differs in the programs that were traced up to a step; None where all are the same."""
     ones = [program for program in one.content["programs"] if program["step"] <= step]
     others = [program for program in other.content["programs"] if program["step"] <= step]
-    for mine, its in zip(ones, others, strict=False):
+    for mine, its in pair_programs(ones, others):
         difference = compare_equations(mine["equations"], its["equations"])
         if difference is not None:
             return difference
     return None
+
+
+def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Json, Json]]:
+    """Return pairs of programs to compare: those of the same shapes, then the others in order.
+
+    A process traces programs for its own replicas alone, which may have fewer rows than those of another process.
+    """
+    left = list(ones)
+    pairs: list[tuple[Json, Json]] = []
+    unpaired: list[Json] = []
+    for its in others:
+        mine = next((each for each in left if list_shapes(each) == list_shapes(its)), None)
+        if mine is None:
+            unpaired.append(its)
+        else:
+            left.remove(mine)
+            pairs.append((mine, its))
+    return pairs + list(zip(left, unpaired, strict=False))
+
+
+def list_shapes(program: Json) -> list[list[str]]:
+    return [equation["shapes"] for equation in program["equations"]]
 
 
 def compare_equations(ones: Sequence[Json], others: Sequence[Json]) -> EquationDifference | None:
@@ -91,6 +113,13 @@ def find_layer(path: str, layers: Sequence[Json]) -> str | None:
         if "/".join(parts[:end]) in inner:
             return "/".join(parts[:end])
     return None
+
+
+def find_layer_of_variable(path: str, layers: Sequence[Json]) -> str | None:
+    """Return the innermost layer that has a variable; None where there is none but models."""
+    models = {layer["path"] for layer in layers if layer["is_model"]}
+    owners = [strip_model(layer["path"], models) for layer in layers if path in layer["strays"]]
+    return find_layer(path, layers) or max(owners, key=lambda owner: owner.count("/"), default=None)
 
 
 def strip_model(path: str, models: set[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.core import Tracer
@@ -38,19 +38,28 @@ NO_PART = (
 
 def describe_program(program: ClosedJaxpr) -> list[Json]:
     """Return the equations of a program and of the programs inside it, in order."""
-    return [describe_equation(eqn, constants, scopes) for eqn, constants, scopes in iterate_equations(program, "")]
+    return list(iterate_descriptions(program, "", []))
 
 
-def iterate_equations(program: ClosedJaxpr, scopes: str) -> Iterator[tuple[JaxprEqn, Mapping[Var, str], str]]:
-    """Yield (an equation, the digests of the program's constants, the names of the scopes around)."""
+def iterate_descriptions(program: ClosedJaxpr, scopes: str, lines: Sequence[Place]) -> Iterator[Json]:
+    """Yield the equations in JSON. `scopes` are the names of the scopes around the program, `lines` the user's lines that call it.
+
+    JAX traces a function of its own once, and its equations may have no line of the user's: then they have those of the call.
+    """
     constants = {
         variable: digest_constant(value) for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True)
     }
     for eqn in program.jaxpr.eqns:
         inner = "/".join(filter(None, (scopes, str(eqn.source_info.name_stack))))
-        yield eqn, constants, inner
+        own_lines = list_places(eqn) or lines
+        yield describe_equation(eqn, constants, inner, own_lines)
         for nested in list_nested(eqn):
-            yield from iterate_equations(close_program(nested), inner)
+            yield from iterate_descriptions(close_program(nested), inner, own_lines)
+
+
+def list_places(eqn: JaxprEqn) -> list[Place]:
+    """Return the user's lines that an equation comes from, the innermost first."""
+    return [place for place in list_user_lines(eqn) if is_of_user(place[0])]
 
 
 def list_nested(eqn: JaxprEqn) -> list[Jaxpr | ClosedJaxpr]:
@@ -72,7 +81,7 @@ def digest_constant(value: UserObject) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
 
 
-def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str], scopes: str) -> Json:
+def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str], scopes: str, lines: Sequence[Place]) -> Json:
     """Return an equation in JSON: of its operands the constants alone, since variables have no names that last."""
     params = {
         name: ADDRESS.sub("", str(value))[:LENGTH]
@@ -85,7 +94,7 @@ def describe_equation(eqn: JaxprEqn, constants: Mapping[Var, str], scopes: str) 
         "operands": [digest_constant(atom.val) if isinstance(atom, Literal) else constants.get(atom, "") for atom in eqn.invars],
         "params": params,
         "scopes": scopes,
-        "lines": [place for place in list_user_lines(eqn) if is_of_user(place[0])],
+        "lines": lines,
         "callbacks": list_called_back(eqn.params.get("callback")) if "callback" in eqn.primitive.name else [],
     }
 

@@ -125,6 +125,11 @@ def spell_last_name(node: ast.AST) -> str:
     return spell_name(node).rpartition(".")[2]
 
 
+def list_assigned_names(statement: ast.AST) -> set[str]:
+    """Return the variables that a statement assigns."""
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
 def list_assigned_attributes(statement: ast.AST) -> set[str]:
     """Return the attributes of `self` that a statement assigns or changes in place, as "self.name"."""
     changed: set[str] = set()

@@ -79,6 +79,14 @@ class TraceComparison:
         """Return the names that get other values on a line; `RETURNED` and `HANDED` for what a function returns."""
         return set(self._differing_names.get(place, ()))
 
+    def list_places_in_one_only(self) -> list[Place]:
+        """Return the lines that only one of the runs has come to, in order."""
+        return sorted(self.in_one_only, key=self.order.__getitem__)
+
+    def could_precede(self, place: Place, later: Place) -> bool:
+        """Return whether the difference of a line can be an origin of that of another one: it does not first come after it."""
+        return not self._differing_names.get(later) or self.order[place] <= self.order[later]
+
     def list_differing_places(self) -> list[Place]:
         """Return the lines whose values differ, in the order in which they first do."""
         return sorted((place for place, names in self._differing_names.items() if names), key=self.order.__getitem__)

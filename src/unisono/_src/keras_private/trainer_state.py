@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from types import CodeType
 from typing import TypeAlias
 
 import keras
@@ -66,6 +67,11 @@ def list_variable_ids(model: keras.Model) -> list[int]:
 def get_held_state(model: keras.Model) -> dict[str, Values]:
     """Return the state that a loop of Keras holds outside of the model's variables; empty where none does."""
     return model._jax_state if getattr(model, "_jax_state", None) and not model._jax_state_synced else {}
+
+
+def is_write_back(code: CodeType) -> bool:
+    """Return whether a function is the one by which Keras writes back to the variables what a loop holds."""
+    return code is keras.Model.jax_state_sync.__code__
 
 
 def map_newest_values(model: keras.Model) -> dict[int, Array]:

@@ -14,7 +14,7 @@ from jax.extend import core
 
 from unisono._src.audit.difference_kinds import GRADIENT
 from unisono._src.audit.program_comparison import format_equation, read_layer
-from unisono._src.audit.program_trace import describe_equation
+from unisono._src.audit.program_trace import describe_equation, list_places
 from unisono._src.audit.script_trace.training_notes import list_live_layers
 from unisono._src.audit.source_code import quote_line
 from unisono._src.audit.trace_comparison import Place
@@ -156,7 +156,7 @@ def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:
 
 def describe_equation_origin(eqn: core.JaxprEqn) -> Json:
     """Return the layer, the equation and the user's line of an equation."""
-    described = describe_equation(eqn, {}, str(eqn.source_info.name_stack))
+    described = describe_equation(eqn, {}, str(eqn.source_info.name_stack), list_places(eqn))
     source = quote_line(Place(*described["lines"][0])) if described["lines"] else None
     return {
         "layer": read_layer(described["scopes"], list_live_layers()),

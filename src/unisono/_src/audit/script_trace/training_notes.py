@@ -110,7 +110,7 @@ def digest_shards(batch: GlobalBatch, replicas: int) -> list[list[str]]:
 
 
 def list_live_layers() -> list[Json]:
-    """Return the names and paths of all layers that still live, and whether they are models."""
+    """Return the names and paths of all layers that still live, whether they are models, and the paths of variables that do not show them."""
     layers = [thing for thing in gc.get_objects() if isinstance(thing, keras.layers.Layer)]
     return [
         {
@@ -118,6 +118,15 @@ def list_live_layers() -> list[Json]:
             "path": getattr(layer, "path", None) or layer.name,
             "class": type(layer).__name__,
             "is_model": isinstance(layer, keras.Model),
+            "strays": list_strays(layer),
         }
         for layer in layers
     ]
+
+
+def list_strays(layer: keras.layers.Layer) -> list[str]:
+    """Return the paths of a layer's variables that are not below its own, as of the state of its random numbers."""
+    if isinstance(layer, keras.Model):
+        return []
+    own = getattr(layer, "path", None) or layer.name
+    return [variable.path for variable in layer.variables if not variable.path.startswith(f"{own}/")]
