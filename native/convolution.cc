@@ -1,5 +1,6 @@
 // Convolutions over two dimensions and their gradients by the kernel: by Winograd's algorithm where it is faster, else as a product.
 #include "arguments.h"
+#include "epilogue.h"
 #include "product.h"
 #include "winograd.h"
 
@@ -16,13 +17,15 @@ static void pack_weights(const Geometry& g, Weights kernel, int64_t panel, float
     pack_transposed_panel(kernel.values + (taps - 1 - tap) * g.ins * g.outs, g.ins, g.outs, panel, to + tap * g.ins * TILE_COLUMNS);
 }
 
-static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, float* output) {
+static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, const Epilogue& epilogue,
+                                float* output) {
   multiply(
       pool, {g.pixels(), g.depth(), g.outs},
       [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
         read_pixels(g, input, first, count, k0, k1, to, distance);
       },
-      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); }, output);
+      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); },
+      [&](int64_t rows, int64_t column, int64_t width, float* to) { epilogue.finish_rows(rows, column, width, to, g.outs); }, output);
 }
 
 static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result) {
@@ -33,9 +36,8 @@ static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const 
       }, gradient, result);
 }
 
-// is_reversed: the kernel is (y, x, out, in), with the last tap first.
-static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Result output, Integers strides, Integers padding,
-                           Integers dilation, bool is_reversed) {
+static ffi::Error convolve(ffi::ThreadPool& pool, Array input, Array kernel, const Epilogue& epilogue, Result& output, Integers strides,
+                           Integers padding, Integers dilation, bool is_reversed) {
   const auto sizes = kernel.dimensions();
   if (sizes.size() != 4) return ffi::Error::InvalidArgument("A kernel has four dimensions.");
   const int64_t in_order[] = {sizes[0], sizes[1], sizes[is_reversed ? 3 : 2], sizes[is_reversed ? 2 : 3]};
@@ -46,10 +48,24 @@ static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Resu
   const Weights weights{kernel.typed_data(), is_reversed};
   return run_kernel("unisono_convolve", [&] {
     if (is_for_winograd(g))
-      convolve_by_winograd(pool, g, input.typed_data(), weights, open_result(output));
+      convolve_by_winograd(pool, g, input.typed_data(), weights, epilogue, open_result(output));
     else
-      convolve_as_product(pool, g, input.typed_data(), weights, open_result(output));
+      convolve_as_product(pool, g, input.typed_data(), weights, epilogue, open_result(output));
   });
+}
+
+// is_reversed: the kernel is (y, x, out, in), with the last tap first.
+static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Result output, Integers strides, Integers padding,
+                           Integers dilation, bool is_reversed) {
+  return convolve(pool, input, kernel, {nullptr, false}, output, strides, padding, dilation, is_reversed);
+}
+
+// The bias has a number for each feature of the output. is_rectified: what is negative becomes zero.
+static ffi::Error ConvolveWithBias(ffi::ThreadPool pool, Array input, Array kernel, Array bias, Result output, Integers strides,
+                                   Integers padding, Integers dilation, bool is_rectified) {
+  if (static_cast<int64_t>(bias.element_count()) != output->dimensions().back())
+    return ffi::Error::InvalidArgument("A bias has a number for each feature.");
+  return convolve(pool, input, kernel, {bias.typed_data(), is_rectified}, output, strides, padding, dilation, false);
 }
 
 static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradient, Result result, Integers strides, Integers padding,
@@ -68,5 +84,16 @@ static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradie
 
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, unisono::bind_convolution().Attr<bool>("is_reversed"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve_with_bias, unisono::ConvolveWithBias,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Ret<unisono::Array>()
+                                  .Attr<unisono::Integers>("strides")
+                                  .Attr<unisono::Integers>("padding")
+                                  .Attr<unisono::Integers>("dilation")
+                                  .Attr<bool>("is_rectified"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, unisono::bind_convolution());
 #pragma GCC visibility pop

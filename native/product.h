@@ -133,10 +133,10 @@ inline Scratch& block_scratch() {
 }
 
 // c [rows][columns] = left [rows][depth] * right [depth][columns]. read_rows(first, count, k0, k1, to, distance) writes elements
-// k0 to k1 of some rows;
-// pack(panel, to) writes a panel of the right matrix.
-template <class ReadRows, class Pack>
-void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const Pack& pack, float* c) {
+// k0 to k1 of some rows; pack(panel, to) writes a panel of the right matrix; finish(rows, column, width, to) changes some columns of finished
+// rows, which are still in the nearest cache.
+template <class ReadRows, class Pack, class Finish>
+void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const Pack& pack, const Finish& finish, float* c) {
   const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t panels = count_panels(columns);
   float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
@@ -166,6 +166,7 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
           multiply_panel<false, true>(count, k1 - k0, a, a_row, b, to, columns, width);
         else
           multiply_panel<true, true>(count, k1 - k0, a, a_row, b, to, columns, width);
+        if (k1 == depth) finish(count, panel * TILE_COLUMNS, width, to);
       }
     }
   });

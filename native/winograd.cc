@@ -107,7 +107,7 @@ void transform_input(const Tiles& tiles, const float* input, int64_t first, int6
 }
 
 // Computes outputs of a tile directly.
-void convolve_tile(const Geometry& g, const float* input, const float* kernel, const Tile& tile, float* output) {
+void convolve_tile(const Geometry& g, const float* input, const float* kernel, const Epilogue& epilogue, const Tile& tile, float* output) {
   for (int64_t i = 0; i < 1 + tile.has_second_y; i++)
     for (int64_t j = 0; j < 1 + tile.has_second_x; j++) {
       float* to = find_output(g, output, tile) + (i * g.results.x + j) * g.outs;
@@ -120,11 +120,12 @@ void convolve_tile(const Geometry& g, const float* input, const float* kernel, c
           for (int64_t c = 0; c < g.outs; c += LANES) store(to + c, load(to + c) + element * load(weights + c));
         }
       }
+      epilogue.finish_rows(1, 0, g.outs, to, g.outs);
     }
 }
 
-// A^T m A. Returns whether the outputs are finite.
-bool transform_output(const Geometry& g, const Tile& tile, const float* m, int64_t place, float* output) {
+// A^T m A. Returns whether the outputs are finite, before the epilogue.
+bool transform_output(const Geometry& g, const Tile& tile, const float* m, int64_t place, const Epilogue& epilogue, float* output) {
   const int64_t below = g.results.x * g.outs;
   float* to = find_output(g, output, tile);
   Vector nothing{};  // a NaN where an output is not finite
@@ -139,10 +140,11 @@ bool transform_output(const Geometry& g, const Tile& tile, const float* m, int64
     }
     const Vector y00 = r[0][0] + r[0][1] + r[0][2], y01 = r[0][1] - r[0][2] - r[0][3];
     const Vector y10 = r[1][0] + r[1][1] + r[1][2], y11 = r[1][1] - r[1][2] - r[1][3];
-    store(to + c, y00);
-    if (tile.has_second_x) store(to + g.outs + c, y01);
-    if (tile.has_second_y) store(to + below + c, y10);
-    if (tile.has_second_x && tile.has_second_y) store(to + below + g.outs + c, y11);
+    const Vector bias = epilogue.load_bias(c);
+    store(to + c, epilogue.finish(y00, bias));
+    if (tile.has_second_x) store(to + g.outs + c, epilogue.finish(y01, bias));
+    if (tile.has_second_y) store(to + below + c, epilogue.finish(y10, bias));
+    if (tile.has_second_x && tile.has_second_y) store(to + below + g.outs + c, epilogue.finish(y11, bias));
     nothing += (y00 * 0.0f + y01 * 0.0f) + (y10 * 0.0f + y11 * 0.0f);
   }
   return !has_nonfinite(nothing);
@@ -277,7 +279,7 @@ bool is_for_winograd(const Geometry& g) {
   return is_three_by_three && is_dense && has_features && Tiles(g).total() >= LEAST_TILES;
 }
 
-void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, float* output) {
+void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, const Epilogue& epilogue, float* output) {
   const Tiles tiles(g);
   const int64_t panels = count_panels(g.outs);
   const int64_t place = panels * g.ins * TILE_COLUMNS;
@@ -301,7 +303,8 @@ void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float*
                                     block.out + p * block.out_place + panel * TILE_COLUMNS, block.out_row, TILE_COLUMNS);
     for (int64_t t = 0; t < count; t++) {
       const Tile tile(tiles, first + t);
-      if (!transform_output(g, tile, block.out + t * block.out_row, block.out_place, output)) convolve_tile(g, input, ordered.get(), tile, output);
+      if (!transform_output(g, tile, block.out + t * block.out_row, block.out_place, epilogue, output))
+        convolve_tile(g, input, ordered.get(), epilogue, tile, output);
     }
   });
 }

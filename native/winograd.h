@@ -5,6 +5,7 @@
 #pragma once
 
 #include "convolution.h"
+#include "epilogue.h"
 #include "pieces.h"
 
 namespace unisono {
@@ -13,7 +14,7 @@ namespace unisono {
 bool is_for_winograd(const Geometry& g);
 
 // Outputs that are not finite are computed again directly: in a tile, an infinity or a NaN reaches more outputs than in a direct convolution.
-void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, float* output);
+void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, Weights kernel, const Epilogue& epilogue, float* output);
 
 // Returns false, with nothing useful in `result`, if some of the gradient is not finite: it must be computed directly.
 bool find_kernel_gradient_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result);

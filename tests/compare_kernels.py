@@ -28,6 +28,7 @@ from unisono._src.native import library
 from unisono._src.native.contributions import call_push
 from unisono._src.native.convolutions import (
     call_convolution,
+    call_convolution_with_bias,
     call_depthwise,
     call_depthwise_kernel_gradient,
     call_kernel_gradient,
@@ -94,6 +95,23 @@ class Convolution(NamedTuple):
             natively,
             self.convolve,
             [draw.array(self.x, "float32"), draw.array(self.w, "float32")],
+        )
+
+    def forward_with_bias(self, draw: Draw) -> Case:
+        before = [low for low, _ in self.padding]
+        is_rectified = draw.of(False, True)
+
+        def plainly(x: jax.Array, w: jax.Array, bias: jax.Array) -> jax.Array:
+            y = self.convolve(x, w) + bias
+            return jnp.maximum(y, 0) if is_rectified else y
+
+        return Case(
+            f"the {'rectified ' if is_rectified else ''}convolution {self} with a bias",
+            lambda x, w, bias: call_convolution_with_bias(
+                x, w, bias, self.results, self.strides, before, self.dilation, is_rectified
+            ),
+            plainly,
+            [draw.array(self.x, "float32"), draw.array(self.w, "float32"), draw.array(self.w[3:], "float32")],
         )
 
     def backward(self, draw: Draw) -> Case:
@@ -185,13 +203,17 @@ def with_infinity(draw: Draw, case: Case) -> Case:
     """Return the case, every other time with an infinity in what is convolved: such outputs are computed another way."""
     if draw.of(True, False):
         return case
-    x, other = case.args
+    x, *others = case.args
     place = tuple(draw.random.integers(0, x.shape))
-    return case._replace(what=f"{case.what} with an infinity at {place}", args=[x.at[place].set(jnp.inf), other])
+    return case._replace(what=f"{case.what} with an infinity at {place}", args=[x.at[place].set(jnp.inf), *others])
 
 
 def convolution(draw: Draw) -> Case:
     return draw_convolution(draw).forward(draw)
+
+
+def convolution_with_bias(draw: Draw) -> Case:
+    return draw_convolution(draw).forward_with_bias(draw)
 
 
 def kernel_gradient(draw: Draw) -> Case:
@@ -200,6 +222,10 @@ def kernel_gradient(draw: Draw) -> Case:
 
 def winograd(draw: Draw) -> Case:
     return with_infinity(draw, draw_for_winograd(draw).forward(draw))
+
+
+def winograd_with_bias(draw: Draw) -> Case:
+    return with_infinity(draw, draw_for_winograd(draw).forward_with_bias(draw))
 
 
 def winograd_gradient(draw: Draw) -> Case:
@@ -327,6 +353,8 @@ KINDS = (
     attention,
     contribution,
     digest,
+    convolution_with_bias,
+    winograd_with_bias,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

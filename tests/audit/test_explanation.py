@@ -1,4 +1,4 @@
-"""What an audit says where no line tells why two runs differ."""
+"""What an audit says where no line tells why two runs differ, and of runs that fail."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import pathlib
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.explanation import explain_without_line, has_become
+from unisono._src.audit.explanation import explain_failure, explain_without_line, has_become
 from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.audit.run_plan import RunPlan
-from unisono._src.audit.script_run import FinishedRun
+from unisono._src.audit.script_run import FinishedRun, ScriptRunner
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start
 
 
@@ -48,3 +48,15 @@ def test_a_first_run_that_becomes_the_second_one_has_changed_something_that_last
     assert has_become(first, second, [second])
     assert not has_become(first, second, [first])
     assert not has_become(finished((), code=None), second, [second])  # a record that was made elsewhere, and is not repeated
+
+
+def test_of_a_run_that_fails_for_another_reason_the_error_is_told(tmp_path):
+    failed = FinishedRun(
+        RunPlan("a run, again"), tmp_path / "run-1", 1, 1.0, "Traceback\nValueError: Write another strategy.\n", ()
+    )
+    runner = ScriptRunner((str(tmp_path / "absent.py"),), 1, tmp_path)
+    told = explain_failure(runner, finished(), failed, lambda line: None)
+    assert told.cause is Cause.UNKNOWN
+    assert told.cause_words == "'a run, again' ended with exit code 1: ValueError: Write another strategy."
+    assert told.what_to_write == "Do what the error says; the audit knows no line that would explain it."
+    assert told.source is None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
+from keras import layers
 
 from sizes import cases
-from unisono._src.native.convolutions import call_convolution, call_kernel_gradient
+from unisono._src.native.convolutions import call_convolution, call_convolution_with_bias, call_kernel_gradient
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
@@ -82,6 +85,25 @@ def natively_reversed(x, w, window):
     return call_convolution(x, kept, results, window["window_strides"], before, window["rhs_dilation"], is_reversed=True)
 
 
+def with_bias_natively(x, w, bias, window, is_rectified):
+    results = jax.eval_shape(functools.partial(convolve_directly, window=window), x, w).shape[1:3]
+    before = [low for low, _ in window["padding"]]
+    return call_convolution_with_bias(x, w, bias, results, window["window_strides"], before, window["rhs_dilation"], is_rectified)
+
+
+def assert_same_with_bias(x, w, window, y):
+    """A bias and a rectifier in the kernel give the bits of those that come after it."""
+    bias = normal(w.shape[3:], 3)
+    np.testing.assert_array_equal(bits(with_bias_natively(x, w, bias, window, False)), bits(y + bias))
+    np.testing.assert_array_equal(bits(with_bias_natively(x, w, bias, window, True)), bits(jnp.maximum(y + bias, 0)))
+
+
+def bits(y):
+    """Return the bits of floats; those of all NaNs are the same."""
+    y = np.asarray(y)
+    return np.where(np.isnan(y), np.float32(np.nan), y).view("int32")
+
+
 def gradient_natively(x, gradient, taps, window):
     before = [low for low, _ in window["padding"]]
     return call_kernel_gradient(x, gradient, taps, window["window_strides"], before, window["rhs_dilation"])
@@ -102,6 +124,7 @@ def test_convolutions_and_their_gradients(case):
     y = natively(x, w, window)
     assert_close(functools.partial(convolve_directly, window=window), y, x, w)
     np.testing.assert_array_equal(natively_reversed(x, w, window), y)
+    assert_same_with_bias(x, w, window, y)
     gradient = normal(y.shape, 2)
     native = gradient_natively(x, gradient, w_shape[:2], window)
     assert_close(functools.partial(differentiate_directly, window=window), native, x, gradient, w)
@@ -118,6 +141,7 @@ def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, va
     native = np.asarray(natively(x, w, window))
     np.testing.assert_array_equal(np.isfinite(native), np.isfinite(plain))
     np.testing.assert_array_equal(np.asarray(natively_reversed(x, w, window)), native)
+    assert_same_with_bias(x, w, window, native)
     gradient = normal(plain.shape, 2)
     plain = np.asarray(differentiate_directly(x, gradient, w, window))
     native = np.asarray(gradient_natively(x, gradient, w_shape[:2], window))
@@ -193,6 +217,107 @@ def test_programs_call_the_kernels():
         assert text.count("@unisono_") == calls
         assert "stablehlo.convolution" not in text
         assert "stablehlo.reverse" not in text
+
+
+class TestEpilogues:
+    """A bias and a rectifier are found by what they compute, and only where nothing else reads what they change."""
+
+    x, w, bias = normal((4, 9, 9, 32)), normal((3, 3, 32, 48), 1), normal((48,), 2)
+
+    def convolve(self, x, w, numbers=NUMBERS, **window):
+        return lax.conv_general_dilated(
+            x, w, **{"window_strides": (1, 1), "padding": ((1, 1), (1, 1)), **window}, dimension_numbers=numbers
+        )
+
+    def call(self, function, *args):
+        """Return what a program returns, and the kernels that it calls forward."""
+        program = jax.jit(rewrite_function(function, "cpu"))
+        return program(*args), re.findall(r"@(unisono_convolve\w*)", program.lower(*args).as_text())
+
+    def assert_is_called(self, function, plain, *args, kernels):
+        y, called = self.call(function, *args)
+        assert called == kernels
+        expected, _ = self.call(plain, *args)
+        jax.tree.map(lambda one, other: np.testing.assert_array_equal(bits(one), bits(other)), y, expected)
+
+    @pytest.mark.parametrize("rectify", [None, jax.nn.relu, keras.activations.relu, lambda x: jnp.maximum(x, 0)])
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_a_bias_is_added_by_the_kernel(self, rectify, is_first):
+        def compute(x, w, bias, keep=lambda y: y):
+            y = keep(self.convolve(x, w))
+            y = y + bias if is_first else bias + y
+            return y if rectify is None else rectify(keep(y))
+
+        plain = functools.partial(compute, keep=lax.optimization_barrier)
+        self.assert_is_called(compute, plain, self.x, self.w, self.bias, kernels=["unisono_convolve_with_bias"])
+
+    def test_a_gradient_asks_the_rectified_result(self):
+        """So that only this one is in memory."""
+
+        def loss(w, bias, x, keep=lambda y: y):
+            return (jax.nn.relu(keep(self.convolve(x, w)) + bias) ** 2).sum()
+
+        y, called = self.call(jax.grad(loss), self.w, self.bias, self.x)
+        assert called == ["unisono_convolve_with_bias"]
+        text = jax.jit(rewrite_function(jax.grad(loss), "cpu")).lower(self.w, self.bias, self.x).as_text()
+        assert "stablehlo.maximum" not in text
+        expected, _ = self.call(jax.grad(functools.partial(loss, keep=lax.optimization_barrier)), self.w, self.bias, self.x)
+        np.testing.assert_array_equal(y, expected)
+
+    def test_layers_in_one_and_two_dimensions_and_both_layouts_have_it(self):
+        for layer, shape in (
+            (layers.Conv2D(24, 3, activation="relu"), (2, 8, 8, 16)),
+            (layers.Conv2D(24, 3, strides=2, activation="relu", data_format="channels_first"), (2, 16, 8, 8)),
+            (layers.Conv1D(24, 3, padding="same", activation="relu"), (2, 12, 16)),
+        ):
+            x = normal(shape)
+            layer.build(shape)
+            layer.bias.assign(normal((24,), 2))
+            y, called = self.call(lambda x, layer=layer: layer(x), x)
+            assert called == ["unisono_convolve_with_bias"]
+            layer.activation = keras.activations.linear
+            linear, _ = self.call(lambda x, layer=layer: lax.optimization_barrier(layer(x)), x)
+            np.testing.assert_array_equal(bits(y), bits(jnp.maximum(linear, 0)))
+
+    def test_what_something_else_reads_stays(self):
+        def both(x, w, bias):
+            y = self.convolve(x, w)
+            return y + bias, y.sum()
+
+        def before_rectifier(x, w, bias):
+            y = self.convolve(x, w) + bias
+            return jnp.maximum(y, 0), y * 2
+
+        assert self.call(both, self.x, self.w, self.bias)[1] == ["unisono_convolve"]
+        (rectified, doubled), called = self.call(before_rectifier, self.x, self.w, self.bias)
+        assert called == ["unisono_convolve_with_bias"]
+        np.testing.assert_array_equal(rectified, np.maximum(doubled / 2, 0))
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param(lambda y: y + normal(y.shape, 5), id="a residual"),
+            pytest.param(lambda y: y + normal((9, 1), 5), id="a number for each pixel"),
+            pytest.param(lambda y: y + normal((4, 1, 1, 48), 5), id="a number for each row and feature"),
+            pytest.param(lambda y: y + 2.0, id="one number"),
+            pytest.param(lambda y: jnp.maximum(y, 0), id="no bias"),
+        ],
+    )
+    def test_other_sums_stay(self, other):
+        _, called = self.call(lambda x, w: other(self.convolve(x, w)), self.x, self.w)
+        assert called == ["unisono_convolve"]
+
+    def test_a_bound_other_than_zero_stays(self):
+        y, called = self.call(lambda *args: jnp.maximum(self.convolve(*args[:2]) + args[2], 1), self.x, self.w, self.bias)
+        assert called == ["unisono_convolve_with_bias"]
+        assert float(y.min()) == 1
+
+    @pytest.mark.parametrize(("dtype", "window"), [("float32", {"lhs_dilation": (2, 2)}), ("bfloat16", {})])
+    def test_what_is_no_one_call_in_float32_stays(self, dtype, window):
+        """A sum in bfloat16 is rounded before the bias is added."""
+        args = (jnp.asarray(array, dtype) for array in (self.x, self.w, self.bias))
+        _, called = self.call(lambda x, w, bias: self.convolve(x, w, **window) + bias, *args)
+        assert set(called) == {"unisono_convolve"}
 
 
 @pytest.mark.parametrize("space", [(2, 2), (7, 9)])

@@ -126,7 +126,7 @@ class Audit:
             command=self._settings.program,
             versions={name: str(version) for name, version in list_versions().items()},
             replicas=first.steps[0].program.facts["replicas"],
-            runs=tuple(summarize_run(run) for run in self._runs),
+            runs=tuple(summarize_run(run, self._settings.steps) for run in self._runs),
             equal=difference is None and (comparison is None or comparison.is_near),
             difference=difference,
             divergence=self._list_divergences(first),
@@ -150,8 +150,9 @@ def describe_failure(run: FinishedRun) -> str:
     )
 
 
-def summarize_run(run: FinishedRun) -> AuditedRun:
-    steps = list(run.steps.values())
+def summarize_run(run: FinishedRun, most_steps: int) -> AuditedRun:
+    """Return what a report says of a run. A call may run more steps than were asked for: these are not compared, and not shown."""
+    steps = list(run.steps.values())[:most_steps]
     placement = steps[0].program.placement if steps else {}
     return AuditedRun(
         name=run.plan.name,

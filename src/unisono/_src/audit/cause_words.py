@@ -96,6 +96,9 @@ WORDS = {
     ),
 }
 
+FAILED = "Do what the error says; the audit knows no line that would explain it."
+"""What to write where a run has failed, and no cause is known."""
+
 OTHER_SCRIPT = CauseWords(
     "The script or its data are other ones than in the recorded run: the versions and the kernels are the same.",
     "Look at what was changed since. Leave out --against to see whether the script differs from itself: then the line is named.",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from unisono._src.audit.audit_report import Difference
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.cause_words import NO_SEED, OTHER_SCRIPT, WORDS, CauseWords
+from unisono._src.audit.cause_words import FAILED, NO_SEED, OTHER_SCRIPT, WORDS, CauseWords
 from unisono._src.audit.difference_kinds import ENTRY, EXIT, ROWS
-from unisono._src.audit.origin import Origin, find_file_origin, find_in_callback, find_origin
+from unisono._src.audit.origin import Origin, find_file_origin, find_in_callback, find_origin, list_branches
 from unisono._src.audit.program_comparison import (
     EquationDifference,
     find_equation,
@@ -53,9 +53,11 @@ def explain_failure(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, 
     difference = RecordDifference(len(other.steps), EXIT)
     processes = list(range(other.plan.processes))
     explained = describe_difference(one, other, difference, *trace_difference(runner, one, other, difference, processes, say))
-    last = find_last_lines(other.output).splitlines()
-    words = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last[-1] if last else ''}. {explained.cause_words}"
-    return dataclasses.replace(explained, cause_words=words)
+    last = (find_last_lines(other.output).splitlines() or ["it wrote nothing"])[-1]
+    said = f"{other.plan.name!r} ended with exit code {other.exit_code}: {last.removesuffix('.')}."
+    if explained.cause is Cause.UNKNOWN:
+        return dataclasses.replace(explained, cause_words=said, what_to_write=FAILED, source=None)
+    return dataclasses.replace(explained, cause_words=f"{said} {explained.cause_words}")
 
 
 def trace_difference(
@@ -115,7 +117,7 @@ def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: Record
         if origin is not None and origin.cause is Cause.PROCESS:
             origin = dataclasses.replace(origin, cause=Cause.PROCESS_ROWS)
         if origin is None or origin.cause is None:
-            origin = find_first_origin(comparison, comparison.list_places_in_one_only()) or origin
+            origin = find_first_origin(comparison, list_branches(comparison)) or origin
         return TracedDifference(origin, replica=find_replica(one, other, difference.step))
     if difference.kind == ENTRY:
         path = difference.variables[0]
@@ -203,6 +205,8 @@ def describe_difference(
 
 def explain_without_line(one: FinishedRun, other: FinishedRun, difference: RecordDifference) -> tuple[Cause, CauseWords]:
     """Return the cause and the words where no line tells: the facts of two runs, or a start without a seed."""
+    if not other.steps:  # it failed before
+        return Cause.UNKNOWN, WORDS[Cause.UNKNOWN]
     if one.exit_code is None:
         facts = list_fact_differences(one.steps[0].program.facts, other.steps[0].program.facts)
         if facts:

@@ -59,9 +59,9 @@ def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     if cause not in (None, Cause.HOST_RANDOM):
         return Origin(place, cause)
     if place in comparison.in_one_only:
-        condition = read_source(place.file).find_condition(place.line)
+        condition = find_condition(place)
         if condition is not None:
-            return settle_origin(comparison, Place(place.file, condition, place.function))
+            return settle_origin(comparison, condition)
     outside = list_outside_inputs(comparison, place)
     if outside:
         source = min(outside, key=comparison.order.__getitem__)
@@ -69,6 +69,18 @@ def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     if cause is not None:
         return Origin(place, cause)
     return find_in_called(comparison, place) or find_behind_unknown(comparison, place) or Origin(place, None)
+
+
+def find_condition(place: Place) -> Place | None:
+    """Return the line of the innermost condition or loop around a line; None where there is none in its function."""
+    line = read_source(place.file).find_condition(place.line)
+    return None if line is None else Place(place.file, line, place.function)
+
+
+def list_branches(comparison: TraceComparison) -> list[Place]:
+    """Return the lines that only one run has come to, though both have come to their condition, in order."""
+    branches = [place for place in comparison.in_one_only if find_condition(place) in comparison.in_both]
+    return sorted(branches, key=comparison.order.__getitem__)
 
 
 def find_file_origin(trace: ProcessTrace) -> Origin | None:

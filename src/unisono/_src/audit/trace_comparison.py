@@ -59,9 +59,8 @@ class TraceComparison:
         ones = one.lines
         others = other.lines
         self.in_one_only = ones.keys() ^ others.keys()
-        self._differing_names = {
-            place: compare_values(ones[place]["values"], others[place]["values"]) for place in ones.keys() & others.keys()
-        }
+        self.in_both = ones.keys() & others.keys()
+        self._differing_names = {place: compare_values(ones[place]["values"], others[place]["values"]) for place in self.in_both}
         """By line, the moments of the first run at which a name first gets another value."""
         self.order = {place: entry["begin"] for place, entry in (others | ones).items()} | {
             place: min(moments.values()) for place, moments in self._differing_names.items() if moments
@@ -78,10 +77,6 @@ class TraceComparison:
     def list_differing_names(self, place: Place) -> set[str]:
         """Return the names that get other values on a line; `RETURNED` and `HANDED` for what a function returns."""
         return set(self._differing_names.get(place, ()))
-
-    def list_places_in_one_only(self) -> list[Place]:
-        """Return the lines that only one of the runs has come to, in order."""
-        return sorted(self.in_one_only, key=self.order.__getitem__)
 
     def could_precede(self, place: Place, later: Place) -> bool:
         """Return whether the difference of a line can be an origin of that of another one: it does not first come after it."""

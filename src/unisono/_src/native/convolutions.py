@@ -27,6 +27,14 @@ def call_convolution(
     )
 
 
+def call_convolution_with_bias(
+    x: Array, w: Array, bias: Array, results: Shape, strides: Pair, padding: Pair, dilation: Pair, is_rectified: bool
+) -> Array:
+    """Return `call_convolution` plus a number for each feature; of a rectified result, what is negative is zero."""
+    call = jax.ffi.ffi_call("unisono_convolve_with_bias", jax.ShapeDtypeStruct((x.shape[0], *results, w.shape[3]), x.dtype))
+    return call(x, w, bias, **pack_numbers(strides=strides, padding=padding, dilation=dilation), is_rectified=is_rectified)
+
+
 def call_kernel_gradient(x: Array, gradient: Array, taps: Shape, strides: Pair, padding: Pair, dilation: Pair) -> Array:
     """Return the gradient of `call_convolution` by w, whose size in space is `taps`, from the gradient by its output."""
     shape = (*taps, x.shape[3], gradient.shape[3])

@@ -39,6 +39,7 @@ TARGETS = (
     "unisono_attend_gradient",
     "unisono_convolve",
     "unisono_convolve_depthwise",
+    "unisono_convolve_with_bias",
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",

@@ -10,7 +10,7 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
-from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_loop, pooling, reduction
+from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_epilogue, native_loop, pooling, reduction
 from unisono._src.xla.rewrite.before_gradient import rewrite_attention, trace_for
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
 from unisono._src.xla.rewrite.residuals import recompute_residuals
@@ -24,6 +24,10 @@ Rules = Mapping[str, Rule]
 CPU: Rules = {
     "dot_general": contraction.replace_product,
     "conv_general_dilated": convolution.replace_convolution,
+    "add": native_epilogue.replace_biased_sum,
+    "max": native_epilogue.replace_rectifier,
+    "custom_jvp_call": native_epilogue.replace_rectifier,
+    "jit": native_epilogue.replace_rectifier,
     "transpose": contraction.replace_transposed_product,
     "fft": fourier.replace_fourier_transform,
     "reduce_sum": reduction.replace_reduction,
@@ -61,6 +65,7 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
     rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
     is_on_cpu = platform == "cpu"
     loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
+    rewrite = Rewriter(rule, prepare=native_epilogue.compare_rectified if is_on_cpu else None)
     rewrite_loops = Rewriter(loop_rule, prepare=recompute_residuals if is_on_cpu else None)
 
     @functools.wraps(function)
@@ -75,7 +80,7 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
             observe(getattr(function, "__name__", ""), traced)
         if is_on_cpu:  # what is only computed forward
             traced = rewrite_attention(traced)
-        run = jaxpr_as_fun(Rewriter(rule)(rewrite_loops(traced)))
+        run = jaxpr_as_fun(rewrite(rewrite_loops(traced)))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
     return with_replacements

@@ -1,0 +1,127 @@
+"""A bias and a rectifier in the native kernel of the convolution whose result they change.
+
+The result then passes through memory once, not two or three times. The kernel adds the bias to a finished sum, so that the bits are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from jax import Array
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from unisono._src.jax_private.jaxprs import close_program
+from unisono._src.native.convolutions import call_convolution_with_bias
+from unisono._src.xla.rewrite.equations import NESTED, Atom, Params, Producers, Replacement, get_dtype, get_shape
+from unisono._src.xla.rewrite.kernel import convolve_with_features_last
+from unisono._src.xla.rewrite.native_convolution import add_dimension, has_native_kernel, is_kernel_gradient
+from unisono._src.xla.rewrite.phases import has_phases
+from unisono._src.xla.rewrite.pieces import ConvolutionSizes
+from unisono._src.xla.rewrite.window import Window
+
+
+class BiasedConvolution(NamedTuple):
+    """A convolution whose result a bias is added to."""
+
+    eqn: JaxprEqn
+    bias: Atom
+
+    def replace(self, is_rectified: bool) -> Replacement:
+        """Return the convolution, the sum and the rectifier as one call of a kernel."""
+        compute = functools.partial(run_with_bias, self.eqn.params, is_rectified)
+        return Replacement(compute, (*self.eqn.invars, self.bias))
+
+
+def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Replace the sum of a convolution, which nothing else reads, and a bias."""
+    found = find_biased_convolution(eqn, made_by)
+    return None if found is None else found.replace(is_rectified=False)
+
+
+def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Replace the rectifier of such a sum, if nothing else reads that either."""
+    maker = made_by.find_if_read_once(eqn.invars[0]) if is_rectifier(eqn) else None
+    found = None if maker is None or maker.primitive.name != "add" else find_biased_convolution(maker, made_by)
+    return None if found is None else found.replace(is_rectified=True)
+
+
+def run_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
+    """Return a convolution in one or two dimensions with a bias."""
+
+    def convolve(x: Array, w: Array, window: Window) -> Array:
+        results = window.results(x.shape[1:-1], w.shape[:-2])
+        before = [low for low, _ in window.padding]
+        return call_convolution_with_bias(x, w, bias.reshape(-1), results, window.strides, before, window.dilation, is_rectified)
+
+    return convolve_with_features_last(functools.partial(add_dimension, convolve), x, w, params)
+
+
+def find_biased_convolution(eqn: JaxprEqn, made_by: Producers) -> BiasedConvolution | None:
+    """Return the convolution and the bias that are added; None if an equation adds something else."""
+    for summand, other in (eqn.invars, eqn.invars[::-1]):
+        maker = made_by.find_if_read_once(summand)
+        if maker is not None and takes_bias(maker):
+            bias = find_bias(other, get_shape(summand), maker.params["dimension_numbers"].out_spec[1], made_by)
+            if bias is not None:
+                return BiasedConvolution(maker, bias)
+    return None
+
+
+def takes_bias(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is a convolution by one call of the native kernel, in float32."""
+    if eqn.primitive.name != "conv_general_dilated" or {get_dtype(atom) for atom in [*eqn.invars, *eqn.outvars]} != {"float32"}:
+        return False
+    if not 1 <= len(eqn.params["window_strides"]) <= 2 or is_kernel_gradient(eqn.params) or has_phases(Window.of(eqn.params)):
+        return False
+    x, w = map(get_shape, eqn.invars)
+    return has_native_kernel(eqn, ConvolutionSizes.from_shapes(x, w, eqn.params))
+
+
+def find_bias(atom: Atom, shape: tuple[int, ...], feature: int, made_by: Producers) -> Atom | None:
+    """Return an array that has a number for each feature and nothing else, if it is what is added."""
+    if isinstance(atom, Literal):
+        return None
+    maker = made_by.get(atom)
+    if maker is not None and maker.primitive.name == "broadcast_in_dim" and get_shape(atom) == shape:
+        atom = maker.invars[0]
+        axes = maker.params["broadcast_dimensions"]
+    else:
+        axes = tuple(range(len(shape)))
+    sizes = [shape[axis] if axis == feature else 1 for axis in axes]
+    return atom if feature in axes and list(get_shape(atom)) == sizes else None
+
+
+def is_rectifier(eqn: JaxprEqn) -> bool:
+    """Return whether an equation is the larger one of its operand and zero: itself, or the one equation of a function that it calls."""
+    if len(eqn.outvars) != 1:
+        return False
+    if eqn.primitive.name == "max":
+        return is_zero(eqn.invars[1])
+    (name,) = NESTED.get(eqn.primitive.name, ("",))[:1]
+    program = eqn.params.get(name)
+    if program is None or len(eqn.invars) != 1 or isinstance(program, tuple):
+        return False
+    inner = close_program(program).jaxpr
+    is_whole = len(inner.eqns) == 1 and inner.outvars == inner.eqns[0].outvars and inner.eqns[0].invars[:1] == inner.invars
+    return is_whole and is_rectifier(inner.eqns[0])
+
+
+def is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Literal) and not get_shape(atom) and float(atom.val) == 0.0
+
+
+def compare_rectified(program: Jaxpr) -> Jaxpr:
+    """Return the program in which a gradient asks of the rectifier's result whether it is positive, in place of its operand.
+
+    Both are positive at the same places. The operand then need not be kept.
+    """
+    rectified: dict[Atom, Atom] = {}
+    eqns: list[JaxprEqn] = []
+    for eqn in program.eqns:
+        if eqn.primitive.name == "gt" and eqn.invars[0] in rectified and is_zero(eqn.invars[1]):
+            eqn = eqn.replace(invars=[rectified[eqn.invars[0]], eqn.invars[1]])
+        elif is_rectifier(eqn) and not isinstance(eqn.invars[0], Literal):
+            rectified[eqn.invars[0]] = eqn.outvars[0]
+        eqns.append(eqn)
+    return program.replace(eqns=eqns) if rectified else program
