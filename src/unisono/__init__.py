@@ -11,7 +11,7 @@ Public is what follows. All else lies in `unisono._src`, is internal and may cha
                  in_cross_replica_context
     Checkpoints  Checkpoint, latest_checkpoint, callbacks.BackupAndRestore
     Files        export, load_exported
-    Looking      fingerprint, callbacks.Record, callbacks.TensorBoard, native (the kernels in use)
+    Looking      fingerprint, callbacks.Record, callbacks.TensorBoard, native (the kernels in use), DeviceFaultError (of `verify=`)
 
 Example:
     >>> import unisono as un
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from unisono._src.loop.replica_context import in_cross_replica_context as in_cross_replica_context
     from unisono._src.native.in_use import native as native
     from unisono._src.replica.replicated import replicate as replicate
+    from unisono._src.step.verification import DeviceFaultError as DeviceFaultError
     from unisono._src.strategy.base import Strategy as Strategy
     from unisono._src.strategy.builtin import MirroredStrategy as MirroredStrategy
     from unisono._src.strategy.builtin import OneDeviceStrategy as OneDeviceStrategy
@@ -58,6 +59,7 @@ __version__ = _VERSION
 
 _MODULES = {
     "Checkpoint": "checkpoint.checkpoint",
+    "DeviceFaultError": "step.verification",
     "MirroredStrategy": "strategy.builtin",
     "MultiWorkerMirroredStrategy": "strategy.multi_worker",
     "OneDeviceStrategy": "strategy.builtin",

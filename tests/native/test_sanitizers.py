@@ -19,7 +19,7 @@ from sizes import thorough
 from unisono._src.native.library import NEEDED, TARGETS
 from unisono._src.native.processor import list_common_instructions
 
-SANITIZERS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZERS = ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 LEVELS = [level for level, needed in NEEDED.items() if list_common_instructions().issuperset(needed)]
 """Of this processor, best first."""
 

@@ -53,8 +53,8 @@ def test_every_public_name_is_documented(name):
 def test_the_public_names_are_these():
     """Adding one is a decision."""
     assert sorted(PUBLIC) == [
-        "Checkpoint", "MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy", "ReduceOp",
-        "Strategy", "TPUStrategy", "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy",
+        "Checkpoint", "DeviceFaultError", "MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",
+        "ReduceOp", "Strategy", "TPUStrategy", "compute_average_loss", "export", "fingerprint", "function", "get_replica_context", "get_strategy",
         "in_cross_replica_context", "latest_checkpoint", "load_exported", "native", "replicate", "scale_regularization_loss", "value_and_grad",
     ]  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_every_argument_is_described(call):
 def test_the_reference_shows_all_that_is_public():
     """Sphinx takes the texts from the docstrings; which names it takes them of stands in the page."""
     page = (SOURCE.parents[1] / "docs" / "api.md").read_text()
-    shown = re.findall(r"^\.\. (?:auto|py:)(?:class|function|data):: (?:unisono\.)?([\w.]+)$", page, re.MULTILINE)
+    shown = re.findall(r"^\.\. (?:auto|py:)(?:class|function|data|exception):: (?:unisono\.)?([\w.]+)$", page, re.MULTILINE)
     assert sorted(shown) == sorted([*PUBLIC, *(f"callbacks.{name}" for name in un.callbacks.__all__)])
     members = dict(re.findall(r"^\.\. autoclass:: (\w+)\n   :members: (.+)$", page, re.MULTILINE))
     for cls in (un.Strategy, un.Checkpoint):
@@ -123,7 +123,7 @@ def test_the_reference_shows_every_variable_and_exit_code():
 
 def test_all_that_is_public_is_among_these():
     named = {call.__name__ for call in [*CLASSES, *FUNCTIONS]}
-    assert {*PUBLIC, *un.callbacks.__all__} - named == {"ParameterServerStrategy", "ReduceOp", "native"}
+    assert {*PUBLIC, *un.callbacks.__all__} - named == {"DeviceFaultError", "ParameterServerStrategy", "ReduceOp", "native"}
     shown = {
         name for cls in (un.Strategy, un.Checkpoint) for name in vars(cls) if callable(getattr(cls, name)) and name[0] != "_"
     }

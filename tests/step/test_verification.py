@@ -12,18 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from keras import layers
 
 import families
 import unisono as un
 from sizes import cases, mostly_slow
+from small_training import REPLICAS, WEIGHTS, Training
 from unisono._src.placement import Placement
 from unisono._src.step.single_replica import SingleReplicas
-from unisono._src.step.verification import DeviceFaultError, Verification
+from unisono._src.step.verification import DeviceVerification
 from unisono._src.step_count import get_step_count
-
-RNG = np.random.default_rng(0)
-X, Y = RNG.standard_normal((16, 6)).astype("float32"), RNG.integers(0, 3, 16).astype("int32")
 
 
 @pytest.mark.parametrize("family", mostly_slow(families.FAMILIES, "normalized"))
@@ -43,7 +40,7 @@ def test_no_bit_is_another(family, devices):
 @given(st.fractions(Fraction(1, 1000), 1), st.integers(0, 10**6))
 def test_the_share_of_steps_is_as_asked(rate, step):
     """Which steps these are depends on their numbers alone."""
-    verification = Verification(rate, Placement(4, (None,) * 2))  # pyright: ignore[reportArgumentType]  # no device is asked
+    verification = DeviceVerification(rate, Placement(4, (None,) * 2))  # pyright: ignore[reportArgumentType]  # no device is asked
     until = verification.count_unverified(step)
     assert 0 <= until <= 1 / rate
     assert verification.count_unverified(step + until) == 0
@@ -53,32 +50,27 @@ def test_the_share_of_steps_is_as_asked(rate, step):
     assert abs(due - 200 * rate) <= 1
 
 
-class Training:
-    """A small model, trained batch by batch, and its twin, which no fault befalls."""
+class Twins:
+    """A training that is verified, and its twin, which no fault befalls."""
 
-    def __init__(self, devices, verify=1):
-        self.models = []
-        for share in (verify, None):
-            keras.utils.set_random_seed(0)
-            with un.MirroredStrategy(devices=devices, replicas=6, verify=share).scope():
-                model = keras.Sequential([layers.Input((6,)), layers.Dense(5, "relu"), layers.Dropout(0.2), layers.Dense(3)])
-            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-            self.models.append(model)
+    def __init__(self, devices):
+        self.verified, self.twin = (
+            Training(un.MirroredStrategy(devices=devices, replicas=REPLICAS, verify=verify)) for verify in (1, None)
+        )
 
     def step(self):
         """Train both; return the error of the first."""
-        verified, twin = self.models
         error = None
         try:
-            verified.train_on_batch(X, Y)
-        except DeviceFaultError as raised:
+            self.verified.step()
+        except un.DeviceFaultError as raised:
             error = raised
-        twin.train_on_batch(X, Y)
+        self.twin.step()
         return error
 
     @property
     def is_sound(self):
-        return un.fingerprint(self.models[0]) == un.fingerprint(self.models[1])
+        return un.fingerprint(self.verified.model) == un.fingerprint(self.twin.model)
 
 
 class Fault:
@@ -95,7 +87,7 @@ class Fault:
             if index == device and (always or not self.flips):
                 self.flips += 1
                 vector = np.array(contribution["float32"])
-                vector.view("uint32")[int(place * 56)] ^= np.uint32(1 << bit)  # of the weights' gradients
+                vector.view("uint32")[int(place * WEIGHTS)] ^= np.uint32(1 << bit)
                 contribution = contribution | {"float32": jax.device_put(vector, replicas._devices[index])}
             return contribution
 
@@ -104,7 +96,7 @@ class Fault:
 
 @pytest.fixture(scope="module")
 def on_three():
-    return Training(3)
+    return Twins(3)
 
 
 @pytest.mark.parametrize("seed", range(cases(12, 100)))
@@ -137,7 +129,7 @@ def test_what_the_error_says(on_three, monkeypatch):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_two_devices_tell_a_fault_that_does_not_repeat(monkeypatch, device):
-    training = Training(2)
+    training = Twins(2)
     training.step()
     with monkeypatch.context() as patch:
         Fault(patch, device, False, 3)
@@ -148,7 +140,7 @@ def test_two_devices_tell_a_fault_that_does_not_repeat(monkeypatch, device):
 
 
 def test_two_devices_that_both_repeat_cannot_be_told_apart(monkeypatch):
-    training = Training(2)
+    training = Twins(2)
     training.step()
     with monkeypatch.context() as patch:
         Fault(patch, 1, True, 3)

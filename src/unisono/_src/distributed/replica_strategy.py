@@ -17,7 +17,9 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
-from unisono._src.step.verification import Verification
+from unisono._src.step.process_verification import ProcessVerification
+from unisono._src.step.step import Verification
+from unisono._src.step.verification import DeviceVerification
 
 
 class Scopes(threading.local):
@@ -62,7 +64,10 @@ class ReplicaStrategy(OwningStrategy):
     @property
     def verification(self) -> Verification | None:
         """Return the verification of the steps that train; None where none is asked for."""
-        return None if self._verify is None else Verification(self._verify, self.placement)
+        if self._verify is None:
+            return None
+        is_between_processes = self.placement.processes is not None and len(self.placement.devices) == 1
+        return (ProcessVerification if is_between_processes else DeviceVerification)(self._verify, self.placement)
 
     @property
     def writes(self) -> bool:

@@ -68,6 +68,8 @@ class BatchPlan:
     """The number of rows of the last replica: its program finishes the step, on every placement."""
     of_processes: tuple[tuple[tuple[range, bool], ...], ...]
     """For each process, the subtrees whose sums it sends, and whether there are rows under them."""
+    replicas: tuple[int, ...]
+    """The replicas that have rows, in all processes."""
 
     @functools.cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -88,6 +90,10 @@ class BatchPlan:
         """Return the rows of each replica that has rows, in all processes."""
         ends = itertools.accumulate(self.sizes, initial=self.first.start)
         return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
+
+    def run_alone(self, place: int) -> ReplicaRun:
+        """Return the run of one replica by itself, by its place among those that have rows: of this process or of another one."""
+        return ReplicaRun(self.sizes[place], self.replicas[place], 0, 1, self.rows_of_replicas[place])
 
     @property
     def whole(self) -> ReplicaRun | None:
@@ -136,7 +142,9 @@ def plan_batch(rows: int, sizes: tuple[int, ...] | None, placement: Placement) -
         for block in placement.of_processes
     )
     present_sizes = tuple(len(shards[replica]) for replica in present)
-    return BatchPlan(len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes)
+    return BatchPlan(
+        len(present), len(leaves), parts, shards[present[0]], present_sizes, present_sizes[-1], of_processes, tuple(present)
+    )
 
 
 def group_runs(span: range, leaves: list[int], shards: Sequence[range]) -> tuple[ReplicaRun, ...]:

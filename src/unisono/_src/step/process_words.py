@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,26 +25,47 @@ class StartDigests(NamedTuple):
 NOTHING_COMPARED = StartDigests()
 
 
+AttemptDigest: TypeAlias = tuple[int, int]
+"""The digest of a contribution, in two words of 31 bits."""
+
+NO_ATTEMPT: AttemptDigest = (0, 0)
+
+
+class AttemptWords:
+    """The words of the processes about a contribution that several of them have computed."""
+
+    def __init__(self) -> None:
+        self.own = NO_ATTEMPT
+        """That of this process; `NO_ATTEMPT` if it has computed none."""
+        self.received: list[AttemptDigest] = []
+        """Those of all processes."""
+
+
 class StepWords:
-    """The words of a process about a batch: (pass, batch, digest of the rows, `StartDigests`, wish to stop).
+    """The words of a process about a batch: (pass, batch, digest of the rows, `StartDigests`, digest of an attempt, wish to stop).
 
     They cost no message of their own, and arrive at the same step in all processes.
     """
 
-    def __init__(self, batch: GlobalBatch, start: StartDigests) -> None:
+    def __init__(self, batch: GlobalBatch, start: StartDigests, attempt: AttemptWords | None = None) -> None:
+        """`attempt` is given where processes verify each other."""
         self._batch = batch
         self._start = start
+        self._attempt = attempt
 
     def collect(self) -> tuple[int, ...]:
         """Return the words of this process."""
         pass_, number = self._batch.position or NO_POSITION
-        return pass_, number, self._batch.digest, *self._start, get_agreement().wishes_to_stop
+        own = () if self._attempt is None else self._attempt.own
+        return pass_, number, self._batch.digest, *self._start, *own, get_agreement().wishes_to_stop
 
     def receive(self, words: np.ndarray) -> None:
         """Take the words of all processes, in rows; refuse processes that have read different rows, or start from other values."""
         get_agreement().has_heard_stop_wish = bool(words[:, -1].any())
         check_same_rows(words[:, :3])
         check_same_start(words[:, :-1])
+        if self._attempt is not None:
+            self._attempt.received = [(one, other) for one, other in words[:, -3:-1].tolist()]
 
 
 def digest_values(values: Iterable[tuple[int, AnyArray]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 
@@ -20,6 +20,7 @@ from unisono._src.step.device_state import DeviceState
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
+from unisono._src.step.process_verification import ComparedReplica, ProcessVerification
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
@@ -29,11 +30,15 @@ from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
 from unisono._src.step.totals import DeviceTotal
-from unisono._src.step.verification import Attempt, DeviceFaultError, Verification, VerifiedReplica
+from unisono._src.step.verification import Attempt, DeviceFaultError, DeviceVerification, VerifiedReplica
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Array, Logs
 
 MOST_STEPS = 64
+
+Verification: TypeAlias = DeviceVerification | ProcessVerification
+Verified: TypeAlias = VerifiedReplica | ComparedReplica
+"""The replica that a step verifies, between devices or between processes."""
 
 
 class CallOutcome(NamedTuple):
@@ -143,7 +148,7 @@ class Step:
             count = min(count, self._inspection.count_uninspected(step))
         return max(1, count)
 
-    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
+    def _choose_verified(self, batch: GlobalBatch) -> Verified | None:
         """Return the replica that the next step verifies; None where it verifies none."""
         if self._verification is None:
             return None
@@ -214,7 +219,7 @@ class Step:
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
         return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
-    def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
+    def _run_parts(self, batch: GlobalBatch, verified: Verified | None = None) -> CallOutcome:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
         divisors = self._place_divisors(batch, range(len(self._placement.devices)))
@@ -226,7 +231,10 @@ class Step:
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
             divisors = divisors.complete(totals, self._placement.devices)
-        totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
+        if isinstance(verified, ComparedReplica):
+            totals, outputs = self._sum_compared(verified, batch_plan, batch, divisors)
+        else:
+            totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
         end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
         results: dict[int, CallResult] = {}
         for home, total in totals.items():
@@ -246,7 +254,7 @@ class Step:
         batch: GlobalBatch,
         divisors: BatchDivisors,
         counting: bool,
-        verified: VerifiedReplica | None = None,
+        verified: Verified | None = None,
     ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
         """Count divisors, or run replicas: return the total for each home, and the replicas' outputs."""
         nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
@@ -270,10 +278,27 @@ class Step:
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
         add_up = self._total_divisors if counting else self._total_contribution
-        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start.digests), outputs
+        attempt = self._verification.words if isinstance(self._verification, ProcessVerification) and not counting else None
+        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start.digests, attempt), outputs
+
+    def _sum_compared(
+        self, verified: ComparedReplica, batch_plan: BatchPlan, batch: GlobalBatch, divisors: BatchDivisors
+    ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
+        """Return what `_sum_parts` returns of a step in which another process computes a replica again; of its second round, if there is one."""
+        verification = self._verification
+        assert isinstance(verification, ProcessVerification)
+        orders = CallOrders(first=verified.replica, replicas=1, present=batch_plan.present, running=1, summing=1)
+        while True:
+            if verification.begin_round(verified):
+                attempt, _ = self._single_replicas.run(0, lambda: self._call(0, [batch], verified.run, divisors, orders))
+                verification.note(attempt)
+            summed = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
+            if not verification.end_round(verified):
+                self._fault = verification.find_fault(verified)
+                return summed
 
     def _run_verified(
-        self, verified: VerifiedReplica, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+        self, verified: Verified, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
     ) -> CallResult:
         """Run one replica by itself, and again elsewhere; add its contribution to the sums of its device."""
         assert self._verification is not None
@@ -283,6 +308,6 @@ class Step:
 
         by_itself = orders._replace(before=0, summing=1)
         first, done = run_on(verified.owner)
-        contribution, self._fault = self._verification.judge(verified, first, lambda index: run_on(index)[0])
+        contribution, self._fault = self._verification.judge(verified, first, lambda index: run_on(index)[0])  # pyright: ignore[reportArgumentType]  # it has chosen it
         self._single_replicas.add_contribution(verified.owner, run, contribution, is_last=bool(orders.summing))
         return done

@@ -13,7 +13,7 @@ from unisono._src.exchange.protocol import DeviceSums, Exchange, SumDescription
 from unisono._src.placement import Placement
 from unisono._src.replica.contribution import add_contributions
 from unisono._src.step.plan import BatchPlan
-from unisono._src.step.process_words import NOTHING_COMPARED, StartDigests, StepWords
+from unisono._src.step.process_words import NOTHING_COMPARED, AttemptWords, StartDigests, StepWords
 from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
 
@@ -32,6 +32,7 @@ class DeviceTotal:
         like: PyTree,
         batch: GlobalBatch,
         start: StartDigests = NOTHING_COMPARED,
+        attempt: AttemptWords | None = None,
     ) -> dict[int, PyTree]:
         """Return the total for each home.
 
@@ -41,8 +42,9 @@ class DeviceTotal:
             like: A contribution, in shapes.
             batch: The batch that the contributions come from.
             start: What the step starts from, which processes compare.
+            attempt: Takes what processes tell of a contribution that several of them have computed.
         """
-        description = SumDescription(batch_plan.of_processes, like, StepWords(batch, start))
+        description = SumDescription(batch_plan.of_processes, like, StepWords(batch, start, attempt))
         totals = self._exchange.total(nodes, self.add_on, batch_plan.leaves, description)
         return dict(zip(self._exchange.homes, totals, strict=True))
 

@@ -1,5 +1,7 @@
 """Verification: now and then one replica's contribution is computed again on another device, and must have the same bits.
 
+Here between the devices of a process; `process_verification` is for processes of one device each.
+
 A contribution has the same bits on every device. So a difference is a fault of a device, and never rounding: a third run tells which device is
 at fault, and the step is finished with the right contribution.
 """
@@ -11,13 +13,19 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
+import jax
+
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan
 
 
 class DeviceFaultError(RuntimeError):
-    """A device computed other bits than another one. The step was finished with the right ones, where it is known which they are."""
+    """A device computed other bits than another one, which `verify=` has found. The message names the device and its process.
+
+    It also says whether the step was finished, with the right bits: then the weights can be saved, and the training be continued without the
+    device.
+    """
 
 
 class VerifiedReplica(NamedTuple):
@@ -52,8 +60,8 @@ class Fault(NamedTuple):
     """Whether the device at fault computed wrong bits once more."""
 
 
-class Verification:
-    """The choice of what is verified, by the step's number: it is the same in a run that is resumed. And the judgement of what was found."""
+class VerificationSchedule:
+    """The choice of the steps that are verified, by their numbers: it is the same in a run that is resumed."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
         """`rate` of all steps are verified."""
@@ -62,16 +70,24 @@ class Verification:
 
     def count_unverified(self, step: int) -> int:
         """Return how many steps from this one on are not verified."""
-        turn = math.floor(step * self._rate)
+        turn = self.count_turns(step)
         return max(0, math.ceil((turn + 1) / self._rate) - 1 - step)
 
+    def count_turns(self, step: int) -> int:
+        """Return how many steps before this one were verified."""
+        return math.floor(step * self._rate)
+
+
+class DeviceVerification(VerificationSchedule):
+    """Verification inside of each process: the choice of replica and devices, and the judgement of what was found."""
+
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
-        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and
-        where the step is not verified."""
+        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
+        the step is not verified."""
         owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
         if not owners or self.count_unverified(step):
             return None
-        round_, place = divmod(math.floor(step * self._rate), len(owners))
+        round_, place = divmod(self.count_turns(step), len(owners))
         devices = len(self._placement.devices)
         other = (owners[place] + 1 + round_ % (devices - 1)) % devices
         return VerifiedReplica(step, batch_plan.shards[place].replica, owners[place], other)
@@ -111,11 +127,7 @@ class Verification:
             if fault.repeats
             else "It does not repeat there. If it comes again on this device, leave the device out (devices=)."
         )
-        return (
-            f"{self._name_device(fault.wrong)} is at fault: it computed {what} with other bits than {right}, and a third run has those of {right}. "
-            f"{again} The step was finished with the right contribution, so the state is whole; steps since the last verified one were not "
-            f"looked at."
-        )
+        return f"{describe_fault(self._name_device(fault.wrong), what, right)} {again} {FINISHED}"
 
     def _describe_doubt(self, what: str, first: Attempt, second: Attempt) -> str:
         one = self._name_device(first)
@@ -127,5 +139,16 @@ class Verification:
         )
 
     def _name_device(self, attempt: Attempt) -> str:
-        device = self._placement.devices[attempt.device]
-        return f"Device {device.id} ({device}) of process {device.process_index}"
+        return name_device(self._placement.devices[attempt.device])
+
+
+def describe_fault(wrong: str, what: str, right: str) -> str:
+    """Return which device is at fault, and how that was seen."""
+    return f"{wrong} is at fault: it computed {what} with other bits than {right}, and a third run has those of {right}."
+
+
+FINISHED = "The step was finished with the right contribution, so the state is whole; steps since the last verified one were not looked at."
+
+
+def name_device(device: jax.Device) -> str:
+    return f"Device {device.id} ({device}) of process {device.process_index}"

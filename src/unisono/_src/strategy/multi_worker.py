@@ -42,7 +42,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         replicas: R, the number of replicas. By default the number of devices of all processes.
         accumulate: R as a multiple of all devices.
         deterministic: As for all strategies.
-        verify: As for all strategies, on the devices of each process.
+        verify: As for all strategies, on the devices of each process; processes of one device each verify each other.
     """
 
     _example = "MultiWorkerMirroredStrategy(), and start the program by unisono launch or by the cluster's own tool"

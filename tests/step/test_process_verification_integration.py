@@ -1,0 +1,76 @@
+"""Processes of one device each verify each other: no bit is another by it, and a process that computes wrong bits is found and named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from processes import HERE, LAUNCH, environment
+from sizes import cases
+
+pytestmark = pytest.mark.processes
+STEPS = cases(12, 100)
+
+
+def run_processes(count: int, faults: list[dict[str, Any] | None], verify: float | None = 1) -> list[list[dict[str, Any]]]:
+    """Return what each process tells of the start and of each step."""
+    spec = json.dumps({"verify": verify, "faults": faults})
+    start = [*LAUNCH, "--processes", str(count), "--cpu"] if count > 1 else [sys.executable]
+    command = [*start, str(HERE / "verify_in_processes.py"), spec]
+    done = subprocess.run(command, env=environment(), cwd=HERE, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = re.findall(r"^(?:\[(\d)\] )?(\[\{.*\}\])$", done.stdout, re.MULTILINE)
+    return [json.loads(words) for _, words in sorted(told)]
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """The fingerprints of the training in one process, from its start on."""
+    (told,) = run_processes(1, [None] * STEPS, None)
+    return [words["print"] for words in told]
+
+
+def name_process(number: int) -> str:
+    return rf"Device \d+ \(cpu:\d+\) of process {number}"
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_each_flipped_bit_is_found_and_attributed(sound, processes):
+    """With two processes a fault that repeats is found, and not attributed: each stands by its own bits."""
+    victims = itertools.cycle(range(processes))
+    faults = [{"victim": next(victims), "always": step % 4 == 3, "seed": step} if step % 5 else None for step in range(STEPS)]
+    told = run_processes(processes, faults)
+    assert len(told) == processes
+    made = found = 0
+    for fault, words in zip(faults, [*zip(*told, strict=True)][1:], strict=True):
+        error, print_ = words[0]["error"], words[0]["print"]
+        assert all(each["error"] == error and each["print"] == print_ for each in words[1:])
+        assert bool(error) == any(each["flips"] for each in words)
+        made += error is None or "The step was finished" in error
+        assert print_ == sound[made]
+        if error is None:
+            continue
+        found += 1
+        if fault["always"] and processes == 2:
+            assert "more runs do not tell which of them is at fault" in error
+            assert "The step was not made" in error
+            continue
+        assert re.match(
+            rf"{name_process(fault['victim'])} is at fault: it computed the contribution of replica \d to step \d+ with", error
+        )
+        assert ("It computes wrong bits again" in error) == fault["always"]
+        assert f" to step {made - ('not made' not in error)} with " in error
+    assert found >= STEPS // 2
+
+
+def test_no_bit_is_another_where_nothing_is_at_fault(sound):
+    """The words of a step are as many in those that are not verified."""
+    for told in run_processes(2, [None] * 4, 0.4):
+        assert [words["print"] for words in told] == sound[:5]
+        assert [words["error"] for words in told[1:]] == [None] * 4

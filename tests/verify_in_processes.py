@@ -1,0 +1,55 @@
+"""One of several processes of one device each, which verify each other. In each step one of them may flip a bit of what it computes.
+
+unisono launch --processes 3 verify_in_processes.py '{"verify": 1, "faults": [null, {"victim": 1, "always": false, "seed": 3}]}'
+
+Prints the fingerprint of the start, then for each step the fingerprint after it, the error, and how often a bit was flipped here, as JSON.
+"""
+
+import json
+import random
+import sys
+
+import unisono as un
+
+# isort: split
+import jax
+import numpy as np
+
+from small_training import REPLICAS, WEIGHTS, Training
+from unisono._src.step.single_replica import SingleReplicas
+
+spec = json.loads(sys.argv[1])
+strategy = un.MultiWorkerMirroredStrategy(devices=1, replicas=REPLICAS, verify=spec["verify"])
+whole = SingleReplicas._take_contribution
+
+
+class Fault:
+    """A bit that a process flips in what it computes, once or always."""
+
+    def __init__(self, victim, always, seed):
+        draw = random.Random(seed)
+        self.bit, self.place = draw.randrange(32), draw.random()
+        self.is_here, self.always, self.flips = strategy.cluster.process == victim, always, 0
+
+    def take(self, replicas, index):
+        contribution = whole(replicas, index)
+        if self.is_here and (self.always or not self.flips):
+            self.flips += 1
+            vector = np.array(contribution["float32"])
+            vector.view("uint32")[int(self.place * WEIGHTS)] ^= np.uint32(1 << self.bit)
+            contribution = contribution | {"float32": jax.device_put(vector, replicas._devices[index])}
+        return contribution
+
+
+training = Training(strategy)
+told = [{"print": un.fingerprint(training.model)}]
+for spec_of_fault in spec["faults"]:
+    fault = Fault(**(spec_of_fault or {"victim": None, "always": False, "seed": 0}))
+    SingleReplicas._take_contribution = lambda replicas, index, fault=fault: fault.take(replicas, index)
+    try:
+        training.step()
+        error = None
+    except un.DeviceFaultError as raised:
+        error = str(raised)
+    told.append({"print": un.fingerprint(training.model), "error": error, "flips": fault.flips})
+print(json.dumps(told), flush=True)
