@@ -28,6 +28,7 @@ TITLES = {
     "loop": "A loop of the user's own against fit",
     "checkpoint": "What a save costs a training of 105 MB",
     "recording": "What a record of each step costs a training",
+    "verification": "What it costs to verify each step",
     "recovery": "From the failure of a process to the next finished step",
 }
 """The title of each part, by the name of its JSON."""

@@ -29,6 +29,7 @@ PARTS = {
     "loop": "loop",
     "checkpoint": "checkpoint",
     "recording": "recording",
+    "verification": "verification",
     "recovery": "recovery",
 }
 """The parts, each with the JSON that it writes last."""

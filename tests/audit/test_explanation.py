@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import pathlib
 
+import pytest
+
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.explanation import explain_failure, explain_without_line, has_become
+from unisono._src.audit.explanation import explain_failure, explain_without_line, has_bits_of_other
 from unisono._src.audit.record_comparison import RecordDifference
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner
@@ -45,16 +47,21 @@ def test_a_recorded_run_with_the_same_facts_is_of_another_script():
 
 def test_a_first_run_that_becomes_the_second_one_has_changed_something_that_lasts():
     first, second = finished((), rows=((1, 1),)), finished((), rows=((2, 2),))
-    assert has_become(first, second, [second])
-    assert not has_become(first, second, [first])
-    assert not has_become(finished((), code=None), second, [second])  # a record that was made elsewhere, and is not repeated
+    assert has_bits_of_other(first, second, [second])
+    assert not has_bits_of_other(first, second, [first])
+    assert not has_bits_of_other(
+        finished((), code=None), second, [second]
+    )  # a record that was made elsewhere, and is not repeated
 
 
-def test_of_a_run_that_fails_for_another_reason_the_error_is_told(tmp_path):
-    failed = FinishedRun(
-        RunPlan("a run, again"), tmp_path / "run-1", 1, 1.0, "Traceback\nValueError: Write another strategy.\n", ()
-    )
-    runner = ScriptRunner((str(tmp_path / "absent.py"),), 1, tmp_path)
+@pytest.mark.parametrize("records", [(), finished().records])
+def test_of_a_run_that_fails_for_another_reason_the_error_is_told(tmp_path, records):
+    """A line that reads a file is not blamed, though the runs were equal until one failed."""
+    script = tmp_path / "run.py"
+    script.write_text("values = open(__file__).read()\n")
+    output = "Traceback\nValueError: Write another strategy.\n"
+    failed = FinishedRun(RunPlan("a run, again"), tmp_path / "run-1", 1, 1.0, output, records)
+    runner = ScriptRunner((str(script),), 1, tmp_path)
     told = explain_failure(runner, finished(), failed, lambda line: None)
     assert told.cause is Cause.UNKNOWN
     assert told.cause_words == "'a run, again' ended with exit code 1: ValueError: Write another strategy."

@@ -159,6 +159,20 @@ CASES = {
         """,
         Cause.PROCESS,
     ),
+    "a loop whose objects are made of what they gave before": (
+        """
+        import random
+        class Part:
+            __slots__ = ("size",)
+            def __init__(self, size):
+                self.size = size
+        n = random.SystemRandom().randrange(10**6)  # here
+        for _ in range(3):
+            part = Part(n)
+            n = part.size + 1  # part
+        """,
+        Cause.HOST_RANDOM,
+    ),
     "a state in call": (
         """
         class Layer:

@@ -307,10 +307,33 @@ class TestEpilogues:
         _, called = self.call(lambda x, w: other(self.convolve(x, w)), self.x, self.w)
         assert called == ["unisono_convolve"]
 
-    def test_a_bound_other_than_zero_stays(self):
-        y, called = self.call(lambda *args: jnp.maximum(self.convolve(*args[:2]) + args[2], 1), self.x, self.w, self.bias)
+    @pytest.mark.parametrize("bound", [1.0, -0.0])
+    def test_a_bound_other_than_zero_stays(self, bound):
+        y, called = self.call(lambda *args: lax.max(self.convolve(*args[:2]) + args[2], bound), self.x, self.w, self.bias)
         assert called == ["unisono_convolve_with_bias"]
-        assert float(y.min()) == 1
+        np.testing.assert_array_equal(bits(y.min()), bits(np.float32(bound)))
+
+    def test_a_loop_that_takes_a_maximum_and_a_number_that_is_compared_are_no_rectifiers(self):
+        def compute(x, w, bias):
+            y = self.convolve(x, w) + bias
+            _, repeated = lax.scan(lambda carry, _: (carry, jnp.maximum(x, 0)), None, length=3)
+            return y, repeated, lax.gt(x, 0.0), lax.gt(jnp.float32(0.5), y)
+
+        y, repeated, is_positive, is_small = self.call(compute, self.x, self.w, self.bias)[0]
+        np.testing.assert_array_equal(repeated, np.broadcast_to(np.maximum(self.x, 0), (3, *self.x.shape)))
+        np.testing.assert_array_equal(is_positive, self.x > 0)
+        np.testing.assert_array_equal(is_small, np.asarray(y) < 0.5)
+
+    def test_a_kernel_that_is_read_reversed_stays_reversed(self):
+        """As in the gradient of a convolution by its input."""
+        numbers = NUMBERS._replace(rhs_spec=(2, 3, 0, 1))
+
+        def compute(x, w, bias):
+            return self.convolve(x, lax.rev(w, (0, 1)), numbers) + bias
+
+        args = normal((4, 9, 9, 48)), self.w, normal((32,), 2)
+        assert self.call(compute, *args)[1] == ["unisono_convolve"]
+        assert "stablehlo.reverse" not in jax.jit(rewrite_function(compute, "cpu")).lower(*args).as_text()
 
     @pytest.mark.parametrize(("dtype", "window"), [("float32", {"lhs_dilation": (2, 2)}), ("bfloat16", {})])
     def test_what_is_no_one_call_in_float32_stays(self, dtype, window):

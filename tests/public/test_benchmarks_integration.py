@@ -18,6 +18,7 @@ PARTS = {
     "loop": ["loop"],
     "checkpoint": ["checkpoint"],
     "recording": ["recording"],
+    "verification": ["verification"],
     "recovery": ["recovery"],
 }
 

@@ -58,6 +58,11 @@ class Placement:
         return dataclasses.replace(self, devices=(self.lead,) * len(self.devices))
 
     @property
+    def has_one_device_in_each_process(self) -> bool:
+        """Return whether there are several processes, of one device each."""
+        return self.processes is not None and set(self.processes.counts) == {1}
+
+    @property
     def lead(self) -> jax.Device:
         """Return the first device of this process, which has the newest state."""
         return self.devices[0]

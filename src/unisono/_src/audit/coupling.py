@@ -29,6 +29,7 @@ OVER_ROWS = (
     "dot_general",
 )
 RANDOM = ("random_bits", "threefry2x32", "random_unwrap", "random_wrap", "random_seed", "random_fold_in")
+SUMMING = ("reduce_sum", "convert_element_type", "broadcast_in_dim", "reshape")
 NOT_LINEAR = ("sqrt", "rsqrt", "integer_pow", "pow", "square", "min", "max", "sign", "clamp", "div")
 
 
@@ -44,17 +45,18 @@ def list_couplings(trace: ProcessTrace, whole: ProcessTrace) -> tuple[Coupling, 
         trace: The trace of a run with R = n.
         whole: That of a run with R = 1.
     """
-    equations = [equation for program in trace.content["programs"] for equation in program["equations"]]
+    programs = [program["equations"] for program in trace.content["programs"]]
     rows = max((len(shard) for step in trace.content["rows"] for shard in step), default=0)
     batch = max((sum(map(len, step)) for step in whole.content["rows"]), default=0)
-    couplings = list(iterate_couplings(trace, equations, rows, batch))
+    couplings = [coupling for equations in programs for coupling in iterate_couplings(trace, equations, rows, batch)]
     if all(coupling.cause is Cause.RANDOM_LAYER for coupling in couplings):
-        couplings += find_nonlinear_line(equations)
+        couplings += find_nonlinear_line([equation for equations in programs for equation in equations])
     unique = {(coupling.layer, coupling.cause, coupling.source): coupling for coupling in couplings}
     return tuple(unique.values())
 
 
 def iterate_couplings(trace: ProcessTrace, equations: Sequence[Json], rows: int, batch: int) -> Iterator[Coupling]:
+    mean = find_mean(equations)
     for index, equation in enumerate(equations):
         if is_of_backward_pass(equation):
             continue
@@ -62,8 +64,8 @@ def iterate_couplings(trace: ProcessTrace, equations: Sequence[Json], rows: int,
         if equation["primitive"] in RANDOM:
             if layer is not None:
                 yield make_coupling(layer, Cause.RANDOM_LAYER, find_line(trace, equation, layer))
-        elif layer is None and is_end_of_mean(equation, equations[index + 1 :]):
-            continue  # the mean of replicas' means is that of the whole batch
+        elif layer is None and index in mean:
+            continue  # the mean of the replicas' means is the mean of the whole batch
         elif is_over_rows(equation, rows) or has_row_count(equation, rows, batch):
             place = find_line(trace, equation, layer)
             if layer is not None or place not in (None, find_call(trace)):
@@ -74,15 +76,20 @@ def is_of_backward_pass(equation: Json) -> bool:
     return "transpose" in equation["scopes"]
 
 
-def is_end_of_mean(equation: Json, later: Sequence[Json]) -> bool:
-    """Return whether an equation adds up a loss, or divides the sum by a number, and the rest of the forward pass does no more."""
-    forward = [each for each in later if "jvp" in each["scopes"] and not is_of_backward_pass(each)]
-    return "jvp" in equation["scopes"] and all(map(is_of_mean, [equation, *forward]))
-
-
-def is_of_mean(equation: Json) -> bool:
-    is_scaled = equation["primitive"] in ("mul", "div") and any(equation["operands"])
-    return is_scaled or equation["primitive"] in ("reduce_sum", "convert_element_type", "broadcast_in_dim", "reshape")
+def find_mean(equations: Sequence[Json]) -> set[int]:
+    """Return the equations with which the forward pass ends, if they add up a loss and divide the sum by a number."""
+    mean: set[int] = set()
+    is_divided = False
+    for index in reversed(range(len(equations))):
+        equation = equations[index]
+        if "jvp" not in equation["scopes"] or is_of_backward_pass(equation):
+            continue
+        is_scaled = equation["primitive"] in ("mul", "div") and any(equation["operands"])
+        if not is_scaled and equation["primitive"] not in SUMMING:
+            break
+        is_divided = is_divided or is_scaled
+        mean.add(index)
+    return mean if is_divided else set()
 
 
 def is_over_rows(equation: Json, rows: int) -> bool:

@@ -76,7 +76,7 @@ def trace_difference(
     either = next((trace for trace in (ours, *theirs) if trace is not None), None)
     followed = [follow_difference(ours, trace, difference) for trace in theirs if ours is not None and trace is not None]
     causes = [traced for traced in followed if traced.origin is not None and traced.origin.cause is not None]
-    if ours is not None and not causes and has_become(one, other, repeated):
+    if ours is not None and not causes and difference.kind != EXIT and has_bits_of_other(one, other, repeated):
         followed = [TracedDifference(find_file_origin(ours), replica=traced.replica) for traced in followed]
     return next(iter(causes + followed), TracedDifference()), either
 
@@ -91,7 +91,7 @@ def repeat_traced(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, sa
     return repeated
 
 
-def has_become(one: FinishedRun, other: FinishedRun, repeated: Sequence[FinishedRun]) -> bool:
+def has_bits_of_other(one: FinishedRun, other: FinishedRun, repeated: Sequence[FinishedRun]) -> bool:
     """Return whether the first run, repeated, has the bits of the other one, from which it differed: something that lasts has changed."""
     if one.exit_code is None or not other.records or not repeated[0].records:
         return False

@@ -34,10 +34,13 @@ class Origin:
     """The line outside of the function from which the value comes, where there is one."""
 
 
-def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
-    """Go back from a line through the lines that gave it other values, and return the first of them in the same scope."""
+def find_origin(comparison: TraceComparison, begin: Place, visited: set[Place] | None = None) -> Origin:
+    """Go back from a line through the lines that gave it other values, and return the first of them in the same scope.
+
+    `visited` are lines on the way to this one.
+    """
     place = begin
-    visited: set[Place] = set()
+    visited = set() if visited is None else visited
     for _ in range(MOST_LINES):
         visited.add(place)
         kept = find_kept_state(place)
@@ -48,12 +51,12 @@ def find_origin(comparison: TraceComparison, begin: Place) -> Origin:
             return Origin(place, cause)
         inside = [each for each in list_inputs(comparison, place) if each not in visited]
         if not inside:
-            return settle_origin(comparison, place)
+            return settle_origin(comparison, place, visited)
         place = min(inside, key=comparison.order.__getitem__)
-    return settle_origin(comparison, place)
+    return settle_origin(comparison, place, visited)
 
 
-def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
+def settle_origin(comparison: TraceComparison, place: Place, visited: set[Place]) -> Origin:
     """Return the origin at a line to which nothing of its own scope gave other values."""
     cause = suspect_line(comparison, place)
     if cause not in (None, Cause.HOST_RANDOM):
@@ -61,14 +64,14 @@ def settle_origin(comparison: TraceComparison, place: Place) -> Origin:
     if place in comparison.in_one_only:
         condition = find_condition(place)
         if condition is not None:
-            return settle_origin(comparison, condition)
-    outside = list_outside_inputs(comparison, place)
+            return settle_origin(comparison, condition, visited)
+    outside = [each for each in list_outside_inputs(comparison, place) if each not in visited]
     if outside:
         source = min(outside, key=comparison.order.__getitem__)
-        return Origin(place, find_origin(comparison, source).cause or cause, source)
+        return Origin(place, find_origin(comparison, source, visited).cause or cause, source)
     if cause is not None:
         return Origin(place, cause)
-    return find_in_called(comparison, place) or find_behind_unknown(comparison, place) or Origin(place, None)
+    return find_in_called(comparison, place) or find_behind_unknown(comparison, place, visited) or Origin(place, None)
 
 
 def find_condition(place: Place) -> Place | None:
@@ -91,14 +94,15 @@ def find_file_origin(trace: ProcessTrace) -> Origin | None:
     return None
 
 
-def find_behind_unknown(comparison: TraceComparison, place: Place) -> Origin | None:
+def find_behind_unknown(comparison: TraceComparison, place: Place, visited: set[Place]) -> Origin | None:
     """Return the origin of what a line reads and whose value no digest tells, such as a layer: at the line that made it."""
     source = read_source(place.file)
     names = set(list_read_names(source.find_expressions(place.line)))
     for made in comparison.order:
         is_earlier = made.file == place.file and made.line != place.line and comparison.order[made] <= comparison.order[place]
-        if is_earlier and assigns_unknown(source, made, place, names):
-            origin = settle_inside(comparison, made)
+        if made not in visited and is_earlier and assigns_unknown(source, made, place, names):
+            visited.add(made)
+            origin = settle_inside(comparison, made, visited)
             if origin is not None:
                 return origin
     return None
@@ -114,10 +118,10 @@ def assigns_unknown(source: SourceFile, made: Place, place: Place, names: set[st
     return is_same_scope(made, place) and bool(list_assigned_names(statement) & names)
 
 
-def settle_inside(comparison: TraceComparison, place: Place) -> Origin | None:
+def settle_inside(comparison: TraceComparison, place: Place, visited: set[Place]) -> Origin | None:
     """Return the origin of what a line reads; None where none of it has a cause."""
-    inside = list_inputs(comparison, place)
-    origins = (find_origin(comparison, each) for each in sorted(inside, key=comparison.order.__getitem__))
+    inside = [each for each in list_inputs(comparison, place) if each not in visited]
+    origins = (find_origin(comparison, each, visited) for each in sorted(inside, key=comparison.order.__getitem__))
     return next((origin for origin in origins if origin.cause is not None), None)
 
 

@@ -66,8 +66,8 @@ class ReplicaStrategy(OwningStrategy):
         """Return the verification of the steps that train; None where none is asked for."""
         if self._verify is None:
             return None
-        is_between_processes = self.placement.processes is not None and len(self.placement.devices) == 1
-        return (ProcessVerification if is_between_processes else DeviceVerification)(self._verify, self.placement)
+        kind = ProcessVerification if self.placement.has_one_device_in_each_process else DeviceVerification
+        return kind(self._verify, self.placement)
 
     @property
     def writes(self) -> bool:

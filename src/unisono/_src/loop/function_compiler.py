@@ -146,6 +146,7 @@ class FunctionCompiler:
                 most_steps=1,
                 recorder=recorder,
                 verification=verification,
+                fixed_digest=self._arguments.digest_numbers(),
             )
         return CompiledStep(step, code, divisor_check, self._share_positions)
 

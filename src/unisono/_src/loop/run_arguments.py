@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from unisono._src.placement import Placement
 from unisono._src.replica.refused_calls import refuse_undistributed
 from unisono._src.replica.replicated import Replicated, is_array, refuse_tensorflow_data
 from unisono._src.typing import AnyArray, Keywords, PyTree, Shape, UserFunction, UserObject
+
+NUMBER_TYPES = (bool, int, float)
 
 INSTEAD = "Return it instead; what only the function needs, it puts into a copy: list(argument), dict(argument)."
 
@@ -82,6 +85,12 @@ class RunArguments(NamedTuple):
     @property
     def constant_shapes(self) -> tuple[tuple[Shape, str], ...]:
         return tuple((array.shape, str(array.dtype)) for array in self.constants)
+
+    def digest_numbers(self) -> int:
+        """Return a digest, of 31 bits, of the Python numbers, which the compiler knows and processes compare; 0 where there are none."""
+        leaves = enumerate(self.template.leaves)
+        numbers = [(place, leaf.value) for place, leaf in leaves if isinstance(leaf, StaticLeaf) and leaf.kind in NUMBER_TYPES]
+        return zlib.crc32(repr(numbers).encode()) >> 1 if numbers else 0
 
     def find_global_batch(self, placement: Placement) -> GlobalBatch:
         """Return the global batch; without one, the batch that the carried values were made of, or a row for each replica."""

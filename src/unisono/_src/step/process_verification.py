@@ -32,7 +32,7 @@ class ComparedReplica(NamedTuple):
     step: int
     run: ReplicaRun
     processes: tuple[int, ...]
-    """That of the replica, another one, and, where there is one, a third one for a second opinion."""
+    """The process of the replica, another process, and, where there are three or more, a process for the third opinion."""
     owner: int = 0
     """The device of each process."""
 
@@ -115,7 +115,7 @@ class ProcessVerification(VerificationSchedule):
             is_right = False
             fault = DeviceFaultError(
                 f"{owner} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. {UNFINISHED} Run "
-                f"`unisono doctor` on each, and go on without the one that parts."
+                f"`unisono doctor` on each, and go on without the device whose self-test fails."
             )
         if not is_right:
             raise fault

@@ -36,9 +36,9 @@ class AttemptWords:
 
     def __init__(self) -> None:
         self.own = NO_ATTEMPT
-        """That of this process; `NO_ATTEMPT` if it has computed none."""
+        """The digest of this process; `NO_ATTEMPT` if it has computed none."""
         self.received: list[AttemptDigest] = []
-        """Those of all processes."""
+        """The digests of all processes."""
 
 
 class StepWords:

@@ -66,10 +66,12 @@ class Step:
         most_steps: int = MOST_STEPS,
         recorder: StepRecorder | None = None,
         verification: Verification | None = None,
+        fixed_digest: int = 0,
     ) -> None:
         """`name` is what profiles call the program. A call may take `most_steps`, and has room for the batches of all of them.
 
-        `recorder` is told of the steps that train, and `verification` chooses those that are verified.
+        `recorder` is told of the steps that train, and `verification` chooses those that are verified. `fixed_digest` is of numbers that are
+        the same for all replicas and part of the program.
         """
         self._name = name
         self._verification = verification
@@ -86,7 +88,7 @@ class Step:
         self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._single_replicas = SingleReplicas(placement, self._device_state)
-        self._start = StepStart(placement, self._device_state, recorder)
+        self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
         self._inspection = None if recorder is None else open_inspection(functions, self._inputs)
         self._call = self._make_calls()
 

@@ -20,8 +20,12 @@ from unisono._src.xla.rewrite import rewrite_function
 class StepStart:
     """The start of the next step of one program."""
 
-    def __init__(self, placement: Placement, device_state: DeviceState, recorder: StepRecorder | None) -> None:
-        """`recorder` is None where the program does not train: what it starts from is then not compared."""
+    def __init__(
+        self, placement: Placement, device_state: DeviceState, recorder: StepRecorder | None, fixed_digest: int = 0
+    ) -> None:
+        """`recorder` is None where the program does not train: what it starts from is then not compared. `fixed_digest` is of numbers in the
+        program, which are compared always."""
+        self._fixed_digest = fixed_digest
         self._lead = placement.lead
         self._has_other_processes = placement.processes is not None
         self._device_state = device_state
@@ -34,7 +38,7 @@ class StepStart:
         """Take the values that are the same for all replicas. Those on the host are compared; others would have to be waited for."""
         if self._has_other_processes:
             on_host = [(number, value) for number, value in enumerate(constants) if isinstance(value, np.ndarray | np.generic)]
-            self.digests = StartDigests(constants=digest_values(on_host))
+            self.digests = StartDigests(constants=digest_values(on_host) ^ self._fixed_digest)
 
     def receive_state(self, state: State, make_empty_sums: Callable[[], EmptySums]) -> None:
         """Bring the state to the lead."""

@@ -21,11 +21,16 @@ from unisono._src.step.plan import BatchPlan
 
 
 class DeviceFaultError(RuntimeError):
-    """A device computed other bits than another one, which `verify=` has found. The message names the device and its process.
+    """A device computed other bits than another device. The message names the device and its process, and says what to do.
 
-    It also says whether the step was finished, with the right bits: then the weights can be saved, and the training be continued without the
-    device.
+    Attributes:
+        is_state_sound: Whether the weights are those of a run without the fault in this step: the step was finished with the right bits, or
+            not made. Save them only then.
     """
+
+    def __init__(self, message: str, is_state_sound: bool = True) -> None:
+        super().__init__(message)
+        self.is_state_sound = is_state_sound
 
 
 class VerifiedReplica(NamedTuple):
@@ -100,7 +105,7 @@ class DeviceVerification(VerificationSchedule):
         fault = self._find_fault(first, second, run_on)
         what = f"the contribution of replica {verified.replica} to step {verified.step}"
         if fault is None:
-            return first.contribution, DeviceFaultError(self._describe_doubt(what, first, second))
+            return first.contribution, DeviceFaultError(self._describe_doubt(what, first, second), is_state_sound=False)
         return fault.right.contribution, DeviceFaultError(self._describe_fault(what, fault))
 
     def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:

@@ -79,9 +79,7 @@ def check_verify(strategy: str, verify: UserObject, placement: Placement) -> Non
             f"{strategy} received verify={verify:g} with one replica. The contribution of one replica of several is computed again: write "
             f"replicas=2 or more."
         )
-    if placement.processes is not None and set(placement.processes.counts) == {1}:  # they verify each other
-        return
-    if len(placement.devices) == 1:
+    if len(placement.devices) == 1 and not placement.has_one_device_in_each_process:
         raise ValueError(
             f"{strategy} received verify={verify:g} with one device in this process. A contribution is computed again on another device of the "
             f"process, or by another process where each has one device: write devices=2 or more, or leave verify out."

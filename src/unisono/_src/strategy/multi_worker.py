@@ -61,6 +61,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         verify: float | None = None,
     ) -> None:
         self._given = coordinator, processes, process
+        self._wanted_verify = verify
         self._agreed = WeakIdentitySet()
         super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic, verify=verify)
 
@@ -88,7 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = devices[: len(split_evenly(replicas, self.cluster.processes)[agreement.number])]
         ids_of_processes = agreement.gather_values("its devices", [device.id for device in devices])
         counts = tuple(map(len, ids_of_processes))
-        agreement.check(list_common_settings(arguments))
+        agreement.check(list_common_settings(arguments) | {"verify": repr(self._wanted_verify)})
         all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
         check_kernels_of_processes(all_kinds)
         if self.writes:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import keras
 
 from unisono._src.audit.script_trace.training_notes import TrainingNotes
-from unisono._src.audit.script_trace.user_lines import is_of_unisono
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.keras_private.trainer_state import find_stateless_scope, is_write_back
 from unisono._src.record.program_recorder import ProgramRecorder
@@ -39,8 +38,7 @@ def hook_variables(notes: TrainingNotes) -> None:
     def assign(self: keras.Variable, value: UserObject, *args: UserObject, **kwargs: UserObject) -> UserObject:
         caller = sys._getframe(1)
         # In the trace of a step the variable keeps its value, and what is written back is what steps have computed.
-        code = caller.f_code
-        if find_stateless_scope() is None and not is_write_back(code) and not is_of_unisono(code.co_filename):
+        if find_stateless_scope() is None and not is_write_back(caller.f_code):
             notes.note_variable(self, "assigned", caller)
         return keras_assign(self, value, *args, **kwargs)
 

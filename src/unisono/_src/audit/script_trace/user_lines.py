@@ -23,11 +23,6 @@ def is_of_user(file: str) -> bool:
     return not file.startswith("<") and not path.startswith(NOT_OF_USERS)
 
 
-def is_of_unisono(file: str) -> bool:
-    """Return whether a file is of Unisono."""
-    return os.path.realpath(file).startswith(str(UNISONO) + os.sep)
-
-
 def read_frame_place(frame: types.FrameType) -> Place:
     """Return the line that a frame is on."""
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname

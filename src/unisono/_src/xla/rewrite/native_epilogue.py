@@ -8,17 +8,28 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import numpy as np
 from jax import Array
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.jax_private.jaxprs import close_program
 from unisono._src.native.convolutions import call_convolution_with_bias
 from unisono._src.xla.rewrite.equations import NESTED, Atom, Params, Producers, Replacement, get_dtype, get_shape
 from unisono._src.xla.rewrite.kernel import convolve_with_features_last
-from unisono._src.xla.rewrite.native_convolution import add_dimension, has_native_kernel, is_kernel_gradient
+from unisono._src.xla.rewrite.native_convolution import (
+    add_dimension,
+    find_reversed_kernel,
+    has_native_kernel,
+    is_kernel_gradient,
+)
 from unisono._src.xla.rewrite.phases import has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
+
+CALLS = ("jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
+"""Primitives that run a function once, on their operands."""
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
 class BiasedConvolution(NamedTuple):
@@ -40,7 +51,7 @@ def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
 
 
 def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the rectifier of such a sum, if nothing else reads that either."""
+    """Replace the rectifier of such a sum, if nothing else reads the sum."""
     maker = made_by.find_if_read_once(eqn.invars[0]) if is_rectifier(eqn) else None
     found = None if maker is None or maker.primitive.name != "add" else find_biased_convolution(maker, made_by)
     return None if found is None else found.replace(is_rectified=True)
@@ -61,18 +72,20 @@ def find_biased_convolution(eqn: JaxprEqn, made_by: Producers) -> BiasedConvolut
     """Return the convolution and the bias that are added; None if an equation adds something else."""
     for summand, other in (eqn.invars, eqn.invars[::-1]):
         maker = made_by.find_if_read_once(summand)
-        if maker is not None and takes_bias(maker):
+        if maker is not None and takes_bias(maker, made_by):
             bias = find_bias(other, get_shape(summand), maker.params["dimension_numbers"].out_spec[1], made_by)
             if bias is not None:
                 return BiasedConvolution(maker, bias)
     return None
 
 
-def takes_bias(eqn: JaxprEqn) -> bool:
-    """Return whether an equation is a convolution by one call of the native kernel, in float32."""
+def takes_bias(eqn: JaxprEqn, made_by: Producers) -> bool:
+    """Return whether an equation is a convolution by one call of the native kernel, in float32, with a kernel that is not reversed."""
     if eqn.primitive.name != "conv_general_dilated" or {get_dtype(atom) for atom in [*eqn.invars, *eqn.outvars]} != {"float32"}:
         return False
     if not 1 <= len(eqn.params["window_strides"]) <= 2 or is_kernel_gradient(eqn.params) or has_phases(Window.of(eqn.params)):
+        return False
+    if find_reversed_kernel(eqn.params, eqn.invars[1], made_by) is not None:
         return False
     x, w = map(get_shape, eqn.invars)
     return has_native_kernel(eqn, ConvolutionSizes.from_shapes(x, w, eqn.params))
@@ -93,22 +106,22 @@ def find_bias(atom: Atom, shape: tuple[int, ...], feature: int, made_by: Produce
 
 
 def is_rectifier(eqn: JaxprEqn) -> bool:
-    """Return whether an equation is the larger one of its operand and zero: itself, or the one equation of a function that it calls."""
-    if len(eqn.outvars) != 1:
+    """Return whether an equation takes the larger one of its operand and zero, or calls a function that does this and nothing else."""
+    if len(eqn.outvars) != 1 or get_dtype(eqn.outvars[0]) not in FLOATS:
         return False
     if eqn.primitive.name == "max":
         return is_zero(eqn.invars[1])
-    (name,) = NESTED.get(eqn.primitive.name, ("",))[:1]
-    program = eqn.params.get(name)
-    if program is None or len(eqn.invars) != 1 or isinstance(program, tuple):
+    if eqn.primitive.name not in CALLS or len(eqn.invars) != 1:
         return False
-    inner = close_program(program).jaxpr
+    (name,) = NESTED[eqn.primitive.name]
+    inner = close_program(eqn.params[name]).jaxpr
     is_whole = len(inner.eqns) == 1 and inner.outvars == inner.eqns[0].outvars and inner.eqns[0].invars[:1] == inner.invars
     return is_whole and is_rectifier(inner.eqns[0])
 
 
 def is_zero(atom: Atom) -> bool:
-    return isinstance(atom, Literal) and not get_shape(atom) and float(atom.val) == 0.0
+    """Return whether an operand is the number 0.0; not -0.0, which a rectifier would return."""
+    return isinstance(atom, Literal) and not get_shape(atom) and atom.val == 0 and not np.signbit(atom.val)
 
 
 def compare_rectified(program: Jaxpr) -> Jaxpr:
@@ -119,9 +132,11 @@ def compare_rectified(program: Jaxpr) -> Jaxpr:
     rectified: dict[Atom, Atom] = {}
     eqns: list[JaxprEqn] = []
     for eqn in program.eqns:
-        if eqn.primitive.name == "gt" and eqn.invars[0] in rectified and is_zero(eqn.invars[1]):
-            eqn = eqn.replace(invars=[rectified[eqn.invars[0]], eqn.invars[1]])
-        elif is_rectifier(eqn) and not isinstance(eqn.invars[0], Literal):
-            rectified[eqn.invars[0]] = eqn.outvars[0]
+        operand = eqn.invars[0] if eqn.invars else None
+        if isinstance(operand, Var):  # a Literal has no hash
+            if eqn.primitive.name == "gt" and operand in rectified and is_zero(eqn.invars[1]):
+                eqn = eqn.replace(invars=[rectified[operand], eqn.invars[1]])
+            elif is_rectifier(eqn):
+                rectified[operand] = eqn.outvars[0]
         eqns.append(eqn)
     return program.replace(eqns=eqns) if rectified else program
