@@ -94,7 +94,7 @@ def list_calls(function, *args):
 FORWARD, BACKWARD = "convolve_depthwise", "depthwise_kernel_gradient"
 
 
-@settings(max_examples=cases(20, 600))
+@settings(max_examples=cases(14, 600))
 @given(case=depthwise_convolutions())
 def test_convolutions_and_their_gradients(case):
     """Within rounding errors of the products: their sum may be near zero."""

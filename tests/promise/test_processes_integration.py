@@ -228,8 +228,8 @@ SAID_OF_ARGUMENTS = r"(A batch|Batch 0 of pass 0) starts from other arguments in
     ("what", "said"),
     [
         ("rate", SAID_OF_VARIABLES),
-        ("number", SAID_OF_ARGUMENTS),
         *thorough(
+            ("number", SAID_OF_ARGUMENTS),
             ("weights", SAID_OF_VARIABLES),
             ("argument", SAID_OF_ARGUMENTS),
             ("both", None),

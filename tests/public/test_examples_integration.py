@@ -21,6 +21,7 @@ def is_picture(file):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_line_changes_the_placement_and_no_bit():
     finished = python(str(EXAMPLES / "one_line.py"), timeout=500)
     assert finished.returncode == 0, finished.stderr
@@ -201,6 +202,7 @@ def read_parts(printed):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_fine_tuning_learns():
     finished = python(str(EXAMPLES / "fine_tuning.py"), "--epochs", "3", timeout=500)
     assert finished.returncode == 0, finished.stderr
@@ -277,6 +279,7 @@ def read_language_model(*arguments, **variables):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_language_model_that_is_killed_resumes_with_the_same_bits(tmp_path):
     losses, *_ = read_language_model("--steps", "6", **kept_in(tmp_path))
     assert losses == sorted(losses, reverse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from processes import HERE, LAUNCH, environment
-from sizes import cases
+from sizes import cases, thorough
 
 pytestmark = pytest.mark.processes
 STEPS = cases(12, 100)
@@ -40,7 +40,7 @@ def name_process(number: int) -> str:
     return rf"Device \d+ \(cpu:\d+\) of process {number}"
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [3, *thorough(2)])
 def test_each_flipped_bit_is_found_and_attributed(sound, processes):
     """With two processes a fault that repeats is found, and not attributed: each stands by its own bits."""
     victims = itertools.cycle(range(processes))
