@@ -7,7 +7,7 @@ import os
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
@@ -27,7 +27,7 @@ PIECES = {
     "noise": lambda: layers.GaussianNoise(0.1),
 }
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01, clipnorm=1.0),
     "adamw": lambda: keras.optimizers.AdamW(0.01, use_ema=True),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=1.0),
@@ -35,6 +35,7 @@ OPTIMIZERS = {
 
 
 @settings(max_examples=EXAMPLES)
+@example(pieces=["activity"], optimizer="sgd", rows=16, batch=1, weighted=False, placements=(2, 2))  # diverges at a rate of 0.05
 @given(
     pieces=st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=3),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
@@ -56,6 +57,7 @@ def test_a_random_model_trains_to_the_same_bits(pieces, optimizer, rows, batch, 
             model = keras.Sequential([layers.Input((6,)), *(PIECES[name]() for name in pieces), layers.Dense(2)])
         model.compile(OPTIMIZERS[optimizer](), "mse", weighted_metrics=["mae"])
         history = model.fit(**data, batch_size=batch, epochs=2, verbose=0).history
-        seen.append((un.fingerprint(model), history, un.fingerprint(model.predict(data["x"], batch_size=batch, verbose=0))))
+        predicted = un.fingerprint(model.predict(data["x"], batch_size=batch, verbose=0))
+        seen.append((un.fingerprint(model), history, predicted))
     assert seen[0] == seen[1]
     assert all(np.isfinite(history["loss"]).all() for _, history, _ in seen)
