@@ -10,11 +10,12 @@
 namespace unisono {
 
 struct Epilogue {
-  const float* bias;  // of each feature; null if there is none
+  const float* bias;  // of each feature; null if there is no epilogue
   bool is_rectified;
 
   Vector finish(Vector sum, Vector added) const {
-    const Vector value = bias == nullptr ? sum : sum + added;
+    if (bias == nullptr) return sum;
+    const Vector value = sum + added;
     return is_rectified ? larger(value, Vector{}) : value;
   }
 
@@ -23,10 +24,10 @@ struct Epilogue {
 
   // Changes `width` features of some rows, from `feature` on.
   void finish_rows(int64_t rows, int64_t feature, int64_t width, float* values, int64_t distance) const {
-    if (bias == nullptr && !is_rectified) return;
+    if (bias == nullptr) return;
     for (int64_t i = 0; i < width; i += LANES) {
       const int64_t count = width - i < LANES ? width - i : LANES;
-      const Vector added = bias == nullptr ? Vector{} : load_some(bias + feature + i, count);
+      const Vector added = load_some(bias + feature + i, count);
       for (int64_t row = 0; row < rows; row++) {
         float* to = values + row * distance + i;
         if (count == LANES)

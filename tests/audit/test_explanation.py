@@ -8,8 +8,9 @@ import pathlib
 import pytest
 
 from unisono._src.audit.cause import Cause
-from unisono._src.audit.explanation import explain_failure, explain_without_line, has_bits_of_other
+from unisono._src.audit.explanation import explain_failure, explain_without_line
 from unisono._src.audit.record_comparison import RecordDifference
+from unisono._src.audit.repeated_runs import has_bits_of_other
 from unisono._src.audit.run_plan import RunPlan
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start

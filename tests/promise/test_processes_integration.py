@@ -85,14 +85,21 @@ def test_steps_that_are_not_compiled_give_the_numbers_of_one_process():
 
 
 @pytest.mark.slow
-def test_processes_that_do_not_agree_stop_with_both_values(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("replicas=4 + 2 * me", "replicas: process 0 has 4, and process 1 has 6."),
+        *thorough(("replicas=4, verify=(1 + me) / 100", "verify: process 0 has 0.01, and process 1 has 0.02.")),
+    ],
+)
+def test_processes_that_do_not_agree_stop_with_both_values(tmp_path, options, said):
     script = tmp_path / "train.py"
     script.write_text(
-        "import os\nimport unisono as un\nun.MultiWorkerMirroredStrategy(replicas=4 + 2 * int(os.environ['UNISONO_PROCESS']))\n"
+        f"import os\nimport unisono as un\nme = int(os.environ['UNISONO_PROCESS'])\nun.MultiWorkerMirroredStrategy({options})\n"
     )
     done = python("-m", "unisono", "launch", "--processes", "2", "--cpu", str(script))
     assert done.returncode == 1
-    assert "The processes do not agree on replicas: process 0 has 4, and process 1 has 6." in done.stderr
+    assert f"The processes do not agree on {said}" in done.stderr
 
 
 OTHER_CACHES = """

@@ -18,8 +18,8 @@ import unisono as un
 from sizes import cases, mostly_slow
 from small_training import REPLICAS, WEIGHTS, Training
 from unisono._src.placement import Placement
+from unisono._src.step.device_verification import DeviceVerification
 from unisono._src.step.single_replica import SingleReplicas
-from unisono._src.step.verification import DeviceVerification
 from unisono._src.step_count import get_step_count
 
 

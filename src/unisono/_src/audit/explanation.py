@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from unisono._src.audit.audit_report import Difference
 from unisono._src.audit.cause import Cause
@@ -18,14 +18,13 @@ from unisono._src.audit.program_comparison import (
     list_callback_equations,
     read_layer,
 )
-from unisono._src.audit.record_comparison import RecordDifference, find_difference
+from unisono._src.audit.record_comparison import RecordDifference
+from unisono._src.audit.repeated_runs import Say, has_bits_of_other, read_traced, repeat_traced
 from unisono._src.audit.script_run import FinishedRun, ScriptRunner, find_last_lines
 from unisono._src.audit.script_trace.line_trace import HANDED
 from unisono._src.audit.source_code import quote_line
-from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison, read_trace
+from unisono._src.audit.trace_comparison import Place, ProcessTrace, TraceComparison
 from unisono._src.typing import Json
-
-Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,33 +78,6 @@ def trace_difference(
     if ours is not None and not causes and difference.kind != EXIT and has_bits_of_other(one, other, repeated):
         followed = [TracedDifference(find_file_origin(ours), replica=traced.replica) for traced in followed]
     return next(iter(causes + followed), TracedDifference()), either
-
-
-def repeat_traced(runner: ScriptRunner, one: FinishedRun, other: FinishedRun, say: Say) -> list[FinishedRun]:
-    """Repeat two runs with their lines noted, as far as they were made here, and return the repetitions."""
-    repeated: list[FinishedRun] = []
-    for run in (one, other):
-        if run.exit_code is not None:
-            say(f"{run.plan.name}, to see why")
-            repeated.append(runner.run(run.plan, name_traced(run), is_traced=True))
-    return repeated
-
-
-def has_bits_of_other(one: FinishedRun, other: FinishedRun, repeated: Sequence[FinishedRun]) -> bool:
-    """Return whether the first run, repeated, has the bits of the other one, from which it differed: something that lasts has changed."""
-    if one.exit_code is None or not other.records or not repeated[0].records:
-        return False
-    return find_difference(repeated[0].records[0], other.records[0], len(other.steps)) is None
-
-
-def read_traced(runner: ScriptRunner, run: FinishedRun, process: int) -> ProcessTrace | None:
-    """Return the trace of a process of a run that was repeated; None where there is none, as of a record that was made elsewhere."""
-    path = runner.folder / name_traced(run) / f"trace-{process}.json"
-    return read_trace(path) if run.exit_code is not None and path.exists() else None
-
-
-def name_traced(run: FinishedRun) -> str:
-    return f"traced-{run.directory.name}"
 
 
 def follow_difference(one: ProcessTrace, other: ProcessTrace, difference: RecordDifference) -> TracedDifference:

@@ -79,7 +79,7 @@ class TraceComparison:
         return set(self._differing_names.get(place, ()))
 
     def could_precede(self, place: Place, later: Place) -> bool:
-        """Return whether the difference of a line can be an origin of that of another one: it does not first come after it."""
+        """Return whether the difference of a line can be the origin of a later line's: it must not come after it."""
         return not self._differing_names.get(later) or self.order[place] <= self.order[later]
 
     def list_differing_places(self) -> list[Place]:

@@ -17,9 +17,9 @@ from unisono._src.exchange.protocol import Exchange
 from unisono._src.ownership import OwningStrategy
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import Agreement
+from unisono._src.step.device_verification import DeviceVerification
 from unisono._src.step.process_verification import ProcessVerification
-from unisono._src.step.step import Verification
-from unisono._src.step.verification import DeviceVerification
+from unisono._src.step.verification import Verification
 
 
 class Scopes(threading.local):

@@ -91,9 +91,10 @@ class BatchPlan:
         ends = itertools.accumulate(self.sizes, initial=self.first.start)
         return tuple(range(start, start + size) for start, size in zip(ends, self.sizes, strict=False))
 
-    def run_alone(self, place: int) -> ReplicaRun:
-        """Return the run of one replica by itself, by its place among those that have rows: of this process or of another one."""
-        return ReplicaRun(self.sizes[place], self.replicas[place], 0, 1, self.rows_of_replicas[place])
+    def run_alone(self, replica: int) -> ReplicaRun:
+        """Return the run of one replica with rows by itself: of this process or of another one."""
+        place = self.replicas.index(replica)
+        return ReplicaRun(self.sizes[place], replica, 0, 1, self.rows_of_replicas[place])
 
     @property
     def whole(self) -> ReplicaRun | None:

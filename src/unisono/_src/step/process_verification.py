@@ -13,32 +13,20 @@ import numpy as np
 
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
-from unisono._src.step.plan import BatchPlan, ReplicaRun
+from unisono._src.step.plan import BatchPlan
 from unisono._src.step.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
 from unisono._src.step.verification import (
     FINISHED,
     Attempt,
     DeviceFaultError,
     RunOn,
-    VerificationSchedule,
+    Verification,
+    VerifiedReplica,
+    describe_contribution,
     describe_fault,
+    describe_repeat,
     name_device,
 )
-
-
-class ComparedReplica(NamedTuple):
-    """The replica that a step verifies, and the processes that compute its contribution."""
-
-    step: int
-    run: ReplicaRun
-    processes: tuple[int, ...]
-    """The process of the replica, another process, and, where there are three or more, a process for the third opinion."""
-    owner: int = 0
-    """The device of each process."""
-
-    @property
-    def replica(self) -> int:
-        return self.run.first
 
 
 class Digests(NamedTuple):
@@ -49,7 +37,7 @@ class Digests(NamedTuple):
     third: AttemptDigest
 
 
-class ProcessVerification(VerificationSchedule):
+class ProcessVerification(Verification):
     """The choice of replica and processes, and the judgement of what the processes tell."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
@@ -57,59 +45,65 @@ class ProcessVerification(VerificationSchedule):
         assert placement.processes is not None
         self._processes = placement.processes
         self._rounds: list[Digests] = []
-        self.words = AttemptWords()
+        self._words = AttemptWords()
 
-    def choose(self, step: int, batch_plan: BatchPlan) -> ComparedReplica | None:
+    @property
+    def words(self) -> AttemptWords:
+        """Return what processes tell each other."""
+        return self._words
+
+    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
         """Return the replica that a step verifies: replicas take turns, and so do the processes. None where the step is not verified."""
         if self.count_unverified(step):
             return None
         self._rounds = []
         round_, place = divmod(self.count_turns(step), batch_plan.present)
-        run = batch_plan.run_alone(place)
+        run = batch_plan.run_alone(batch_plan.replicas[place])
         count = len(self._processes.counts)
         owner = next(number for number, block in enumerate(self._placement.of_processes) if run.first in block)
         others = [(owner + 1 + (round_ + number) % (count - 1)) % count for number in range(min(2, count - 1))]
-        return ComparedReplica(step, run, (owner, *others))
+        return VerifiedReplica(step, run, 0, (owner, *others))
 
-    def begin_round(self, compared: ComparedReplica) -> bool:
-        """Begin a round of the step; return whether this process computes the contribution of another one's replica."""
-        self.words.own = NO_ATTEMPT
-        return self._processes.number in compared.processes[1 : 2 + len(self._rounds)]
+    def begin_round(self, verified: VerifiedReplica, run_on: RunOn) -> None:
+        """Compute the contribution of another process, if it is this process's turn: a third process has a turn in the second round alone."""
+        self._words.own = NO_ATTEMPT
+        if self._processes.number in verified.computed_by[1 : 2 + len(self._rounds)]:
+            self._tell(run_on(verified.device))
 
-    def note(self, attempt: Attempt) -> None:
-        """Note what this process has computed: its digest is told with the sum."""
-        self.words.own = shorten_digest(attempt.digest)
+    def _tell(self, attempt: Attempt) -> None:
+        """Have the digest of what this process has computed told with the sum."""
+        self._words.own = shorten_digest(attempt.digest)
 
-    def judge(self, _: ComparedReplica, first: Attempt, __: RunOn) -> tuple[PackedTree, None]:
+    def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
         """Return the contribution of this process's own replica. What others have computed is known after the sum."""
-        self.note(first)
-        return first.contribution, None
+        self._tell(first)
+        return first.contribution
 
-    def end_round(self, compared: ComparedReplica) -> bool:
+    def end_round(self, verified: VerifiedReplica) -> bool:
         """Take what all processes have told; return whether the step is to be computed once more."""
-        told = [self.words.received[process] for process in compared.processes]
+        told = [self._words.received[process] for process in verified.computed_by]
         self._rounds.append(Digests(*told, *[NO_ATTEMPT] * (3 - len(told))))
         return len(self._rounds) == 1 and self._rounds[0].owner != self._rounds[0].other
 
-    def find_fault(self, compared: ComparedReplica) -> DeviceFaultError | None:
+    def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
         """Return the error to raise when the step is finished. Raise it at once where the sum is not known to be right."""
         if len(self._rounds) == 1:
             return None
         first, second = self._rounds
-        if len(compared.processes) == 2:  # at fault is the process that contradicts itself
+        if len(verified.computed_by) == 2:  # at fault is the process that contradicts itself
             is_owner = second.owner == first.other
             is_other = not is_owner and second.other == first.owner
         else:
             is_owner = second.third == first.other
             is_other = second.third == first.owner
         is_right = second.owner == (first.other if is_owner else first.owner)
-        owner, other = (name_device(self._processes.leads[process]) for process in compared.processes[:2])
-        what = f"the contribution of replica {compared.replica} to step {compared.step}"
+        owner, other = (name_device(self._processes.leads[process]) for process in verified.computed_by[:2])
+        what = describe_contribution(verified)
         if is_owner:
             end = FINISHED if is_right else UNFINISHED
-            fault = DeviceFaultError(f"{describe_fault(owner, what, other)} {describe_repeat(is_right)} {end}")
+            fault = DeviceFaultError(f"{describe_fault(owner, what, other)} {describe_repeat(not is_right, REMEDY)} {end}")
         elif is_other and is_right:
-            again = describe_repeat(second.other == first.owner)
+            again = describe_repeat(second.other != first.owner, REMEDY)
             fault = DeviceFaultError(f"{describe_fault(other, what, owner)} {again} {FINISHED}")
         else:
             is_right = False
@@ -122,14 +116,8 @@ class ProcessVerification(VerificationSchedule):
         return fault
 
 
+REMEDY = "leave its process out"
 UNFINISHED = "The step was not made: the state is that before it."
-
-
-def describe_repeat(is_sound: bool) -> str:
-    """Return whether a device has computed the right bits when it was asked again, and what to do."""
-    if is_sound:
-        return "It does not repeat there. If it comes again on this device, leave its process out."
-    return "It computes wrong bits again: leave its process out, and go on."
 
 
 def shorten_digest(digest: tuple[int, ...]) -> AttemptDigest:

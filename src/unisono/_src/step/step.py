@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 import jax
 
@@ -20,7 +20,6 @@ from unisono._src.step.device_state import DeviceState
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
-from unisono._src.step.process_verification import ComparedReplica, ProcessVerification
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
@@ -30,15 +29,12 @@ from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
 from unisono._src.step.totals import DeviceTotal
-from unisono._src.step.verification import Attempt, DeviceFaultError, DeviceVerification, VerifiedReplica
+from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
+from unisono._src.step.verified_step import VerifiedStep
 from unisono._src.step_count import get_step_count
 from unisono._src.typing import AnyArray, Array, Logs
 
 MOST_STEPS = 64
-
-Verification: TypeAlias = DeviceVerification | ProcessVerification
-Verified: TypeAlias = VerifiedReplica | ComparedReplica
-"""The replica that a step verifies, between devices or between processes."""
 
 
 class CallOutcome(NamedTuple):
@@ -48,6 +44,8 @@ class CallOutcome(NamedTuple):
     disagree: list[Array]
     outputs: list[RunOutput]
     digests: list[StepDigests]
+    fault: DeviceFaultError | None = None
+    """To be raised now that the step is finished: a device was found to be at fault."""
 
 
 class Step:
@@ -75,7 +73,6 @@ class Step:
         """
         self._name = name
         self._verification = verification
-        self._fault: DeviceFaultError | None = None
         self._recorder = recorder
         self._functions = functions
         self._placement = placement
@@ -126,11 +123,12 @@ class Step:
             for group in self._group_batches(now):
                 whole = None if verified else self._plan_of(group[0]).whole
                 outcome = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
-                logs, disagree, outputs, digests = outcome
+                logs, disagree, outputs, digests, fault = outcome
                 self._functions.check(disagree)
                 if self._recorder is not None:
                     self._recorder.note_steps(group, digests)
-            self._raise_fault()
+                if fault is not None:
+                    raise fault
             if batches:
                 state = self.state
         return logs, outputs
@@ -150,7 +148,7 @@ class Step:
             count = min(count, self._inspection.count_uninspected(step))
         return max(1, count)
 
-    def _choose_verified(self, batch: GlobalBatch) -> Verified | None:
+    def _choose_verified(self, batch: GlobalBatch) -> VerifiedReplica | None:
         """Return the replica that the next step verifies; None where it verifies none."""
         if self._verification is None:
             return None
@@ -160,12 +158,6 @@ class Step:
         """Have the next step inspected, if it is the one that is asked for."""
         if self._inspection is not None and not self._inspection.count_uninspected(get_step_count().steps):
             self._inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
-
-    def _raise_fault(self) -> None:
-        """Raise the error of a step in which a device was found to be at fault."""
-        if self._fault is not None:
-            fault, self._fault = self._fault, None
-            raise fault
 
     @property
     def state(self) -> State:
@@ -221,7 +213,7 @@ class Step:
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
         return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
-    def _run_parts(self, batch: GlobalBatch, verified: Verified | None = None) -> CallOutcome:
+    def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
         divisors = self._place_divisors(batch, range(len(self._placement.devices)))
@@ -233,10 +225,13 @@ class Step:
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
             divisors = divisors.complete(totals, self._placement.devices)
-        if isinstance(verified, ComparedReplica):
-            totals, outputs = self._sum_compared(verified, batch_plan, batch, divisors)
+        fault = None
+        if verified is None:
+            totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False)
         else:
-            totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
+            step = self._open_verified(verified, batch_plan, batch, divisors)
+            sum_once = functools.partial(self._sum_parts, batch_plan, batch, divisors, counting=False, verified=step)
+            (totals, outputs), fault = step.sum_rounds(sum_once)
         end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
         results: dict[int, CallResult] = {}
         for home, total in totals.items():
@@ -245,7 +240,7 @@ class Step:
         self._device_state.note_finished(totals)
         self._start.note_finished()
         get_activity().report_next_step()
-        return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests)
+        return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests, fault)
 
     def _place_divisors(self, batch: GlobalBatch, devices: Iterable[int]) -> BatchDivisors:
         return self._divisors.place(batch, self._plan_of(batch).sizes, self._device_state[0].state, devices)
@@ -256,7 +251,7 @@ class Step:
         batch: GlobalBatch,
         divisors: BatchDivisors,
         counting: bool,
-        verified: Verified | None = None,
+        verified: VerifiedStep | None = None,
     ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
         """Count divisors, or run replicas: return the total for each home, and the replicas' outputs."""
         nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
@@ -274,42 +269,23 @@ class Step:
                     summing=int(run is runs[-1]),
                 )
                 if verified is not None and run.first == verified.replica:
-                    done = self._run_verified(verified, batch, run, divisors, orders)
+                    done = verified.run_replica(run, is_last=run is runs[-1])
                 else:
                     done = self._call(part.device, [batch], run, divisors, orders)
                 outputs.append(RunOutput(part.device, run, done.outputs))
             nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
         add_up = self._total_divisors if counting else self._total_contribution
-        attempt = self._verification.words if isinstance(self._verification, ProcessVerification) and not counting else None
+        attempt = None if self._verification is None or counting else self._verification.words
         return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start.digests, attempt), outputs
 
-    def _sum_compared(
-        self, verified: ComparedReplica, batch_plan: BatchPlan, batch: GlobalBatch, divisors: BatchDivisors
-    ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
-        """Return what `_sum_parts` returns of a step in which another process computes a replica again; of its second round, if there is one."""
-        verification = self._verification
-        assert isinstance(verification, ProcessVerification)
-        orders = CallOrders(first=verified.replica, replicas=1, present=batch_plan.present, running=1, summing=1)
-        while True:
-            if verification.begin_round(verified):
-                attempt, _ = self._single_replicas.run(0, lambda: self._call(0, [batch], verified.run, divisors, orders))
-                verification.note(attempt)
-            summed = self._sum_parts(batch_plan, batch, divisors, counting=False, verified=verified)
-            if not verification.end_round(verified):
-                self._fault = verification.find_fault(verified)
-                return summed
-
-    def _run_verified(
-        self, verified: Verified, batch: GlobalBatch, run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
-    ) -> CallResult:
-        """Run one replica by itself, and again elsewhere; add its contribution to the sums of its device."""
+    def _open_verified(
+        self, verified: VerifiedReplica, batch_plan: BatchPlan, batch: GlobalBatch, divisors: BatchDivisors
+    ) -> VerifiedStep:
+        """Return the step with what runs the replica that it verifies."""
         assert self._verification is not None
+        orders = CallOrders(first=verified.replica, replicas=1, present=batch_plan.present, running=1, summing=1)
 
-        def run_on(index: int) -> tuple[Attempt, CallResult]:
-            return self._single_replicas.run(index, lambda: self._call(index, [batch], run, divisors, by_itself))
+        def call(index: int) -> CallResult:
+            return self._call(index, [batch], verified.run, divisors, orders)
 
-        by_itself = orders._replace(before=0, summing=1)
-        first, done = run_on(verified.owner)
-        contribution, self._fault = self._verification.judge(verified, first, lambda index: run_on(index)[0])  # pyright: ignore[reportArgumentType]  # it has chosen it
-        self._single_replicas.add_contribution(verified.owner, run, contribution, is_last=bool(orders.summing))
-        return done
+        return VerifiedStep(self._verification, self._single_replicas, verified, call)

@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices = devices[: len(split_evenly(replicas, self.cluster.processes)[agreement.number])]
         ids_of_processes = agreement.gather_values("its devices", [device.id for device in devices])
         counts = tuple(map(len, ids_of_processes))
-        agreement.check(list_common_settings(arguments) | {"verify": repr(self._wanted_verify)})
+        agreement.check(list_common_settings(arguments, self._wanted_verify))
         all_kinds = agreement.gather_values("the kind of its devices", describe_device(devices[0]))
         check_kernels_of_processes(all_kinds)
         if self.writes:
@@ -129,11 +129,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             variable.assign(of_first(mine).reshape(variable.shape))
 
 
-def list_common_settings(arguments: StrategyArguments) -> dict[str, Json]:
+def list_common_settings(arguments: StrategyArguments, verify: float | None) -> dict[str, Json]:
     """Return what must be the same in all processes."""
     return {
         "replicas": arguments.replicas,
         "accumulate": arguments.accumulate,
+        "verify": repr(verify),
         "the seed of keras.utils.set_random_seed": get_random_seed(),
         "the kind of devices": jax.default_backend(),
         "whether JAX has a single CPU thread": runtime.count_threads() < runtime.FEWEST_THREADS,

@@ -1,0 +1,108 @@
+"""Verification inside of a process: another device computes the contribution again, and a third run decides at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from unisono._src.packing import PackedTree
+from unisono._src.placement import Placement
+from unisono._src.step.plan import BatchPlan
+from unisono._src.step.verification import (
+    FINISHED,
+    Attempt,
+    DeviceFaultError,
+    RunOn,
+    Verification,
+    VerifiedReplica,
+    describe_contribution,
+    describe_fault,
+    describe_repeat,
+    name_device,
+)
+
+
+class Fault(NamedTuple):
+    """The fault of a device, as attempts have shown it."""
+
+    wrong: Attempt
+    right: Attempt
+    repeats: bool
+    """Whether the device at fault computed wrong bits once more."""
+
+
+class DeviceVerification(Verification):
+    """The choice of replica and devices, and the judgement of what the devices computed."""
+
+    def __init__(self, rate: float, placement: Placement) -> None:
+        super().__init__(rate, placement)
+        self._error: DeviceFaultError | None = None
+
+    def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
+        """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
+        the step is not verified."""
+        owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
+        if not owners or self.count_unverified(step):
+            return None
+        round_, place = divmod(self.count_turns(step), len(owners))
+        devices = len(self._placement.devices)
+        other = (owners[place] + 1 + round_ % (devices - 1)) % devices
+        run = batch_plan.run_alone(batch_plan.shards[place].replica)
+        return VerifiedReplica(step, run, owners[place], (owners[place], other))
+
+    def begin_round(self, verified: VerifiedReplica, run_on: RunOn) -> None:
+        """Compute nothing: each process verifies itself."""
+
+    def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
+        """Return the contribution with which the step goes on, after another device has computed it as well."""
+        self._error = None
+        second = run_on(verified.computed_by[1])
+        if first.digest == second.digest:
+            return first.contribution
+        fault = self._find_fault(first, second, run_on)
+        what = describe_contribution(verified)
+        if fault is None:
+            self._error = DeviceFaultError(self._describe_doubt(what, first, second), is_state_sound=False)
+            return first.contribution
+        self._error = DeviceFaultError(self._describe_fault(what, fault))
+        return fault.right.contribution
+
+    def end_round(self, verified: VerifiedReplica) -> bool:
+        """Return False: the step is judged when the replica is run."""
+        return False
+
+    def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
+        """Return the error of the step."""
+        return self._error
+
+    def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
+        """Return the fault; None where attempts do not tell which device is at fault."""
+        devices = range(len(self._placement.devices))
+        third_device = next((index for index in devices if index not in (first.device, second.device)), None)
+        pairs = (first, second), (second, first)
+        if third_device is None:  # at fault is the device that contradicts itself
+            return next((Fault(one, other, False) for one, other in pairs if run_on(one.device).digest == other.digest), None)
+        third = run_on(third_device)
+        return next(
+            (
+                Fault(one, other, repeats=run_on(one.device).digest != other.digest)
+                for one, other in pairs
+                if third.digest == other.digest
+            ),
+            None,
+        )
+
+    def _describe_fault(self, what: str, fault: Fault) -> str:
+        again = describe_repeat(fault.repeats, "leave the device out (devices=)")
+        return f"{describe_fault(self._name_device(fault.wrong), what, self._name_device(fault.right))} {again} {FINISHED}"
+
+    def _describe_doubt(self, what: str, first: Attempt, second: Attempt) -> str:
+        one = self._name_device(first)
+        other = self._name_device(second)
+        return (
+            f"{one} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. The step was finished with "
+            f"that of {one}: do not go on from here. Run `unisono doctor` on each, and go on from the last checkpoint without the one that "
+            f"parts."
+        )
+
+    def _name_device(self, attempt: Attempt) -> str:
+        return name_device(self._placement.devices[attempt.device])
