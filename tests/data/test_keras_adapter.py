@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -69,3 +70,15 @@ def test_the_batches_of_an_epoch_are_those_of_the_arrays(rng):
 
     model.fit(x, y % 2, batch_size=3, verbose=0, callbacks=[Watch()])
     assert seen == [0, 1, 2]
+
+
+def test_predict_keeps_its_batches_where_keras_sends_them_ahead(rng, monkeypatch):
+    """Unless JAX runs on CPU, Keras puts each batch on the first device before the step asks for it."""
+    x = rng.standard_normal((41, 3)).astype("float32")
+    with un.MirroredStrategy(devices=2, replicas=4).scope():
+        model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
+    wanted = un.fingerprint(model.predict(x, batch_size=6, verbose=0))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        found = un.fingerprint(model.predict(x, batch_size=6, verbose=0))
+    assert found == wanted

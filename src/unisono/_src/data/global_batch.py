@@ -102,9 +102,10 @@ def select_rows(array: np.ndarray, rows: slice | np.ndarray) -> BatchArray | np.
     return BatchArray(array, chosen=rows) if isinstance(rows, np.ndarray) and array.dtype.kind in NUMERIC_KINDS else array[rows]
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class GlobalBatch:
-    """A batch in the form in which a step takes it."""
+    """A batch in the form in which a step takes it. To JAX it is a tree without leaves: `jax.device_put` returns it as it is."""
 
     leaves: list[BatchArray]
     structure: jax.tree_util.PyTreeDef

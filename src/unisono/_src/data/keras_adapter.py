@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 
 from unisono._src.data import indexed_reading
 from unisono._src.data.forked_workers import warn_of_forks
-from unisono._src.data.global_batch import wrap_arrays
+from unisono._src.data.global_batch import as_global_batch, wrap_arrays
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
@@ -101,6 +101,16 @@ class GlobalBatchAdapter(DataAdapter):
 
     def on_epoch_end(self) -> None:
         indexed_reading.find_hooks(self.source).on_epoch_end()
+
+
+class UnsentBatchAdapter(GlobalBatchAdapter):
+    """An adapter for a loop of Keras whose iterator is out of reach: that of `predict`.
+
+    Unless JAX runs on CPU, Keras sends the arrays of each batch to the first device. A `GlobalBatch` has no arrays that JAX sees.
+    """
+
+    def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
+        return map(as_global_batch, super().get_jax_iterator(start))
 
 
 def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:

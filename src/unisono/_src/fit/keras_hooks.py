@@ -12,7 +12,7 @@ import keras
 
 from unisono._src.checks import refusals
 from unisono._src.data.indexed_reading import IndexedAdapter
-from unisono._src.data.keras_adapter import GlobalBatchAdapter
+from unisono._src.data.keras_adapter import GlobalBatchAdapter, UnsentBatchAdapter
 from unisono._src.distributed.per_replica import read_global_arrays
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.fit.batch_groups import BatchGrouping
@@ -103,7 +103,7 @@ class TrainerHooks:
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
-            source = GlobalBatchAdapter(source, self._bond.order)
+            source = UnsentBatchAdapter(source, self._bond.order)
         if not self._strategy.writes:
             verbose = 0
             callbacks = select_silent_callbacks(callbacks)
