@@ -256,20 +256,25 @@ def test_data_that_differ(words, said):
 
 def test_data_that_are_the_same():
     check_same_rows(np.array([[1, 0, 7]] * 3))
-    check_same_start(np.array([[1, 0, 7, 5, 6]] * 3))
+    check_same_start(np.array([[1, 0, 7, 5, 6, 8]] * 3))
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (
-            [[0, 3, 7, 0, 5], [0, 3, 7, 9, 5]],
+            [[0, 3, 7, 0, 5, 8], [0, 3, 7, 9, 5, 8]],
             r"^Batch 3 of pass 0 starts from other values of variables in process 1 than in process 0. Since the step before, one of these "
             r"processes has assigned a weight, a learning rate or another variable, .* Let every process assign the same: a callback",
         ),
         (
-            [[-1, -1, 7, 0, 5], [-1, -1, 7, 0, 5], [-1, -1, 7, 0, 6]],
+            [[-1, -1, 7, 0, 5, 8], [-1, -1, 7, 0, 5, 8], [-1, -1, 7, 0, 6, 9]],
             r"^A batch starts from other arguments in process 2 than in process 0. What strategy.run is given beside the batch is the same",
+        ),
+        (
+            [[0, 0, 7, 0, 5, 8], [0, 0, 7, 0, 5, 9]],
+            r"^Batch 0 of pass 0 is computed by another program in process 1 than in process 0. A number, an array or a branch in the code of a "
+            r"layer, .* `unisono audit` shows the line.",
         ),
     ],
 )

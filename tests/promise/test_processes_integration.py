@@ -176,6 +176,7 @@ def test_processes_with_and_without_native_kernels_are_refused(tmp_path):
 ONE_SIDED = """
 import os, sys
 import unisono as un
+import jax
 import keras
 import numpy as np
 
@@ -184,7 +185,7 @@ keras.utils.set_random_seed(0)
 strategy = un.MultiWorkerMirroredStrategy(replicas=2)
 with strategy.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    optimizer = keras.optimizers.SGD(0.1)
+    optimizer = keras.optimizers.SGD(0.1, clipnorm=0.5 if is_first and what == "clipnorm" else None)
 x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
 
 
@@ -201,7 +202,16 @@ class Quiet(keras.callbacks.Callback):
             self.model.metrics[0].reset_state()
 
 
-if what in ("rate", "both", "same"):
+def loss(truth, found):
+    if is_first and what == "print":
+        jax.debug.print("sum {}", found.sum())
+    return ((truth - found) ** 2).mean(axis=-1)
+
+
+if what in ("clipnorm", "print"):
+    model.compile(optimizer, loss)
+    model.fit(x, y, batch_size=2, verbose=0)
+elif what in ("rate", "both", "same"):
     model.compile(optimizer, "mse")
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, shuffle=False, callbacks=[Quiet() if what == "same" else Slower()])
 elif what == "weights":
@@ -211,7 +221,7 @@ elif what == "weights":
         model.layers[0].bias.assign([5.0, 5.0])
     model.fit(x, y, batch_size=2, verbose=0)
 else:
-    KINDS = {"argument": np.float32, "number": float, "none": float}
+    KINDS = {"argument": np.float32, "array": jax.numpy.float32, "number": float, "none": float}
 
     def replica_step(batch, scale):
         value, gradients = un.value_and_grad(lambda: (model(batch) * scale).mean(axis=1), model.trainable_variables)
@@ -227,6 +237,9 @@ SAID_OF_VARIABLES = (
 )
 
 
+SAID_OF_PROGRAM = (
+    r"Batch 0 of pass 0 is computed by another program in process 1 than in process 0\. A number, an array or a branch"
+)
 SAID_OF_ARGUMENTS = r"(A batch|Batch 0 of pass 0) starts from other arguments in process 1 than in process 0"
 
 
@@ -235,10 +248,13 @@ SAID_OF_ARGUMENTS = r"(A batch|Batch 0 of pass 0) starts from other arguments in
     ("what", "said"),
     [
         ("rate", SAID_OF_VARIABLES),
+        ("clipnorm", SAID_OF_PROGRAM),
         *thorough(
             ("number", SAID_OF_ARGUMENTS),
             ("weights", SAID_OF_VARIABLES),
             ("argument", SAID_OF_ARGUMENTS),
+            ("array", SAID_OF_ARGUMENTS),
+            ("print", None),
             ("both", None),
             ("same", None),
             ("none", None),

@@ -84,6 +84,7 @@ class PlantedFault:
 
 PYTHON_IN_A_STEP = "A callback to Python"
 OTHER_STATE = "starts from other values of variables in process 1 than in process 0"
+OTHER_PROGRAM = "is computed by another program in process 1 than in process 0"
 FAULTS = (
     PlantedFault(1, "a", Kind.REPEAT, Cause.HOST_RANDOM),
     PlantedFault(2, "b", Kind.REPEAT, Cause.HOST_RANDOM, "first", first_step=4),
@@ -103,13 +104,13 @@ FAULTS = (
     PlantedFault(16, "a", Kind.DEVICES, Cause.SHAPE),
     PlantedFault(17, "b", Kind.DEVICES, Cause.COLLECTIVE),
     PlantedFault(18, "a", Kind.PROCESSES, Cause.PROCESS, first_step=0),
-    PlantedFault(19, "b", Kind.PROCESSES, Cause.PROCESS, "zoom"),
+    PlantedFault(19, "b", Kind.PROCESSES, Cause.PROCESS, "zoom", error=OTHER_PROGRAM),
     PlantedFault(20, "b", Kind.PROCESSES, Cause.PROCESS, first_step=7, error=OTHER_STATE),
     PlantedFault(21, "a", Kind.PROCESSES, Cause.PROCESS_ROWS, error="has other rows in process 1 than in process 0"),
     PlantedFault(22, "b", Kind.PROCESSES, Cause.PROCESS, error="Let every process pass the same"),
     PlantedFault(23, "a", Kind.REPLICAS, Cause.BATCH_STATISTICS, "even"),
     PlantedFault(24, "b", Kind.PROCESSES, Cause.LAYER_STATE, "warm"),
-    PlantedFault(25, "a", Kind.PROCESSES, Cause.LAYER_STATE, "turn"),
+    PlantedFault(25, "a", Kind.PROCESSES, Cause.LAYER_STATE, "turn", error=OTHER_PROGRAM),
     PlantedFault(26, "b", Kind.REPLICAS, Cause.WEIGHTING),
     PlantedFault(27, "a", Kind.PROCESSES, Cause.COLLECTIVE, first_step=4),
     PlantedFault(28, "b", Kind.REPLICAS, Cause.BATCH_STATISTICS, "one_norm"),

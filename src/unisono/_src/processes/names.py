@@ -23,6 +23,9 @@ DEVICES = "UNISONO_DEVICES"
 REPLICAS = "UNISONO_REPLICAS"
 """R, in place of what strategies say."""
 
+OTHER_PROGRAMS = "UNISONO_OTHER_PROGRAMS"
+"""Whether processes may trace other programs than each other: an audit records what they train, and shows the line."""
+
 REPLAY_STEP = "UNISONO_REPLAY_STEP"
 """The step that the process replays, counted from 0."""
 

@@ -20,6 +20,8 @@ class StartDigests(NamedTuple):
     """Of the values of variables that no step has made; 0 where there are none."""
     constants: int = 0
     """Of the values on the host that are the same for all replicas."""
+    program: int = 0
+    """Of the program that finishes the step."""
 
 
 NOTHING_COMPARED = StartDigests()
@@ -102,25 +104,30 @@ def check_same_rows(words: np.ndarray) -> None:
 
 def check_same_start(words: np.ndarray) -> None:
     """Refuse processes whose step starts from other values; `words` has a row for each process."""
-    for column, what, instead in ((3, ASSIGNED, ASSIGN_EVERYWHERE), (4, CONSTANTS, PASS_EVERYWHERE)):
+    for column, (what, instead) in enumerate((ASSIGNED, CONSTANTS, PROGRAM), start=3):
         digests = words[:, column].tolist()
         other = next((process for process, digest in enumerate(digests) if digest != digests[0]), None)
         if other is not None:
             position = describe_position((int(words[0, 0]), int(words[0, 1]))).capitalize()
-            raise ValueError(f"{position} starts from {what} in process {other} than in process 0. {instead}")
+            raise ValueError(f"{position} {what} in process {other} than in process 0. {instead}")
 
 
-ASSIGNED = "other values of variables"
-ASSIGN_EVERYWHERE = (
+ASSIGNED = (
+    "starts from other values of variables",
     "Since the step before, one of these processes has assigned a weight, a learning rate or another variable, and the other one has not, or has "
     "assigned another value. Let every process assign the same: a callback that changes the training belongs to all of them, and only "
-    "what logs or saves to process 0."
+    "what logs or saves to process 0.",
 )
-
-CONSTANTS = "other arguments"
-PASS_EVERYWHERE = (
+CONSTANTS = (
+    "starts from other arguments",
     "What strategy.run is given beside the batch is the same for all replicas. Let every process pass the same; what "
-    "differs by replica belongs to the dataset."
+    "differs by replica belongs to the dataset.",
+)
+PROGRAM = (
+    "is computed by another program",
+    "A number, an array or a branch in the code of a layer, a loss, the optimizer or the step is another one there, such as a setting of the "
+    "optimizer, or numbers drawn without a seed. Let every process run the same code with the same constants: `unisono audit` shows the "
+    "line.",
 )
 
 WHOLE_DATA = (

@@ -8,10 +8,13 @@ from typing import cast
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.stages import Compiled
 
 from unisono._src import packing
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
+from unisono._src.program_digest import digest_program
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
@@ -21,6 +24,7 @@ from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
 from unisono._src.typed_jax import eval_shape, jit
+from unisono._src.typing import Arguments
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
@@ -52,8 +56,12 @@ class ProgramCalls:
             counted: StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded)
             for counted in (False, True)
         }
+        self._digests: dict[Hashable, int] = {}
+        """Of the programs, where several processes train together."""
+        self._newest_digest = 0
+        note_traced = self._note_traced if placement.processes else None
         self._programs = {
-            counted: DeviceProgram(rewrite_function(block, placement.lead.platform), donate=(0,))
+            counted: DeviceProgram(rewrite_function(block, placement.lead.platform, note_traced), donate=(0,))
             for counted, block in self._blocks.items()
         }
 
@@ -88,6 +96,22 @@ class ProgramCalls:
         self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
     ) -> CallResult:
         """Call a program once on a device, for replicas of this size."""
+        program, args = self._prepare(index, group, run, divisors, orders)
+        with delay_interrupts():
+            self._device_state[index], done = program(*args)
+        return done
+
+    def digest_end(self, batch: GlobalBatch, end: ReplicaRun, divisors: BatchDivisors) -> int:
+        """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
+        key = divisors.are_counted, self._inputs.kind(batch, end.size)
+        if key not in self._digests:
+            self._prepare(0, [batch], end, divisors, CallOrders())
+        return self._digests[key]
+
+    def _prepare(
+        self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+    ) -> tuple[Compiled, Arguments]:
+        """Return a program that is loaded on a device, and its arguments."""
         batch = group[0]
         args = (
             self._device_state.on(index),
@@ -97,8 +121,10 @@ class ProgramCalls:
             self._inputs.constants(index),
             self._inputs.send_batches(index, group, run),
         )
-        device = self._placement.devices[index]
-        program = self._programs[divisors.are_counted].find_or_load(device, self._inputs.kind(batch, run.size), *args)
-        with delay_interrupts():
-            self._device_state[index], done = program(*args)
-        return done
+        kind = self._inputs.kind(batch, run.size)
+        program = self._programs[divisors.are_counted].find_or_load(self._placement.devices[index], kind, *args)
+        self._digests.setdefault((divisors.are_counted, kind), self._newest_digest)
+        return program, args
+
+    def _note_traced(self, program: ClosedJaxpr) -> None:
+        self._newest_digest = digest_program(program)

@@ -225,6 +225,9 @@ class Step:
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
             divisors = divisors.complete(totals, self._placement.devices)
+        end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
+        if self._placement.processes:
+            self._start.receive_program(self._call.digest_end(batch, end, divisors))
         fault = None
         if verified is None:
             totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False)
@@ -232,7 +235,6 @@ class Step:
             step = self._open_verified(verified, batch_plan, batch, divisors)
             sum_once = functools.partial(self._sum_parts, batch_plan, batch, divisors, counting=False, verified=step)
             (totals, outputs), fault = step.sum_rounds(sum_once)
-        end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
         results: dict[int, CallResult] = {}
         for home, total in totals.items():
             self._device_state.put_total(home, total)

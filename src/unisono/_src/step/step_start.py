@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from unisono._src.placement import Placement
+from unisono._src.processes import names
 from unisono._src.replica.protocol import State
+from unisono._src.step.constant_digests import ConstantDigests
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.digest_stage import digest_state
 from unisono._src.step.process_words import NOTHING_COMPARED, StartDigests, digest_values
@@ -30,15 +31,21 @@ class StepStart:
         self._has_other_processes = placement.processes is not None
         self._device_state = device_state
         self._recorder = recorder
+        self._constant_digests = ConstantDigests(placement.lead)
+        self._may_programs_differ = bool(os.environ.get(names.OTHER_PROGRAMS))
         self._digest_program = DeviceProgram(rewrite_function(digest_state, placement.lead.platform))
         self.digests = NOTHING_COMPARED
         """What the processes compare in the next step."""
 
     def receive_constants(self, constants: Sequence[AnyArray]) -> None:
-        """Take the values that are the same for all replicas. Those on the host are compared; others would have to be waited for."""
+        """Take the values that are the same for all replicas."""
         if self._has_other_processes:
-            on_host = [(number, value) for number, value in enumerate(constants) if isinstance(value, np.ndarray | np.generic)]
-            self.digests = StartDigests(constants=digest_values(on_host) ^ self._fixed_digest)
+            self.digests = StartDigests(constants=self._constant_digests.digest(constants) ^ self._fixed_digest)
+
+    def receive_program(self, digest: int) -> None:
+        """Take the digest of the program that finishes the step."""
+        if not self._may_programs_differ:
+            self.digests = self.digests._replace(program=digest)
 
     def receive_state(self, state: State, make_empty_sums: Callable[[], EmptySums]) -> None:
         """Bring the state to the lead."""

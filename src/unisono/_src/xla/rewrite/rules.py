@@ -52,11 +52,14 @@ trace_observers: list[Callable[[str, ClosedJaxpr], None]] = []
 """Called with the name of each function and its program as it was traced, before equations are replaced. An audit reads programs so."""
 
 
-def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
+def rewrite_function(
+    function: Callable[P, T], platform: str, note_traced: Callable[[ClosedJaxpr], None] | None = None
+) -> Callable[P, T]:
     """Return `function` in the forms that XLA runs fast on `platform`; for use under `jax.jit`, where it costs no time at run time.
 
     The function is traced as it is and its equations are replaced afterwards, so it should be differentiated already:
-    `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients.
+    `rewritten(jax.grad(loss), "cpu")`, where `jax.grad(rewritten(loss, "cpu"))` would miss the gradients. `note_traced` is called with the
+    program as it was traced.
 
     >>> total = rewrite_function(lambda x: x.sum(), "cpu")
     >>> float(jax.jit(total)(jax.numpy.ones(3)))
@@ -76,6 +79,8 @@ def rewrite_function(function: Callable[P, T], platform: str) -> Callable[P, T]:
             # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
             traced, out = jax.make_jaxpr(functools.partial(function), return_shape=True)(*args, **kwargs)
+        if note_traced is not None:
+            note_traced(traced)
         for observe in trace_observers:
             observe(getattr(function, "__name__", ""), traced)
         if is_on_cpu:  # what is only computed forward
