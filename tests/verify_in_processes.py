@@ -1,6 +1,7 @@
 """One of several processes of one device each, which verify each other. In each step one of them may flip a bit of what it computes.
 
-unisono launch --processes 3 verify_in_processes.py '{"verify": 1, "faults": [null, {"victim": 1, "always": false, "seed": 3}]}'
+unisono launch --processes 3 verify_in_processes.py
+    '{"verify": 1, "training": "whole", "faults": [null, {"victim": 1, "always": false, "seed": 3}]}'
 
 Prints the fingerprint of the start, then for each step the fingerprint after it, the error, and how often a bit was flipped here, as JSON.
 """
@@ -15,7 +16,7 @@ import unisono as un
 import jax
 import numpy as np
 
-from small_training import REPLICAS, WEIGHTS, Training
+from small_training import REPLICAS, TRAININGS, WEIGHTS
 from unisono._src.step.single_replica import SingleReplicas
 
 spec = json.loads(sys.argv[1])
@@ -41,7 +42,7 @@ class Fault:
         return contribution
 
 
-training = Training(strategy)
+training = TRAININGS[spec["training"]](strategy)
 told = [{"print": un.fingerprint(training.model)}]
 for spec_of_fault in spec["faults"]:
     fault = Fault(**(spec_of_fault or {"victim": None, "always": False, "seed": 0}))

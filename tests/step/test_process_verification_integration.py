@@ -13,17 +13,22 @@ import pytest
 
 from processes import HERE, LAUNCH, environment
 from sizes import cases, thorough
+from unisono._src.record.run_record import read_run_record
 
 pytestmark = pytest.mark.processes
 STEPS = cases(12, 100)
 
 
-def run_processes(count: int, faults: list[dict[str, Any] | None], verify: float | None = 1) -> list[list[dict[str, Any]]]:
+def run_processes(
+    count: int, faults: list[dict[str, Any] | None], verify: float | None = 1, training: str = "whole", **variables: str
+) -> list[list[dict[str, Any]]]:
     """Return what each process tells of the start and of each step."""
-    spec = json.dumps({"verify": verify, "faults": faults})
+    spec = json.dumps({"verify": verify, "training": training, "faults": faults})
     start = [*LAUNCH, "--processes", str(count), "--cpu"] if count > 1 else [sys.executable]
     command = [*start, str(HERE / "verify_in_processes.py"), spec]
-    done = subprocess.run(command, env=environment(), cwd=HERE, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment(**variables), cwd=HERE, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     told = re.findall(r"^(?:\[(\d)\] )?(\[\{.*\}\])$", done.stdout, re.MULTILINE)
     return [json.loads(words) for _, words in sorted(told)]
@@ -74,3 +79,23 @@ def test_no_bit_is_another_where_nothing_is_at_fault(sound):
     for told in run_processes(2, [None] * 4, 0.4):
         assert [words["print"] for words in told] == sound[:5]
         assert [words["error"] for words in told[1:]] == [None] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", ["few rows", "looped", *thorough("weighted")])
+def test_other_trainings_are_verified(tmp_path, training):
+    """Recording goes on beside it: a step that is computed once more is recorded once."""
+    steps = 6
+    (alone,) = run_processes(1, [None] * steps, None, training)
+    faults = [{"victim": step % 3, "always": False, "seed": step} if step % 2 else None for step in range(steps)]
+    folder = tmp_path / "run"
+    told = run_processes(3, faults, 1, training, UNISONO_RECORD=str(folder))
+    for words in told:
+        assert [each["print"] for each in words] == [each["print"] for each in alone]
+    assert len(read_run_record(folder).steps) == steps
+    flipped = [any(each["flips"] for each in words) for words in list(zip(*told, strict=True))[1:]]
+    assert any(flipped)
+    for fault, is_flipped, words in zip(faults, flipped, list(zip(*told, strict=True))[1:], strict=True):
+        for each in words:
+            assert bool(each["error"]) == is_flipped
+            assert not is_flipped or re.match(rf"{name_process(fault['victim'])} is at fault", each["error"])
