@@ -94,6 +94,47 @@ def test_the_worked_example_of_the_docs_is_found(tmp_path):
     assert [line for line in fixed if line not in said] == []
 
 
+RECORDED = """
+import sys
+import unisono as un
+import keras
+import numpy as np
+
+strategy = un.MirroredStrategy(devices=2, replicas=4)
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, sys.argv[2], name="wide"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(float(sys.argv[1])), "mse")
+model.fit(x, x[:, :1], batch_size=8, verbose=0)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("0.1", "relu"), "Equal: 2 runs with R = 4 have the same bits in their first 6 steps."),
+        *thorough(
+            (("0.2", "relu"), "part before the first step, in the state before the step. variable: sgd/learning_rate"),
+            (("0.1", "tanh"), "part in step 1, in the gradient. variable: sequential/wide/kernel, and 3 more"),
+        ),
+    ],
+)
+def test_a_run_is_compared_with_a_recorded_run(tmp_path, words, said):
+    """The script, or its arguments, are others than in the recorded run."""
+    script, run = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(RECORDED)
+    command = [sys.executable, str(script), "0.1", "relu"]
+    subprocess.run(command, env=environment(JAX_PLATFORMS="cpu", UNISONO_RECORD=str(run)), timeout=LIMIT, check=True)
+    audited = audit(tmp_path, "--against", str(run), str(script), *words)
+    assert audited.code == (0 if said.startswith("Equal") else 1), audited.text
+    text = " ".join(audited.text.split())
+    assert said in text
+    assert audited.code == 0 or "The script or its data are other ones than in the recorded run" in text
+
+
 @pytest.mark.processes
 def test_a_script_that_trains_nothing_is_trouble(tmp_path):
     script = tmp_path / "nothing.py"
