@@ -236,3 +236,22 @@ def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
         seen.append((un.fingerprint(model), np.isnan(history.history["loss"][0])))
     assert seen[0] == seen[1]
     assert seen[0][1]
+
+
+class Centred(keras.layers.Layer):
+    """Takes the mean over devices away, as a layer for jax.pmap does."""
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def call(self, x):
+        return x - jax.lax.pmean(x.mean(axis=0), "batch")
+
+
+def test_a_collective_in_a_layer_is_refused():
+    with un.MirroredStrategy(devices=2).scope():
+        model = keras.Sequential([keras.Input((3,)), Centred(name="centred"), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    said = r"layer 'centred' of the model 'sequential\w*' uses a collective over an axis, .* leave the collective out. .* write replicas=1"
+    with pytest.raises(ValueError, match=said):
+        model.fit(np.ones((8, 3)), np.ones((8, 1)), verbose=0)

@@ -51,6 +51,7 @@ def explain_step_errors(model: keras.Model, batch: GlobalBatch | PyTree, replica
     try:
         yield
     except Exception as error:
+        refuse_axis_of_model(model, error)
         if not eager:
             refuse_uncompilable_layer(error)
         if not (isinstance(error, TRACE_ERRORS) and is_raised_by_jax(error)):
@@ -96,9 +97,27 @@ def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: 
         ) from error
 
 
+def is_unbound_axis(error: BaseException) -> bool:
+    """Return whether code uses a collective, such as `jax.lax.psum`, over an axis that is not there."""
+    cause = find_first_error(error)
+    return isinstance(cause, NameError) and str(cause).startswith(UNBOUND_AXIS)
+
+
+def refuse_axis_of_model(model: keras.Model, error: BaseException) -> None:
+    """Refuse a collective in a model's step."""
+    if is_unbound_axis(error):
+        failure = find_failed_layer(error)
+        where = f"layer {failure.layer.name!r} of the model {model.name!r}" if failure else f"step of the model {model.name!r}"
+        raise ValueError(
+            f"The {where} uses a collective over an axis, but replicas of one device run one after another: they have nobody to talk to. "
+            f"Under a strategy a layer computes from the rows of its replica, and the strategy adds up gradients and metrics: leave the "
+            f"collective out. For what must see the whole batch, write replicas=1."
+        ) from error
+
+
 def refuse_unbound_axis(name: str, error: BaseException) -> None:
     """Refuse a collective in replica code."""
-    if isinstance(error, NameError) and str(error).startswith(UNBOUND_AXIS):
+    if is_unbound_axis(error):
         raise ValueError(
             f"The function {name!r} uses a collective over an axis, but replicas of one device run one after another: they have nobody "
             f"to talk to. Return the value, and add over replicas after strategy.run, by "

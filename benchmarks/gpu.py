@@ -1,0 +1,114 @@
+"""Times a step of fit on a GPU, beside plain Keras on JAX, under flags of XLA: what the same bits cost, and why.
+
+python benchmarks/gpu.py [SECONDS]
+
+Each contender runs in a process of its own, one after another, for at most this number of seconds: it tells the milliseconds of a step of
+each workload as soon as it has them, and the fingerprint of what it has trained. A contender that runs twice shows whether XLA chooses
+other kernels in another process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import results
+from workloads import MORE, WORKLOADS, Workload
+
+STEPS = 2 if results.SMALL else 20
+EPOCHS = 1 if results.SMALL else 5
+BATCHES = {
+    "W2 CIFAR": (128, 1024),
+    "W4 transformer": (32, 256),
+    "W6 ResNet-50": (256,),
+    "W5 LSTM": (64,),
+    "W3 MLP, batch 32": (32,),
+}
+"""The global batches of each workload."""
+
+EXCLUDE = "--xla_gpu_exclude_nondeterministic_ops=true"
+"""Kernels are still chosen by measuring, among those that give the same bits each time."""
+
+
+class Contender(NamedTuple):
+    """What trains, and how."""
+
+    flags: str = ""
+    strategy: dict[str, Any] | None = None
+    """The arguments of the strategy; None stands for plain Keras."""
+
+
+CONTENDERS = {
+    "Keras": Contender(),
+    "ours": Contender("", {"devices": 1}),
+    "ours, any kernels": Contender("", {"devices": 1, "deterministic": False}),
+    "ours, measured kernels": Contender(EXCLUDE, {"devices": 1, "deterministic": False}),
+    "ours, measured kernels, again": Contender(EXCLUDE, {"devices": 1, "deterministic": False}),
+    "ours, R = 8": Contender("", {"devices": 1, "replicas": 8}),
+}
+
+
+def time_workloads(contender: Contender) -> None:
+    """Print a line of JSON for each workload: (name, batch, milliseconds a step, seconds of the first epoch, fingerprint)."""
+    import unisono as un
+
+    # isort: split
+    import keras
+
+    strategy = None if contender.strategy is None else un.MirroredStrategy(**contender.strategy)
+    for name, batches in BATCHES.items():
+        for batch in batches[:1] if results.SMALL else batches:
+            workload = (WORKLOADS | MORE)[name]._replace(batch=batch, steps=STEPS)
+            keras.utils.set_random_seed(0)
+            with contextlib.nullcontext() if strategy is None else strategy.scope():
+                model, optimizer = workload.model(keras)
+            model.compile(optimizer, workload.loss(keras), metrics=["accuracy"])
+            first, *seconds = time_epochs(model, workload)
+            milliseconds = 1e3 * statistics.median(seconds) / STEPS
+            print(json.dumps([name, batch, milliseconds, first, un.fingerprint(model)]), flush=True)
+
+
+def time_epochs(model: Any, workload: Workload) -> list[float]:
+    """Return the seconds of each epoch; the first compiles."""
+    x, y = workload.data()
+    seconds = []
+    for _ in range(EPOCHS + 1):
+        start = time.perf_counter()
+        model.fit(x, y, batch_size=workload.batch, shuffle=False, verbose=0)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def run_contender(name: str, limit: float) -> list[results.Row]:
+    """Return a row for each workload that the contender finished within the limit."""
+    command = [sys.executable, __file__, "--run", name]
+    variables = os.environ | {"XLA_FLAGS": CONTENDERS[name].flags, "KERAS_BACKEND": "jax"}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            out, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, _ = process.communicate()
+    columns = "workload", "batch", "ms a step", "first epoch, s", "fingerprint"
+    return [
+        {"contender": name} | dict(zip(columns, json.loads(line), strict=True)) for line in out.splitlines() if line[:1] == "["
+    ]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        time_workloads(CONTENDERS[sys.argv[2]])
+        return
+    limit = float(sys.argv[1]) if len(sys.argv) > 1 else 300.0
+    rows = [row for name in CONTENDERS for row in run_contender(name, limit)]
+    results.report_rows("gpu", rows)
+
+
+if __name__ == "__main__":
+    main()
