@@ -7,13 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import ClosedJaxpr
 
-from unisono._src.program_digest import digest_program
+import unisono as un
+from families import FAMILIES
+from sizes import slow
+from unisono._src.program_digest import UNSEEN, ProgramDigester, digest_program
+from unisono._src.xla.rewrite.rules import trace_observers
 
 
 def digest(function: Any, *args: Any) -> int:
@@ -124,3 +130,109 @@ def test_keys_count():
         return lambda x: x + jax.random.normal(key, x.shape)
 
     assert digest(drawn(0)) == digest(drawn(0)) != digest(drawn(1))
+
+    def of_kind(kind: str) -> Any:
+        key = jax.random.key(0, impl=kind)
+        return lambda x: x + jax.random.bits(key, (4,)).astype(np.float32)
+
+    assert digest(of_kind("rbg")) != digest(of_kind("unsafe_rbg"))
+
+
+def called_back(shape: tuple[int, ...]) -> Any:
+    return lambda x: jax.pure_callback(lambda x: np.ones(shape, np.float32), jax.ShapeDtypeStruct(shape, np.float32), x).sum()
+
+
+def carried(how: int) -> Any:
+    """A value that a loop carries along as it is, or has as a constant."""
+
+    def with_constant(x: Any) -> Any:
+        return lax.scan(lambda carry, _: (carry + x[0], carry), x[1], None, length=3)
+
+    def with_two(x: Any) -> Any:
+        (_, carry), outs = lax.scan(lambda carry, _: ((carry[0], carry[1] + carry[0]), carry[1]), (x[0], x[1]), None, length=3)
+        return carry, outs
+
+    return (with_constant, with_two)[how]
+
+
+def written(factor: float) -> Any:
+    def function(x: Any) -> Any:
+        place = jax.new_ref(x)
+        place[...] = x * factor
+        return place[...]
+
+    return function
+
+
+def reduced(function: Any, first: float) -> Any:
+    return lambda x: lax.reduce_window(x, np.float32(first), function, (2,), (1,), "VALID")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (called_back((3,)), called_back((5,))),
+        (carried(0), carried(1)),
+        (written(2.0), written(3.0)),
+        (jax.jit(written(2.0)), jax.jit(written(3.0))),
+        (reduced(lax.max, -np.inf), reduced(lax.min, -np.inf)),
+        (lambda x: x + np.ones((), np.float32), lambda x: x + np.ones(1, np.float32)),
+        (lambda x: x.astype(np.int32), lambda x: x.astype(np.int8)),
+        (lambda x: x[:2], lambda x: x[1:3]),
+        (lambda x: jnp.fft.fft(x), lambda x: jnp.fft.ifft(x) * 4),
+        (lambda x: lax.exp(x, accuracy=lax.Tolerance(1e-3, 0, 0)), lambda x: lax.exp(x, accuracy=lax.Tolerance(1e-6, 0, 0))),
+    ],
+)
+def test_what_a_program_does_counts(one, other):
+    assert digest(one) == digest(one)
+    assert digest(one) != digest(other)
+
+
+def test_a_reference_that_is_read_counts_once_it_was_written():
+    assert digest(written(2.0)) == digest(written(2.0))
+
+
+def traced_step(family: str) -> list[ClosedJaxpr]:
+    """Return the programs of a step of a family."""
+    programs: list[ClosedJaxpr] = []
+
+    def observe(name: str, program: ClosedJaxpr) -> None:
+        if name == "train":
+            programs.append(program)
+
+    model, compile_, data = FAMILIES[family]()
+    trace_observers.append(observe)
+    try:
+        with un.OneDeviceStrategy(replicas=2).scope():
+            model = keras.models.clone_model(model)
+        model.compile(**compile_)
+        model.fit(**{name: first_rows(rows) for name, rows in data.items()}, batch_size=8, verbose=0)
+    finally:
+        trace_observers.remove(observe)
+    return programs
+
+
+def first_rows(rows: Any) -> Any:
+    if isinstance(rows, dict):
+        return {
+            name: rows_of_name if isinstance(rows_of_name, float) else rows_of_name[:8] for name, rows_of_name in rows.items()
+        }
+    return rows[:8]
+
+
+@pytest.mark.parametrize("family", ["conv", "attention", *slow("lstm", "gru", "several_outputs")])
+def test_only_functions_are_left_out_of_the_programs_of_steps(family):
+    """What an operation does stands in its parameters: each type of them is described."""
+    programs = traced_step(family)
+    digester = ProgramDigester()
+    assert len({digester.digest_whole(program) for program in programs}) == len(programs) > 0
+    left_out = {kind for kind in digester.not_described if not issubclass(kind, UNSEEN)}
+    assert {kind.__name__ for kind in left_out} <= {"function", "partial", "CoalescedFlatTree"}
+
+
+def test_the_numbers_of_a_kernel_count():
+    def called(*numbers: float) -> int:
+        call = jax.ffi.ffi_call("a_kernel", jax.ShapeDtypeStruct((4,), np.float32))
+        return digest(lambda x: call(x, numbers=np.array(numbers, np.float32), count=len(numbers)))
+
+    assert called(0.5, 1.0) == called(0.5, 1.0) != called(0.25, 1.0)

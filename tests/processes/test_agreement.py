@@ -274,7 +274,7 @@ def test_data_that_are_the_same():
         (
             [[0, 0, 7, 0, 5, 8], [0, 0, 7, 0, 5, 9]],
             r"^Batch 0 of pass 0 is computed by another program in process 1 than in process 0. A number, an array or a branch in the code of a "
-            r"layer, .* `unisono audit` shows the line.",
+            r"layer, .* `unisono audit` shows the line",
         ),
     ],
 )

@@ -208,7 +208,11 @@ def loss(truth, found):
     return ((truth - found) ** 2).mean(axis=-1)
 
 
-if what in ("clipnorm", "print"):
+if what == "watch":  # process 0 takes other steps in a call than process 1
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    watching = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)] if is_first else []
+    model.fit(x, y, sample_weight=np.arange(1.0, 9.0), batch_size=2, epochs=40, verbose=0, callbacks=watching)
+elif what in ("clipnorm", "print"):
     model.compile(optimizer, loss)
     model.fit(x, y, batch_size=2, verbose=0)
 elif what in ("rate", "both", "same"):
@@ -221,10 +225,13 @@ elif what == "weights":
         model.layers[0].bias.assign([5.0, 5.0])
     model.fit(x, y, batch_size=2, verbose=0)
 else:
-    KINDS = {"argument": np.float32, "array": jax.numpy.float32, "number": float, "none": float}
+    KINDS = {"argument": np.float32, "array": jax.numpy.float32, "number": float, "none": float, "key": lambda _: jax.random.key(0)}
+
+    def read(scale):
+        return jax.random.uniform(scale, (2,)) if what == "key" else scale
 
     def replica_step(batch, scale):
-        value, gradients = un.value_and_grad(lambda: (model(batch) * scale).mean(axis=1), model.trainable_variables)
+        value, gradients = un.value_and_grad(lambda: (model(batch) * read(scale)).mean(axis=1), model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
         return value
 
@@ -255,6 +262,8 @@ SAID_OF_ARGUMENTS = r"(A batch|Batch 0 of pass 0) starts from other arguments in
             ("argument", SAID_OF_ARGUMENTS),
             ("array", SAID_OF_ARGUMENTS),
             ("print", None),
+            ("watch", None),
+            ("key", None),
             ("both", None),
             ("same", None),
             ("none", None),

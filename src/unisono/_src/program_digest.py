@@ -11,18 +11,23 @@ import dataclasses
 import enum
 import hashlib
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax import lax
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
 from unisono._src.inlining import CALLS, Atom
-from unisono._src.jax_private.jaxprs import close_program
+from unisono._src.jax_private.jaxprs import close_program, count_loop_inputs
 from unisono._src.typing import UserObject
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype)
+PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, enum.Enum)
+
+UNSEEN = (jax.Device, jax.sharding.Sharding, jax.sharding.Mesh, jax.tree_util.PyTreeDef)
+"""What says where a program runs, or repeats what its types say."""
 
 
 def digest_program(program: ClosedJaxpr) -> int:
@@ -41,34 +46,45 @@ class ProgramDigester:
     def __init__(self) -> None:
         self._inner: dict[int, tuple[UserObject, bytes]] = {}
         """The digests of programs inside of equations, by their ids; and the programs, so that no other takes the id."""
+        self.not_described: set[type] = set()
+        """Types of parameters of which only the name of the type counts."""
 
     def digest_whole(self, program: ClosedJaxpr) -> bytes:
-        """Return the digest of a program as a function of its inputs."""
-        inputs = [combine("input", str(number), str(variable.aval)) for number, variable in enumerate(program.jaxpr.invars)]
-        return combine("program", str(len(inputs)), *self._digest_results(program, inputs))
+        """Return the digest of a program as a function of its inputs: of its results, and of what it leaves in the references among them."""
+        variables = program.jaxpr.invars
+        known = {variable: combine("input", str(number), describe_type(variable)) for number, variable in enumerate(variables)}
+        results = self._digest_results(program, known)
+        return combine(
+            "program", str(len(variables)), *results, *(known[variable] for variable in variables if is_reference(variable))
+        )
 
-    def _digest_results(self, program: ClosedJaxpr, inputs: Sequence[bytes]) -> list[bytes]:
-        """Return the digests of a program's results."""
-        jaxpr = program.jaxpr
-        known: dict[Var, bytes] = dict(zip(jaxpr.invars, inputs, strict=True))
-        known |= {variable: digest_constant(value) for variable, value in zip(jaxpr.constvars, program.consts, strict=True)}
+    def _digest_results(self, program: ClosedJaxpr, known: dict[Var, bytes]) -> list[bytes]:
+        """Return the digests of a program's results. `known` has those of its inputs, and gets those of its variables."""
+        constants = zip(program.jaxpr.constvars, program.consts, strict=True)
+        known |= {variable: digest_constant(value) for variable, value in constants}
 
         def read(atom: Atom) -> bytes:
-            return combine(str(atom.aval), digest_constant(atom.val)) if isinstance(atom, Literal) else known[atom]
+            return combine(describe_type(atom), digest_constant(atom.val)) if isinstance(atom, Literal) else known[atom]
 
-        for equation in jaxpr.eqns:
-            known |= zip(equation.outvars, self._digest_equation(equation, list(map(read, equation.invars))), strict=True)
-        return list(map(read, jaxpr.outvars))
+        for equation in program.jaxpr.eqns:
+            results = self._digest_equation(equation, list(map(read, equation.invars)))
+            known |= zip(equation.outvars, results.of_outputs, strict=True)
+            known |= {atom: combine("after", results.whole, known[atom]) for atom in equation.invars if is_reference(atom)}
+        return list(map(read, program.jaxpr.outvars))
 
-    def _digest_equation(self, equation: JaxprEqn, operands: Sequence[bytes]) -> list[bytes]:
-        """Return the digests of an equation's results: of a call, those of the function that is called."""
+    def _digest_equation(self, equation: JaxprEqn, operands: Sequence[bytes]) -> EquationDigests:
+        """Return the digests of an equation and of its results: of a call, those of the function that is called."""
         name = equation.primitive.name
         called = equation.params.get("jaxpr", equation.params.get("call_jaxpr")) if name in CALLS else None
-        if called is not None:
-            return self._digest_results(close_program(called), operands)
+        if called is not None and not any(map(is_reference, equation.invars)):
+            inner = close_program(called)
+            return EquationDigests(b"", self._digest_results(inner, dict(zip(inner.jaxpr.invars, operands, strict=True))))
         params = [part for key, value in sorted(equation.params.items()) for part in (key, self._describe(value))]
+        if name == "scan":
+            params += map(str, count_loop_inputs(equation.params))
         whole = combine(name, *params, *operands)
-        return [combine(whole.hex(), str(number)) for number in range(len(equation.outvars))]
+        outputs = enumerate(equation.outvars)
+        return EquationDigests(whole, [combine(whole, str(number), describe_type(output)) for number, output in outputs])
 
     def _describe(self, value: UserObject) -> str:
         """Return what counts of a parameter, in a text without addresses. Of a function only its being there counts."""
@@ -76,7 +92,7 @@ class ProgramDigester:
             if id(value) not in self._inner:
                 self._inner[id(value)] = value, self.digest_whole(close_program(value))
             return self._inner[id(value)][1].hex()
-        if isinstance(value, (*PLAIN, enum.Enum)):
+        if isinstance(value, PLAIN):
             return repr(value)
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return digest_constant(value).hex()
@@ -86,20 +102,58 @@ class ProgramDigester:
             return f"{{{','.join(sorted(f'{key}:{self._describe(item)}' for key, item in value.items()))}}}"
         if isinstance(value, Set):
             return f"{{{','.join(sorted(map(self._describe, value)))}}}"
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = (f"{field.name}={self._describe(getattr(value, field.name))}" for field in dataclasses.fields(value))
-            return f"{type(value).__name__}({','.join(fields)})"
-        return type(value).__name__
+        parts = list_parts(value)
+        if parts is None:
+            self.not_described.add(type(value))
+            return type(value).__name__
+        return f"{type(value).__name__}{self._describe(parts)}"
+
+
+class EquationDigests(NamedTuple):
+    """The digests of an equation and of its results."""
+
+    whole: bytes
+    of_outputs: list[bytes]
+
+
+def list_parts(value: UserObject) -> Mapping[str, UserObject] | None:
+    """Return what counts of an object; None if only its type does."""
+    if isinstance(value, Primitive):
+        return {"name": value.name}
+    if isinstance(value, ShapedArray):
+        return {"shape": value.shape, "dtype": value.dtype}
+    if isinstance(value, lax.Tolerance):
+        return vars(value)
+    if hasattr(value, "val") and isinstance(value.val, np.ndarray):  # of a call of a kernel: JAX wraps arrays
+        return {"val": value.val}
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, *UNSEEN)):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def describe_type(atom: Atom) -> str:
+    """Return the dtype and the shape of a value. Whether its type is weak has decided what was traced, and decides nothing more."""
+    return f"{getattr(atom.aval, 'dtype', type(atom.aval).__name__)}{getattr(atom.aval, 'shape', '')}"
+
+
+def is_reference(atom: Atom) -> bool:
+    """Return whether a value is a reference to memory, which equations write."""
+    return hasattr(atom.aval, "inner_aval")
 
 
 def digest_constant(value: UserObject) -> bytes:
     """Return the digest of an array, or of a number."""
     if isinstance(value, Tracer):
         return combine("traced", str(value.aval))
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    array = np.ascontiguousarray(value)
-    return combine(str(array.dtype), str(array.shape), array.reshape(-1).view(np.uint8).tobytes())
+    dtype = str(value.dtype) if hasattr(value, "dtype") else ""
+    array = np.asarray(read_numbers(value))
+    return combine(dtype, str(array.dtype), str(array.shape), np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes())
+
+
+def read_numbers(value: UserObject) -> UserObject:
+    """Return an array of keys of random numbers as an array of numbers, and all else as it is."""
+    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
 
 
 def combine(*parts: str | bytes) -> bytes:

@@ -103,7 +103,7 @@ def select_rows(array: np.ndarray, rows: slice | np.ndarray) -> BatchArray | np.
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class GlobalBatch:
     """A batch in the form in which a step takes it. To JAX it is a tree without leaves: `jax.device_put` returns it as it is."""
 

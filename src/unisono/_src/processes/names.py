@@ -24,7 +24,7 @@ REPLICAS = "UNISONO_REPLICAS"
 """R, in place of what strategies say."""
 
 OTHER_PROGRAMS = "UNISONO_OTHER_PROGRAMS"
-"""Whether processes may trace other programs than each other: an audit records what they train, and shows the line."""
+"""Whether processes may trace other programs than each other: what an audit or a replay runs is recorded, and an audit shows the line."""
 
 REPLAY_STEP = "UNISONO_REPLAY_STEP"
 """The step that the process replays, counted from 0."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from unisono._src.program_digest import read_numbers
 from unisono._src.step.process_words import digest_values
 from unisono._src.typing import AnyArray
 
@@ -29,7 +30,10 @@ class ConstantDigests:
         self._read: dict[int, ReadArray] = {}
 
     def digest(self, constants: Sequence[AnyArray]) -> int:
-        """Return a digest of 31 bits of the values on the host; 0 where there are none. Arrays on other devices would have to be waited for."""
+        """Return a digest of 31 bits of the values on the host; 0 where there are none.
+
+        Arrays on other devices than CPUs are left out: each step would wait for them.
+        """
         digests = [self._digest_value(number, value) for number, value in enumerate(constants) if self._is_read(value)]
         return digest_values(enumerate([np.array(digests)])) if digests else 0
 
@@ -41,5 +45,5 @@ class ConstantDigests:
             return digest_values([(number, value)])
         known = self._read.get(number)
         if known is None or known.array() is not value:
-            known = self._read[number] = ReadArray(weakref.ref(value), digest_values([(number, value)]))
+            known = self._read[number] = ReadArray(weakref.ref(value), digest_values([(number, read_numbers(value))]))
         return known.digest

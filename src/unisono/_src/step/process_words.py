@@ -1,4 +1,4 @@
-"""The words that the processes send along with the sums of a step: from what each starts, and whether it wishes to stop."""
+"""The words that the processes send along with the sums of a step: of what each makes the step, and whether it wishes to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono._src.typing import AnyArray
 
 
 class StartDigests(NamedTuple):
-    """Digests, of 31 bits, of what a step starts from beside the rows."""
+    """Digests, of 31 bits, of what a process makes a step of beside the rows."""
 
     assigned: int = 0
     """Of the values of variables that no step has made; 0 where there are none."""
@@ -103,7 +103,7 @@ def check_same_rows(words: np.ndarray) -> None:
 
 
 def check_same_start(words: np.ndarray) -> None:
-    """Refuse processes whose step starts from other values; `words` has a row for each process."""
+    """Refuse processes that make the step of other values or by another program; `words` has a row for each process."""
     for column, (what, instead) in enumerate((ASSIGNED, CONSTANTS, PROGRAM), start=3):
         digests = words[:, column].tolist()
         other = next((process for process, digest in enumerate(digests) if digest != digests[0]), None)
@@ -126,8 +126,8 @@ CONSTANTS = (
 PROGRAM = (
     "is computed by another program",
     "A number, an array or a branch in the code of a layer, a loss, the optimizer or the step is another one there, such as a setting of the "
-    "optimizer, or numbers drawn without a seed. Let every process run the same code with the same constants: `unisono audit` shows the "
-    "line.",
+    "optimizer or of JAX, or numbers drawn without a seed. Let every process run the same code with the same constants: `unisono audit` shows "
+    "the line.",
 )
 
 WHOLE_DATA = (

@@ -58,7 +58,8 @@ class ProgramCalls:
         }
         self._digests: dict[Hashable, int] = {}
         """Of the programs, where several processes train together."""
-        self._newest_digest = 0
+        self._traced: Hashable = None
+        """What the newest program is for, by which its digest is kept."""
         note_traced = self._note_traced if placement.processes else None
         self._programs = {
             counted: DeviceProgram(rewrite_function(block, placement.lead.platform, note_traced), donate=(0,))
@@ -101,7 +102,7 @@ class ProgramCalls:
             self._device_state[index], done = program(*args)
         return done
 
-    def digest_end(self, batch: GlobalBatch, end: ReplicaRun, divisors: BatchDivisors) -> int:
+    def digest_finishing(self, batch: GlobalBatch, end: ReplicaRun, divisors: BatchDivisors) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
         key = divisors.are_counted, self._inputs.kind(batch, end.size)
         if key not in self._digests:
@@ -122,9 +123,9 @@ class ProgramCalls:
             self._inputs.send_batches(index, group, run),
         )
         kind = self._inputs.kind(batch, run.size)
+        self._traced = divisors.are_counted, kind
         program = self._programs[divisors.are_counted].find_or_load(self._placement.devices[index], kind, *args)
-        self._digests.setdefault((divisors.are_counted, kind), self._newest_digest)
         return program, args
 
     def _note_traced(self, program: ClosedJaxpr) -> None:
-        self._newest_digest = digest_program(program)
+        self._digests[self._traced] = digest_program(program)

@@ -222,12 +222,12 @@ class Step:
                 part.runs
             ):  # the state is sent before the lead runs: its call gets the memory, and leaves the new state when it ends
                 self._device_state.on(part.device)
+        end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
+        if self._placement.processes:
+            self._start.receive_program(self._call.digest_finishing(batch, end, divisors))
         if divisors.are_counted:
             totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
             divisors = divisors.complete(totals, self._placement.devices)
-        end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
-        if self._placement.processes:
-            self._start.receive_program(self._call.digest_end(batch, end, divisors))
         fault = None
         if verified is None:
             totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False)
