@@ -23,13 +23,8 @@ from workloads import MORE, WORKLOADS, Workload
 
 STEPS = 2 if results.SMALL else 20
 EPOCHS = 1 if results.SMALL else 5
-BATCHES = {
-    "W2 CIFAR": (128, 1024),
-    "W4 transformer": (32, 256),
-    "W6 ResNet-50": (256,),
-    "W5 LSTM": (64,),
-    "W3 MLP, batch 32": (32,),
-}
+SMALLEST = {"W3 MLP, batch 32": (32,)}
+BATCHES = {"W2 CIFAR": (128, 1024), "W4 transformer": (32, 256), "W6 ResNet-50": (256,), "W5 LSTM": (64,)} | SMALLEST
 """The global batches of each workload."""
 
 EXCLUDE = "--xla_gpu_exclude_nondeterministic_ops=true"
@@ -62,8 +57,8 @@ def time_workloads(contender: Contender) -> None:
     import keras
 
     strategy = None if contender.strategy is None else un.MirroredStrategy(**contender.strategy)
-    for name, batches in BATCHES.items():
-        for batch in batches[:1] if results.SMALL else batches:
+    for name, batches in (SMALLEST if results.SMALL else BATCHES).items():
+        for batch in batches:
             workload = (WORKLOADS | MORE)[name]._replace(batch=batch, steps=STEPS)
             keras.utils.set_random_seed(0)
             with contextlib.nullcontext() if strategy is None else strategy.scope():

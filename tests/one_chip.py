@@ -27,6 +27,9 @@ ELSEWHERE = (
 """Tests that name one of several devices, or that call kernels for CPU."""
 
 
+# JAX is imported inside of functions: pytest loads a plugin before conftest.py, which has settings for JAX.
+
+
 def find_devices(arguments: Any) -> list[Any]:
     """Return the first device as often as the strategy asks for devices."""
     import jax

@@ -61,10 +61,10 @@ class ProgramDigester:
     def _digest_results(self, program: ClosedJaxpr, known: dict[Var, bytes]) -> list[bytes]:
         """Return the digests of a program's results. `known` has those of its inputs, and gets those of its variables."""
         constants = zip(program.jaxpr.constvars, program.consts, strict=True)
-        known |= {variable: digest_constant(value) for variable, value in constants}
+        known |= {variable: hash_constant(value) for variable, value in constants}
 
         def read(atom: Atom) -> bytes:
-            return combine(describe_type(atom), digest_constant(atom.val)) if isinstance(atom, Literal) else known[atom]
+            return combine(describe_type(atom), hash_constant(atom.val)) if isinstance(atom, Literal) else known[atom]
 
         for equation in program.jaxpr.eqns:
             results = self._digest_equation(equation, list(map(read, equation.invars)))
@@ -95,7 +95,7 @@ class ProgramDigester:
         if isinstance(value, PLAIN):
             return repr(value)
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-            return digest_constant(value).hex()
+            return hash_constant(value).hex()
         if isinstance(value, (tuple, list)):
             return f"({','.join(map(self._describe, value))})"
         if isinstance(value, Mapping):
@@ -141,17 +141,17 @@ def is_reference(atom: Atom) -> bool:
     return hasattr(atom.aval, "inner_aval")
 
 
-def digest_constant(value: UserObject) -> bytes:
+def hash_constant(value: UserObject) -> bytes:
     """Return the digest of an array, or of a number."""
     if isinstance(value, Tracer):
         return combine("traced", str(value.aval))
     dtype = str(value.dtype) if hasattr(value, "dtype") else ""
-    array = np.asarray(read_numbers(value))
+    array = np.asarray(replace_keys(value))
     return combine(dtype, str(array.dtype), str(array.shape), np.ascontiguousarray(array).reshape(-1).view(np.uint8).tobytes())
 
 
-def read_numbers(value: UserObject) -> UserObject:
-    """Return an array of keys of random numbers as an array of numbers, and all else as it is."""
+def replace_keys(value: UserObject) -> UserObject:
+    """Return the numbers of an array of random keys, and all else as it is."""
     is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(value) if is_key else value
 

@@ -105,8 +105,13 @@ def list_launcher_words(plan: RunPlan) -> list[str]:
 
 def make_variables(environment: Mapping[str, str], plan: RunPlan, directory: pathlib.Path, steps: int) -> dict[str, str]:
     """Return the environment of a run."""
-    ours = {INSTEAD: str(directory), EACH_PROCESS: "1", STEPS: str(steps), "PYTHONHASHSEED": str(plan.hash_seed)}
-    ours[names.OTHER_PROGRAMS] = "1"
+    ours = {
+        INSTEAD: str(directory),
+        EACH_PROCESS: "1",
+        STEPS: str(steps),
+        names.OTHER_PROGRAMS: "1",
+        "PYTHONHASHSEED": str(plan.hash_seed),
+    }
     if plan.devices is not None:
         ours |= {names.DEVICES: str(plan.devices), "JAX_NUM_CPU_DEVICES": str(plan.devices)}
     if plan.replicas is not None:

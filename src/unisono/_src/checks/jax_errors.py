@@ -15,6 +15,7 @@ from unisono._src.typing import PyTree
 
 UNBOUND_AXIS = "Found an unbound axis name"
 """The beginning of JAX's message about a collective without devices."""
+USES_COLLECTIVE = "uses a collective over an axis, but replicas of one device run one after another: they have nobody to talk to."
 VARIABLE_IN_TRACE = "You are attempting to create a variable while in a stateless scope"
 """The beginning of Keras' message about a variable that is made in what is compiled."""
 
@@ -109,7 +110,7 @@ def refuse_axis_of_model(model: keras.Model, error: BaseException) -> None:
         failure = find_failed_layer(error)
         where = f"layer {failure.layer.name!r} of the model {model.name!r}" if failure else f"step of the model {model.name!r}"
         raise ValueError(
-            f"The {where} uses a collective over an axis, but replicas of one device run one after another: they have nobody to talk to. "
+            f"The {where} {USES_COLLECTIVE} "
             f"Under a strategy a layer computes from the rows of its replica, and the strategy adds up gradients and metrics: leave the "
             f"collective out. For what must see the whole batch, write replicas=1."
         ) from error
@@ -119,8 +120,7 @@ def refuse_unbound_axis(name: str, error: BaseException) -> None:
     """Refuse a collective in replica code."""
     if is_unbound_axis(error):
         raise ValueError(
-            f"The function {name!r} uses a collective over an axis, but replicas of one device run one after another: they have nobody "
-            f"to talk to. Return the value, and add over replicas after strategy.run, by "
+            f"The function {name!r} {USES_COLLECTIVE} Return the value, and add over replicas after strategy.run, by "
             f'strategy.reduce("SUM", value, axis=None).'
         ) from error
 

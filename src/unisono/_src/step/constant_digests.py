@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from unisono._src.program_digest import read_numbers
+from unisono._src.program_digest import replace_keys
 from unisono._src.step.process_words import digest_values
 from unisono._src.typing import AnyArray
 
@@ -45,5 +45,5 @@ class ConstantDigests:
             return digest_values([(number, value)])
         known = self._read.get(number)
         if known is None or known.array() is not value:
-            known = self._read[number] = ReadArray(weakref.ref(value), digest_values([(number, read_numbers(value))]))
+            known = self._read[number] = ReadArray(weakref.ref(value), digest_values([(number, replace_keys(value))]))
         return known.digest

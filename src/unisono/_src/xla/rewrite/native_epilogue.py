@@ -46,15 +46,15 @@ class BiasedConvolution(NamedTuple):
 
 def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace the sum of a convolution, which nothing else reads, and a bias."""
-    found = find_biased_convolution(eqn, made_by)
-    return None if found is None else found.replace(is_rectified=False)
+    convolution = find_biased_convolution(eqn, made_by)
+    return None if convolution is None else convolution.replace(is_rectified=False)
 
 
 def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace the rectifier of such a sum, if nothing else reads the sum."""
     maker = made_by.find_if_read_once(eqn.invars[0]) if is_rectifier(eqn) else None
-    found = None if maker is None or maker.primitive.name != "add" else find_biased_convolution(maker, made_by)
-    return None if found is None else found.replace(is_rectified=True)
+    convolution = None if maker is None or maker.primitive.name != "add" else find_biased_convolution(maker, made_by)
+    return None if convolution is None else convolution.replace(is_rectified=True)
 
 
 def run_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
