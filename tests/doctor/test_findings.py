@@ -50,15 +50,15 @@ def test_a_package_that_is_not_installed_is_found():
     ("flags", "has_gpu", "verdict", "words"),
     [
         ("", False, OK, "not needed"),
-        ("", True, OK, "a strategy adds --xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0 before JAX starts; not by"),
+        ("", True, OK, "a strategy adds --xla_gpu_deterministic_ops=true before JAX starts; not by"),
         (
-            "--xla_gpu_deterministic_ops --xla_gpu_autotune_level=0",
+            "--xla_gpu_deterministic_ops",
             True,
             OK,
-            "are set; not by flags: the kernels of another driver",
+            "is set; not by flags: the kernels of another driver",
         ),
-        ("--xla_gpu_autotune_level=4", True, BREAKS, "something else than --xla_gpu_autotune_level=0"),
-        ("--xla_gpu_autotune_level=4", False, NOTE, "something else than --xla_gpu_autotune_level=0"),
+        ("--xla_gpu_deterministic_ops=false", True, BREAKS, "something else than --xla_gpu_deterministic_ops=true"),
+        ("--xla_gpu_deterministic_ops=false", False, NOTE, "something else than --xla_gpu_deterministic_ops=true"),
     ],
 )
 def test_autotuning_on_a_gpu_breaks_the_promise(flags, has_gpu, verdict, words, monkeypatch):
@@ -67,7 +67,7 @@ def test_autotuning_on_a_gpu_breaks_the_promise(flags, has_gpu, verdict, words, 
     finding = only(settings.examine_gpu_flags())
     assert finding.verdict == verdict
     assert words in finding.fact
-    assert ("XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'" in finding.advice) == (verdict != OK)
+    assert ("XLA_FLAGS='--xla_gpu_deterministic_ops=true'" in finding.advice) == (verdict != OK)
 
 
 def test_excess_precision_is_read_from_the_options_of_the_compiler(monkeypatch):
@@ -104,7 +104,7 @@ def test_switches_of_tensorflow_and_jax_are_told(monkeypatch):
     assert list(settings.examine_tensorflow_switch()) == []
     monkeypatch.setenv("TF_DETERMINISTIC_OPS", "0")
     assert only(settings.examine_tensorflow_switch()).verdict == BREAKS
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2 --xla_gpu_autotune_level=0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2 --xla_gpu_deterministic_ops=true")
     finding = only(settings.examine_other_flags())
     assert (finding.verdict, finding.fact.split(":")[0]) == (NOTE, "--xla_cpu_max_isa=AVX2")
     monkeypatch.setenv("XLA_FLAGS", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import keras
 import pytest
 from keras import layers
@@ -9,7 +10,7 @@ from keras import layers
 import unisono as un
 from unisono._src.xla import determinism
 
-BOTH = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+FLAG = "--xla_gpu_deterministic_ops=true"
 
 
 @pytest.fixture
@@ -20,11 +21,12 @@ def gpu_to_be_found(monkeypatch):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("", BOTH),
-        ("--xla_dump_to=here", f"--xla_dump_to=here {BOTH}"),
-        ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops --xla_gpu_autotune_level=0"),
-        ("--xla_gpu_autotune_level=4", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=true"),
-        (BOTH, BOTH),
+        ("", FLAG),
+        ("--xla_dump_to=here", f"--xla_dump_to=here {FLAG}"),
+        ("--xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops"),
+        ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+        ("--xla_gpu_autotune_level=4", f"--xla_gpu_autotune_level=4 {FLAG}"),
+        (FLAG, FLAG),
     ],
 )
 def test_flags_are_added_and_what_the_user_said_stays(before, after, gpu_to_be_found, monkeypatch):
@@ -50,12 +52,23 @@ def test_a_gpu_may_be_found_where_its_plugin_is_and_is_allowed(platforms, found,
 
 
 def test_a_gpu_that_runs_without_them_is_refused_with_the_line_to_write(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=true")
-    with pytest.raises(RuntimeError, match=r"XLA_FLAGS='--xla_gpu_autotune_level=0'(?s:.*)deterministic=False"):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_deterministic_ops=false")
+    with pytest.raises(RuntimeError, match=r"XLA_FLAGS='--xla_gpu_deterministic_ops=true'(?s:.*)deterministic=False"):
         determinism.check_flags({"gpu"})
     determinism.check_flags({"cpu"})
-    monkeypatch.setenv("XLA_FLAGS", BOTH)
+    monkeypatch.setenv("XLA_FLAGS", FLAG)
     determinism.check_flags({"gpu"})
+
+
+def test_the_options_for_a_gpu_are_known_to_this_jaxlib_and_leave_the_users_flag_alone(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    options = determinism.get_compiler_options("gpu")
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    assert lowered.compile(compiler_options=options)(1.0) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid enum value"):
+        lowered.compile(compiler_options=options | {determinism.COMMAND_BUFFERS: "NO_SUCH_PART"})
+    monkeypatch.setenv("XLA_FLAGS", f"--{determinism.COMMAND_BUFFERS}=FUSION")
+    assert determinism.get_compiler_options("gpu") == {"xla_allow_excess_precision": False}
 
 
 @pytest.mark.parametrize(

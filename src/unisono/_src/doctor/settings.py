@@ -31,13 +31,13 @@ def examine_gpu_flags() -> Iterator[Finding]:
             "GPU flags",
             f"XLA_FLAGS asks for something else than {' '.join(wrong)}: on a GPU, results may differ from run to run",
             PromiseVerdict.BREAKS if determinism.can_find_gpu() else PromiseVerdict.NOTE,
-            f"XLA_FLAGS='{flags}', or leave these flags out: Unisono sets them",
+            f"XLA_FLAGS='{flags}', or leave the flag out: Unisono sets it",
         )
     elif not determinism.can_find_gpu():
         yield Finding(SECTION, "GPU flags", "not needed: JAX has no plugin for GPUs here")
     else:
         missing = determinism.list_missing_flags()
-        by = f"a strategy adds {' '.join(missing)} before JAX starts" if missing else f"{flags} are set"
+        by = f"a strategy adds {' '.join(missing)} before JAX starts" if missing else f"{flags} is set"
         yield Finding(SECTION, "GPU flags", f"{by}; {BEYOND_FLAGS}")
 
 

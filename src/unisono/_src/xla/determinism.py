@@ -14,22 +14,41 @@ import jax
 from unisono._src.jax_private.backends import make_cpu_device
 
 FLAGS = {
-    "xla_gpu_deterministic_ops": "true",  # no atomics; XLA refuses an op that has no other kernel, and names it
-    "xla_gpu_autotune_level": "0",  # kernels that are chosen by measuring differ from one compilation to the next
+    # No atomics; XLA refuses an operation that has no other kernel, and names it. No kernels are chosen by measuring, whatever
+    # xla_gpu_autotune_level says; with level 0, XLA takes far slower convolutions of cuDNN.
+    "xla_gpu_deterministic_ops": "true",
 }
+COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
+GRAPH_PARTS = (
+    "FUSION",
+    "CUBLAS",
+    "CUBLASLT",
+    "CUDNN",
+    "CONVOLUTION",
+    "CUSTOM_CALL",
+    "DYNAMIC_SLICE_FUSION",
+    "WHILE",
+    "CONDITIONAL",
+)
+"""The operations that XLA puts into CUDA graphs. With the loops among them, the host starts the steps of a call at once. It does not read
+from the device in each step whether there is another one. This changes no bit."""
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "cpu": {
         # All operations that jaxlib 0.10.2 gives to YNNPACK, except sums: YNNPACK cuts sums by the number of threads, and some of high rank
         # end the process. The option must name all operations that stay; `-reduce` is possible in XLA_FLAGS alone.
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
-    }
+    },
+    "gpu": {COMMAND_BUFFERS: ",".join(GRAPH_PARTS)},
 }
 """By platform. Excess precision is off on all platforms: else the rounding to bfloat16 depends on fusion."""
 
 
 def get_compiler_options(platform: str) -> dict[str, str | bool]:
-    """Return the compiler options of each of our programs on a platform."""
-    return {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
+    """Return the compiler options of each of our programs on a platform. What XLA_FLAGS says of CUDA graphs stays."""
+    options = {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
+    if COMMAND_BUFFERS in read_xla_flags():
+        options.pop(COMMAND_BUFFERS, None)
+    return options
 
 
 CPU_PARTS = 16
