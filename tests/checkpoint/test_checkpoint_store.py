@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -19,8 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processes import python
+from processes import environment, python
 from sizes import cases, slow
+from unisono._src.checkpoint import latest
 from unisono._src.checkpoint.encoding import DTYPES, MARK, decode_state, encode_state
 from unisono._src.checkpoint.latest import latest_checkpoint
 from unisono._src.checkpoint.orbax_private import policies
@@ -316,6 +318,53 @@ def test_a_full_disk(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"The checkpoint {tmp_path}/ckpt_2 was not written: " in done.stdout
     assert f"Those before it are as they were: {tmp_path}/ckpt_1." in done.stdout
+
+
+@pytest.mark.parametrize("gone", [(2,), (2, 1)])
+def test_a_checkpoint_that_another_process_removes_meanwhile_is_not_damaged(tmp_path, monkeypatch, gone):
+    """The newest of those that stay is found, also where new ones have taken the place of all of them."""
+    store = CheckpointStore(tmp_path / "written")
+    for number in (1, 2, 3):
+        save(store, number)
+    directory = tmp_path / "polled"
+    directory.mkdir()
+    for number in (1, 2):
+        store.path(number).rename(directory / f"ckpt_{number}")
+
+    def remove_and_load(path):
+        if int(path.name[-1]) in gone:
+            shutil.rmtree(path)
+            if len(gone) == 2 and not any(directory.iterdir()):
+                store.path(3).rename(directory / "ckpt_3")
+        return load_checkpoint(path)
+
+    monkeypatch.setattr(latest, "load_checkpoint", remove_and_load)
+    assert latest_checkpoint(directory) == str(directory / ("ckpt_1" if len(gone) == 1 else "ckpt_3"))
+
+
+WRITES = """
+import sys
+import keras, numpy as np
+import unisono as un
+checkpoint = un.Checkpoint(of=keras.Variable(np.zeros(100_000, "float32")))
+for _ in range(40):
+    checkpoint.save(sys.argv[1] + "/ckpt", keep=1)
+checkpoint.wait()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_process_that_looks_for_the_newest_checkpoint_while_another_one_trains(tmp_path):
+    found = []
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(tmp_path)], env=environment()) as process:
+        while process.poll() is None:
+            found.append(latest_checkpoint(tmp_path))
+    assert process.returncode == 0
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt_40")
+    numbers = [int(path.rpartition("_")[2]) for path in found if path]
+    assert numbers == sorted(numbers)
+    assert len(set(numbers)) > 3
 
 
 ENDS = """

@@ -54,6 +54,68 @@ def test_a_run_that_is_killed_goes_on_with_its_record(tmp_path, how):
     assert content(record) == content(read_run_record(whole))
 
 
+KILLED = """
+import os, signal, sys
+os.chdir(sys.argv[3])
+import unisono as un
+import keras, numpy as np
+from unisono._src.checkpoint import orbax_private
+from unisono._src.record import run_recorder
+
+if sys.argv[1] == "late":  # nothing is written before it must be, and the process is killed as soon as its second checkpoint is there
+    run_recorder.SECONDS, run_recorder.MOST_WAITING = 1e6, 10**6
+    save, saved = orbax_private.save_arrays, []
+    def save_and_be_killed(path, *args):
+        save(path, *args)
+        saved.append(path)
+        if len(saved) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    orbax_private.save_arrays = save_and_be_killed
+
+strategy = un.MirroredStrategy(devices=1, replicas=2)
+keras.utils.set_random_seed(1)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.Adam(0.1)
+x, y = np.random.default_rng(0).random((60, 4), "float32"), np.ones((60, 2), "float32")
+if sys.argv[2] == "fit":
+    model.compile(optimizer, "mse")
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[un.callbacks.BackupAndRestore("saved", save_freq=5)])
+else:
+    checkpoint = un.Checkpoint(model=model, optimizer=optimizer)
+    checkpoint.restore(un.latest_checkpoint("saved"))
+
+    def replica_step(batch):
+        x, y = batch
+        def loss():
+            return un.compute_average_loss(keras.losses.mean_squared_error(y, model(x)))
+        value, gradients = un.value_and_grad(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    steps = list(strategy.distribute_dataset((x, y), batch_size=4))
+    for number in range(int(optimizer.iterations), 30):
+        strategy.run(replica_step, args=(steps[number % 15],))
+        if number % 5 == 4:
+            checkpoint.save("saved/")
+"""
+
+
+@pytest.mark.parametrize("how", thorough("fit", "loop"))
+def test_a_run_that_is_killed_right_after_a_checkpoint_has_the_steps_before_it(tmp_path, how):
+    records = {}
+    for run, ways in {"killed": ("late", "once"), "whole": ("once",)}.items():
+        directory = tmp_path / run
+        directory.mkdir()
+        for way in ways:
+            done = python("-c", KILLED, way, how, str(directory), UNISONO_RECORD=str(directory / "record"))
+            assert done.returncode == (-9 if way == "late" else 0), done.stderr[-3000:]
+        records[run] = read_run_record(directory / "record")
+    assert [start.first for start in records["killed"].starts] == [0, 10]
+    assert len(content(records["killed"])) == 30
+    assert content(records["killed"]) == content(records["whole"])
+
+
 def has_saved(directory) -> bool:
     """Return whether there is a checkpoint that is written to its end."""
     return any(path.suffix == "" for path in directory.glob("ckpt_*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 import zipfile
@@ -24,13 +25,14 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
         directory: Where `un.Checkpoint` has saved, as a directory or as the prefix that `save` was given, or where
             keras.callbacks.ModelCheckpoint has written `.weights.h5` or `.keras` files.
 
-    Damaged checkpoints are left in place, and named in a warning. Of several processes, process 0 looks.
+    Damaged checkpoints are left in place, and named in a warning. Another process may write and remove checkpoints meanwhile. Of several
+    processes, process 0 looks.
     """
     place = Path(directory).absolute()
 
     def find_newest() -> str | None:
         wait_for_writers()
-        newest, damaged = read_first_good(select_starts(list_newest_first(place)), check_file)
+        newest, damaged = read_newest_good(place)
         if damaged and newest is None:
             raise DamagedError(f"{damaged} No good checkpoint is left in {place}.")
         if damaged:
@@ -38,6 +40,16 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
         return newest
 
     return get_agreement().of_first(f"the newest checkpoint in {directory}", find_newest)
+
+
+def read_newest_good(place: Path) -> tuple[str | None, str]:
+    """Return the path of the newest good checkpoint, and what there is to say of newer ones that are damaged."""
+    while True:
+        paths = select_starts(list_newest_first(place))
+        newest, damaged = read_first_good(paths, check_file)
+        if newest or damaged or not paths:
+            return newest, damaged
+        # All of them are gone: the process that removed them has written newer ones.
 
 
 def list_newest_first(place: Path) -> list[Path]:
@@ -62,9 +74,11 @@ def parse_number(file: Path) -> int:
 
 
 def read_write_time(path: Path) -> int:
-    """Return when a checkpoint was written, in nanoseconds."""
-    metadata = path / METADATA
-    return (metadata if metadata.exists() else path).stat().st_mtime_ns
+    """Return when a checkpoint was written, in nanoseconds; 0 if it is gone by now."""
+    for file in (path / METADATA, path):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return file.stat().st_mtime_ns
+    return 0
 
 
 def check_file(path: Path) -> str:

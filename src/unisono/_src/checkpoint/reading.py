@@ -55,13 +55,17 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str
 
 
 def read_first_good(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[T | None, str]:
-    """Return what `read` returns of the first path that is not damaged, and what there is to say of the damaged paths before it."""
+    """Return what `read` returns of the first path that is not damaged, and what there is to say of the damaged paths before it.
+
+    A path that is gone by now is not damaged: the process that writes the checkpoints removes old ones.
+    """
     damaged: list[str] = []
     for path in paths:
         try:
             return read(path), " ".join(damaged)
         except DamagedError as error:
-            damaged.append(str(error))
+            if path.exists():
+                damaged.append(str(error))
     return None, " ".join(damaged)
 
 

@@ -29,6 +29,7 @@ from unisono._src.checkpoint.reading import (
 )
 from unisono._src.checkpoint.replay_start import select_starts
 from unisono._src.checkpoint.writer import BackgroundWriter, wait_for_writers
+from unisono._src.checkpoint.written_first import write_first
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.typing import Json, Logs
@@ -138,6 +139,7 @@ class CheckpointStore(BackgroundWriter):
         record = make_record(arrays, description)
         filled = {name: array for name, array in arrays.items() if array.size}
         try:
+            write_first()
             self._check_writable(number)
             # Orbax takes neither empty arrays nor empty checkpoints.
             orbax_private.save_arrays(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from unisono._src.checkpoint.written_first import add_writer, remove_writer
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.record import record_file
@@ -77,7 +79,11 @@ class WaitingSteps(NamedTuple):
 
 
 class RunRecorder:
-    """Writes the steps of all programs of a process into one directory, if there is one."""
+    """Writes the steps of all programs of a process into one directory, if there is one.
+
+    Steps are also written by the thread that writes a checkpoint, before it: else a run that is killed in between would resume behind steps
+    that its record lacks.
+    """
 
     def __init__(self, directory: str | os.PathLike[str] | None, is_fixed: bool = False) -> None:
         """`is_fixed`: the directory takes the place of any other one."""
@@ -87,6 +93,8 @@ class RunRecorder:
         self._programs: dict[Hashable, int] = {}
         self._waiting: collections.deque[WaitingSteps] = collections.deque()
         self._written_at = 0.0
+        self._writes = threading.RLock()
+        """Held by the thread that writes frames."""
 
     @property
     def directory(self) -> Path | None:
@@ -131,25 +139,33 @@ class RunRecorder:
         if self._file is None:
             self._begin(first)
         if key not in self._programs:
-            assert self._file is not None
             self._programs[key] = len(self._programs)
-            record_file.write_json(self._file, record_file.PROGRAM, description)
+            with self._writes:
+                assert self._file is not None
+                record_file.write_json(self._file, record_file.PROGRAM, description)
         return self._programs[key]
 
     def note_steps(self, steps: WaitingSteps) -> None:
         """Note steps, to be written when their digests have arrived."""
         self._waiting.append(steps)
-        if len(self._waiting) > MOST_WAITING or time.monotonic() - self._written_at > SECONDS:
-            self._write_arrived()
+        is_overdue = len(self._waiting) > MOST_WAITING
+        # A thread that writes waits for digests, which may last as long as steps do.
+        if (is_overdue or time.monotonic() - self._written_at > SECONDS) and self._writes.acquire(blocking=is_overdue):
+            try:
+                self._write_arrived()
+            finally:
+                self._writes.release()
 
     def close(self) -> None:
         """Write what is left, and close the file."""
-        if self._file is not None:
-            self._write_arrived(all_of_them=True)
-            self._file.close()
-            atexit.unregister(self.close)
-        self._file = None
-        self._programs = {}
+        with self._writes:
+            if self._file is not None:
+                self._write_noted()
+                self._file.close()
+                atexit.unregister(self.close)
+                remove_writer(self._write_noted)
+            self._file = None
+            self._programs = {}
 
     def _begin(self, first: int) -> None:
         assert self._directory is not None
@@ -159,19 +175,26 @@ class RunRecorder:
         begin = {"format": record_file.FORMAT, "first": first, "command": sys.argv, "time": time.time()}
         record_file.write_json(self._file, record_file.BEGIN, begin)
         atexit.register(self.close)
+        add_writer(self._write_noted)
 
-    def _write_arrived(self, all_of_them: bool = False) -> None:
+    def _write_noted(self) -> None:
+        """Write all steps that were noted so far; wait for their digests."""
+        with self._writes:
+            for _ in range(len(self._waiting)):
+                self._write_oldest()
+
+    def _write_arrived(self) -> None:
         """Write the digests that have arrived, and wait for those that are overdue."""
-        assert self._file is not None
-        while self._waiting:
-            steps = self._waiting[0]
-            if not (all_of_them or len(self._waiting) > MOST_WAITING or is_ready(steps.digests.digests)):
-                break
-            steps = self._waiting.popleft()
-            if steps.entry is not None:
-                record_file.write_entry(self._file, steps.program, steps.first, np.asarray(steps.entry))
-            record_file.write_steps(self._file, steps.wait())
+        while self._waiting and (len(self._waiting) > MOST_WAITING or is_ready(self._waiting[0].digests.digests)):
+            self._write_oldest()
         self._written_at = time.monotonic()
+
+    def _write_oldest(self) -> None:
+        assert self._file is not None
+        steps = self._waiting.popleft()
+        if steps.entry is not None:
+            record_file.write_entry(self._file, steps.program, steps.first, np.asarray(steps.entry))
+        record_file.write_steps(self._file, steps.wait())
 
 
 _recorder = RunRecorder(os.environ.get(INSTEAD) or os.environ.get(SWITCH) or None, is_fixed=bool(os.environ.get(INSTEAD)))
