@@ -1,7 +1,7 @@
 // Convolutions over two dimensions and their gradients by the kernel: by Winograd's algorithm where it is faster, else as a product.
 #include "arguments.h"
 #include "epilogue.h"
-#include "product.h"
+#include "transposed_product.h"
 #include "winograd.h"
 
 namespace unisono {

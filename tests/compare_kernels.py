@@ -34,6 +34,7 @@ from unisono._src.native.convolutions import (
     call_kernel_gradient,
 )
 from unisono._src.native.digests import call_digest
+from unisono._src.native.products import call_transposed_product
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
@@ -49,6 +50,19 @@ class Case(NamedTuple):
     natively: Callable[..., Any]
     plainly: Callable[..., Any]
     args: list[jax.Array]
+
+
+def transposed_product(draw: Draw) -> Case:
+    """Small ones, and some whose rows, columns or sums are cut in pieces."""
+    most = list(draw.of((100, 100, 100), (300, 300, 300), (8, 3000, 700), (6000, 30, 60)))
+    draw.random.shuffle(most)
+    rows, depth, columns = (draw.size(draw.of(1, n // 3), n) for n in most)
+    return Case(
+        f"the transposed product of {(rows, depth)} and {(rows, columns)}",
+        call_transposed_product,
+        lambda x, y: jnp.matmul(x.T, y),
+        [draw.array((rows, depth), "float32"), draw.array((rows, columns), "float32")],
+    )
 
 
 class Convolution(NamedTuple):
@@ -343,6 +357,7 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
 
 
 KINDS = (
+    transposed_product,
     convolution,
     kernel_gradient,
     winograd,

@@ -43,6 +43,7 @@ TARGETS = (
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",
+    "unisono_multiply_transposed",
     "unisono_push_contribution",
     "unisono_run_row_loop",
 )

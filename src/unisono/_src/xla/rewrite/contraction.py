@@ -2,7 +2,8 @@
 
 XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every number of threads, and the others with
 Eigen. Eigen cuts a long contraction with a small result by the number of threads. It cuts a large result into blocks by that number too, and
-adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower.
+adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower. A
+native kernel takes products that YNNPACK needs a transpose for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.native_product import find_native_product
 
 Axes = tuple[int, ...]
 
@@ -111,7 +113,7 @@ def replace_product(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     product = Product.from_equation(eqn)
     if product.is_left_to_xla:
         return None
-    return Replacement(arrange_for_ynnpack(product), eqn.invars)
+    return Replacement(find_native_form(product, eqn) or arrange_for_ynnpack(product), eqn.invars)
 
 
 def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
@@ -126,10 +128,22 @@ def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement
     if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_to_swapped():
         return None
     swapped = product.swap()
+    native = find_native_form(swapped, maker)
+    if native is not None:
+        return Replacement(lambda left, right: native(right, left), maker.invars)
     if LEAST_GAIN * swapped.moved_size > product.result_size:
         return None
     compute = arrange_for_ynnpack(swapped)
     return Replacement(lambda left, right: compute(right, left), maker.invars)
+
+
+def find_native_form(product: Product, eqn: JaxprEqn) -> Callable[[Array, Array], Array] | None:
+    """Return a function that computes a product by a native kernel; None if there is none for it."""
+    if product.left.batch:
+        return None
+    shapes = product.left.shape, product.right.shape
+    contracted = tuple(product.left.contracted), tuple(product.right.contracted)
+    return find_native_product(shapes, contracted, {atom.aval.dtype.name for atom in [*eqn.invars, *eqn.outvars]})
 
 
 def arrange_for_ynnpack(product: Product) -> Callable[[Array, Array], Array]:
