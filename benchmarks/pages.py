@@ -79,9 +79,12 @@ def format_page(folder: Path) -> str:
 
 
 def list_machines(folder: Path) -> list[Path]:
-    """Return the folders of the machines, that of the newest run first."""
-    date_of = lambda machine: (read_result(machine, "machine") or {}).get("date", "")  # noqa: E731
-    return sorted((one for one in folder.iterdir() if one.is_dir()), key=date_of, reverse=True)
+    """Return the folders of the machines, that of the newest run first; of one day, that with most parts."""
+
+    def rank(machine: Path) -> tuple[str, int, str]:
+        return (read_result(machine, "machine") or {}).get("date", ""), len(list(machine.glob("*.json"))), machine.name
+
+    return sorted((one for one in folder.iterdir() if one.is_dir()), key=rank, reverse=True)
 
 
 def find_machine(part: str, folder: Path) -> Path | None:
