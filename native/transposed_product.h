@@ -11,9 +11,10 @@ namespace unisono {
 
 constexpr int64_t BLOCK_SIDE = 256;        // most rows and columns of the result that one piece computes
 constexpr int64_t SUMMED_AT_ONCE = 256;    // blocks of both matrices stay in a core's second cache
-constexpr int64_t ENOUGH_PIECES = 8;
+constexpr int64_t ENOUGH_PIECES = 8;       // if the result has fewer blocks, rows are cut in parts
 constexpr int64_t LEAST_SUMMED = 512;      // of one piece: sums of parts are read and written once more
 constexpr int64_t READ_AT_ONCE = 16;       // rows
+constexpr int64_t ADDED_AT_ONCE = 1 << 16;  // numbers of all parts that one piece adds
 
 struct Range {
   int64_t begin;
@@ -46,6 +47,7 @@ inline void pack_lines(const float* lines, int64_t line, int64_t rows, int64_t c
   }
 }
 
+// The same of some rows and columns of a matrix.
 template <int WIDTH>
 inline void pack_rows(const MatrixRows& matrix, Range rows, Range columns, float*, float* to, int64_t distance) {
   pack_lines<WIDTH>(matrix.values + rows.begin * matrix.columns + columns.begin, matrix.columns, rows.size(), columns.size(), to, distance);
@@ -112,7 +114,7 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& 
     }
   });
   if (parts == 1) return;
-  const int64_t pieces = std::min(MOST_PIECES, divide_up(size * parts, LEAST_PRODUCTS / 16));
+  const int64_t pieces = std::min(MOST_PIECES, divide_up(size * parts, ADDED_AT_ONCE));
   run_pieces(pool, pieces, [&](int64_t piece) {
     for (int64_t i = size * piece / pieces; i < size * (piece + 1) / pieces; i++) {
       float sum = sums[i];

@@ -342,6 +342,26 @@ def test_a_checkpoint_that_another_process_removes_meanwhile_is_not_damaged(tmp_
     assert latest_checkpoint(directory) == str(directory / ("ckpt_1" if len(gone) == 1 else "ckpt_3"))
 
 
+def test_a_training_goes_on_where_another_process_removes_the_newest_checkpoint_meanwhile(tmp_path, monkeypatch):
+    """It does not begin anew, though all checkpoints that it had found are gone."""
+    written = CheckpointStore(tmp_path)
+    save(written, 1)
+
+    def replace_and_load(path):
+        if path == written.path(1):
+            path.rename(written.path(2))
+        return load_checkpoint(path)
+
+    monkeypatch.setattr("unisono._src.checkpoint.store.load_checkpoint", replace_and_load)
+    assert CheckpointStore(tmp_path).load_newest().path == written.path(2)
+
+
+def test_a_link_to_nothing_is_a_damaged_checkpoint(tmp_path):
+    (tmp_path / "model.keras").symlink_to(tmp_path / "nothing")
+    with pytest.raises(DamagedError, match="No good checkpoint is left in"):
+        latest_checkpoint(tmp_path)
+
+
 WRITES = """
 import sys
 import keras, numpy as np

@@ -61,7 +61,7 @@ def test_a_package_that_is_not_installed_is_found():
         ("--xla_gpu_deterministic_ops=false", False, NOTE, "something else than --xla_gpu_deterministic_ops=true"),
     ],
 )
-def test_autotuning_on_a_gpu_breaks_the_promise(flags, has_gpu, verdict, words, monkeypatch):
+def test_a_gpu_without_the_flag_breaks_the_promise(flags, has_gpu, verdict, words, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(determinism, "can_find_gpu", lambda: has_gpu)
     finding = only(settings.examine_gpu_flags())

@@ -178,8 +178,12 @@ class Checkpoint:
             loaded = load_checkpoint(path)
         except DamagedError as error:
             absolute = Path(path).absolute()
-            folders = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
-            newest_good, _ = read_first_good((folder for _, _, folder in folders if folder != absolute), load_checkpoint)
+
+            def list_others() -> list[Path]:
+                found = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
+                return [folder for _, _, folder in found if folder != absolute]
+
+            newest_good, _ = read_first_good(list_others, load_checkpoint)
             beside = "" if newest_good is None else f" {newest_good.path} is the newest good one beside it."
             raise DamagedError(f"{error}{beside}") from error
         get_agreement().wait_for_processes(f"that it has read {path}")  # before process 0 may remove it

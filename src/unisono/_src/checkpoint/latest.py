@@ -32,24 +32,15 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
 
     def find_newest() -> str | None:
         wait_for_writers()
-        newest, damaged = read_newest_good(place)
+        newest, damaged = read_first_good(lambda: select_starts(list_newest_first(place)), check_file)
+        said = " ".join(damaged.values())
         if damaged and newest is None:
-            raise DamagedError(f"{damaged} No good checkpoint is left in {place}.")
+            raise DamagedError(f"{said} No good checkpoint is left in {place}.")
         if damaged:
-            warnings.warn(f"{damaged} It was left in place; {newest} is the newest good one.", stacklevel=5)
+            warnings.warn(f"{said} It was left in place; {newest} is the newest good one.", stacklevel=5)
         return newest
 
     return get_agreement().of_first(f"the newest checkpoint in {directory}", find_newest)
-
-
-def read_newest_good(place: Path) -> tuple[str | None, str]:
-    """Return the path of the newest good checkpoint, and what there is to say of newer ones that are damaged."""
-    while True:
-        paths = select_starts(list_newest_first(place))
-        newest, damaged = read_first_good(paths, check_file)
-        if newest or damaged or not paths:
-            return newest, damaged
-        # All of them are gone: the process that removed them has written newer ones.
 
 
 def list_newest_first(place: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -54,19 +54,23 @@ def find_checkpoints(directory: Path, name: str | None = None) -> list[tuple[str
     return [folder for folder in folders if (folder[0] in ours if name is None else folder[0] == name)]
 
 
-def read_first_good(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[T | None, str]:
-    """Return what `read` returns of the first path that is not damaged, and what there is to say of the damaged paths before it.
+def read_first_good(list_paths: Callable[[], Sequence[Path]], read: Callable[[Path], T]) -> tuple[T | None, dict[Path, str]]:
+    """Return what `read` returns of the first path that is not damaged, and what there is to say of each damaged path before it.
 
-    A path that is gone by now is not damaged: the process that writes the checkpoints removes old ones.
+    The process that writes the checkpoints may remove old ones meanwhile: a path that is gone is not damaged. Where all are gone, newer ones
+    have taken their place, and the paths are listed again.
     """
-    damaged: list[str] = []
-    for path in paths:
-        try:
-            return read(path), " ".join(damaged)
-        except DamagedError as error:
-            if path.exists():
-                damaged.append(str(error))
-    return None, " ".join(damaged)
+    while paths := list_paths():
+        damaged: dict[Path, str] = {}
+        for path in paths:
+            try:
+                return read(path), damaged
+            except DamagedError as error:
+                if os.path.lexists(path):
+                    damaged[path] = str(error)
+        if damaged:
+            return None, damaged
+    return None, {}
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:

@@ -69,8 +69,8 @@ class CheckpointStore(BackgroundWriter):
         self.directory = Path(directory).absolute()
         self.name = name
         self.keep = keep
-        self._known: dict[int, bool] = {}
-        """Whether each checkpoint is good that this process has written or read, by number."""
+        self._known: dict[Path, bool] = {}
+        """Whether each checkpoint is good that this process has written or read."""
 
     def save(self, number: int, make_content: MakeContent) -> Path:
         """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed.
@@ -103,16 +103,15 @@ class CheckpointStore(BackgroundWriter):
 
         def find() -> str | None:
             nonlocal loaded
-            numbers = {self.path(number): number for number in reversed(self.numbers)}
-            paths = {path: numbers[path] for path in select_starts(numbers)}
-            loaded, damaged = read_first_good(paths, load_checkpoint)
+            loaded, damaged = read_first_good(lambda: select_starts(map(self.path, reversed(self.numbers))), load_checkpoint)
+            said = " ".join(damaged.values())
             if loaded is None:
                 if damaged:
-                    raise DamagedError(f"{damaged} No other checkpoint is there. Move {self.directory} away to begin anew.")
+                    raise DamagedError(f"{said} No other checkpoint is there. Move {self.directory} away to begin anew.")
                 return None
             if damaged:
-                warnings.warn(f"{damaged} It was left in place; {loaded.path} is used, the newest good one.", stacklevel=4)
-            self._known |= {number: path == loaded.path for path, number in paths.items() if number >= paths[loaded.path]}
+                warnings.warn(f"{said} It was left in place; {loaded.path} is used, the newest good one.", stacklevel=4)
+            self._known |= dict.fromkeys(damaged, False) | {loaded.path: True}
             return str(loaded.path)
 
         path = get_agreement().of_first(f"the newest checkpoint of {self.name}", find)
@@ -148,7 +147,7 @@ class CheckpointStore(BackgroundWriter):
                 f"The checkpoint {self.path(number)} was not written: {summarize_error(error)}. Those before it are as they were: "
                 f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
             ) from error
-        self._known[number] = True
+        self._known[self.path(number)] = True
         try:
             self._drop_others()
         except OSError as error:
@@ -184,17 +183,18 @@ class CheckpointStore(BackgroundWriter):
     def _remove(self, number: int) -> None:
         path = self.path(number)  # renamed, so that an interruption leaves no part that looks like a damaged checkpoint
         shutil.rmtree(path.rename(make_temporary_path(path)))
-        self._known.pop(number, None)
+        self._known.pop(path, None)
 
     def _is_good(self, number: int) -> bool:
         """Return whether a checkpoint is good, before others are removed. A checkpoint that this process has not written is read once."""
-        if number not in self._known:
+        path = self.path(number)
+        if path not in self._known:
             try:
-                load_checkpoint(self.path(number))
-                self._known[number] = True
+                load_checkpoint(path)
+                self._known[path] = True
             except DamagedError:
-                self._known[number] = False
-        return self._known[number]
+                self._known[path] = False
+        return self._known[path]
 
     def _match_names(self, pattern: str) -> Iterator[re.Match[str]]:
         if self.directory.is_dir():

@@ -1,4 +1,4 @@
-"""What is written before a checkpoint: a run that resumes from the checkpoint does not take the steps before it again."""
+"""Files that are written before a checkpoint: a run that resumes from the checkpoint does not take the steps before it again."""
 
 from __future__ import annotations
 
@@ -18,5 +18,6 @@ def remove_writer(write: Callable[[], None]) -> None:
 
 
 def write_first() -> None:
+    """Write what must be on disk before the next checkpoint."""
     for write in list(_writers):
         write()
