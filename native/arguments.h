@@ -13,8 +13,17 @@ using Array = ffi::Buffer<ffi::F32>;
 using Result = ffi::ResultBuffer<ffi::F32>;
 using Integers = ffi::Span<const int64_t>;
 
+template <class AnyArray>
+Memory memory_of(const AnyArray& array) {
+  const auto begin = reinterpret_cast<uintptr_t>(array.untyped_data());
+  return {begin, begin + array.size_bytes()};
+}
+
 // The memory of a result, before it is written.
-inline float* open_result(Result& result) { return prefer_large_pages(result->typed_data(), static_cast<int64_t>(result->element_count())); }
+inline float* open_result(Result& result) {
+  prefer_large_pages(memory_of(*result));
+  return result->typed_data();
+}
 
 // A handler of two arrays, which returns one, with the numbers of a window.
 inline auto bind_convolution() {

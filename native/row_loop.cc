@@ -286,8 +286,7 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
     std::vector<Memory> written;
     for (int64_t i = 0; i < counts[0] + counts[5]; i++) {
       auto array = *returned.get<ffi::AnyBuffer>(i);
-      const auto begin = reinterpret_cast<uintptr_t>(array->untyped_data());
-      written.push_back({begin, begin + array->size_bytes()});
+      written.push_back(memory_of(*array));
       const bool is_last = i < counts[0];
       const int64_t all_rows = is_last ? rows : rows * steps;
       (is_last ? loop.lasts : loop.results).push_back({array->untyped_data(), static_cast<int64_t>(array->element_count()) / all_rows});

@@ -44,6 +44,7 @@ TARGETS = (
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",
     "unisono_multiply_transposed",
+    "unisono_open_step",
     "unisono_push_contribution",
     "unisono_run_row_loop",
 )

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from unisono._src.native.step_memory import open_step
 from unisono._src.packing import unpack_tree
 from unisono._src.replica.contribution import Contribution, contribute_logs
 from unisono._src.replica.protocol import ReplicaComputation, State
@@ -110,12 +111,14 @@ class StepProgram:
         counted: bool,
         replicas: int,
         is_recorded: bool,
+        platform: str,
     ) -> None:
         self._functions = functions
         self._contribution = contribution
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
         self._replicas = replicas
+        self._platform = platform
         self._digest_stage = DigestStage(functions, replicas, is_recorded)
         self.__name__ = name
         self.has_more_logs = False
@@ -134,7 +137,7 @@ class StepProgram:
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders = CallOrders(*order_values)
+        orders = CallOrders(*open_step(order_values, self._platform))
         row_fraction, rows = numbers
         replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
         extras = make_zeros(replica.logs)
