@@ -37,7 +37,8 @@ print(min([count_faults() for _ in range(6)][2:]))
 @pytest.mark.processes
 @pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 @pytest.mark.skipif(
-    not PAGES.exists() or "[madvise]" not in PAGES.read_text(), reason="this system does not give large pages to programs that ask"
+    not PAGES.exists() or "[madvise]" not in PAGES.read_text(),
+    reason="this system does not give large pages to programs that ask",
 )
 def test_a_step_of_much_memory_has_few_page_faults():
     counts = []
