@@ -35,6 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.products import call_transposed_product
+from unisono._src.native.step_memory import open_step
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
@@ -356,6 +357,23 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
     return draw.array(aval.shape, str(aval.dtype)) * 0.5
 
 
+def step_memory(draw: Draw) -> Case:
+    """Numbers whose copy lies in memory that is small or large."""
+    count = draw.size(1, 40)
+    size = draw.of(1, 1 << 20, 1 << 24)
+
+    def add_ends(numbers: jax.Array) -> jax.Array:
+        many = lax.optimization_barrier(jnp.zeros(size, jnp.int32) + numbers[0])
+        return lax.optimization_barrier(jnp.flip(many) + numbers[-1])[:3]
+
+    return Case(
+        f"the memory of a step, by {count} numbers",
+        lambda numbers: add_ends(open_step(numbers, "cpu")),
+        add_ends,
+        [draw.array((count,), "int32")],
+    )
+
+
 KINDS = (
     transposed_product,
     convolution,
@@ -370,6 +388,7 @@ KINDS = (
     digest,
     convolution_with_bias,
     winograd_with_bias,
+    step_memory,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

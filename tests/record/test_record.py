@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -213,6 +215,30 @@ def test_a_loop_is_recorded(replicas, tmp_path):
     steps = read_run_record(tmp_path / "one").steps
     np.testing.assert_allclose([step.loss for step in steps.values()], values, rtol=1e-6)
     assert {step.program.name for step in steps.values()} == {"replica_step"}
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_loss_that_is_not_told_is_no_nan(replicas, is_told, tmp_path):
+    """Replicas return the root of a negative number, or nothing."""
+    strategy = on(1, replicas)
+    with strategy.scope():
+        weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD()
+
+    def replica_step(batch):
+        _, gradients = un.value_and_grad(lambda: un.compute_average_loss(weight * batch), [weight])
+        optimizer.apply(gradients, [weight])
+        return jnp.sqrt(batch.min()) if is_told else None
+
+    @un.function(record=tmp_path)
+    def step(batch):
+        return strategy.run(replica_step, args=(batch,))
+
+    for batch in strategy.distribute_dataset(-np.ones(12, "float32"), batch_size=6):
+        step(batch)
+    get_recorder().stop()
+    losses = [step.loss for step in read_run_record(tmp_path).steps.values()]
+    assert [repr(loss) for loss in losses] == [repr(math.nan if is_told else None)] * 2
 
 
 def test_one_process_records_into_one_directory(tmp_path):

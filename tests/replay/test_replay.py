@@ -44,12 +44,18 @@ def test_the_step_is_the_first_whose_loss_is_not_finite():
     assert choose_step(settings(), recorded(1.0, 2.0, math.inf, math.nan)) == 2
     assert choose_step(settings(), recorded(1.0, math.nan, math.inf)) == 1
     assert choose_step(settings(2), recorded(1.0, math.nan, math.inf)) == 1
+    assert choose_step(settings(), recorded(None, 2.0, math.nan)) == 2
 
 
 @pytest.mark.parametrize(
     ("step", "losses", "text"),
     [
-        (None, (1.0, 2.0), "All losses that are recorded in 'run' are finite. Say which step to replay: --step N."),
+        (None, (1.0, 2.0), "The steps that are recorded in 'run' have finite losses. Say which step to replay: --step N."),
+        (
+            None,
+            (None, None),
+            "The steps that are recorded in 'run' tell no loss: none returns a single number. Say which step to replay: --step N.",
+        ),
         (3, (1.0, 2.0), "The record in 'run' has steps 1 to 2, and --step is 3."),
         (1, (), "The record in 'run' has no steps, and --step is 1."),
     ],

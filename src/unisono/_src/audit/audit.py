@@ -160,7 +160,7 @@ def summarize_run(run: FinishedRun, most_steps: int) -> AuditedRun:
         processes=placement.get("processes", run.plan.processes),
         steps=len(steps),
         exit_code=run.exit_code,
-        losses=tuple(step.loss if math.isfinite(step.loss) else None for step in steps),
+        losses=tuple(step.loss for step in steps),
         digest=digest_step(steps[-1]) if steps else None,
         seconds=run.seconds,
         end_of_output=find_last_lines(run.output) if run.exit_code else "",

@@ -46,7 +46,7 @@ class Steps(NamedTuple):
     rows: np.ndarray
     """(step,), int64: the rows of the global batch."""
     losses: np.ndarray
-    """(step,), float32; NaN where a step does not tell its loss."""
+    """(step,), float32; `UNTOLD_LOSS` where a step does not tell its loss."""
     row_digests: np.ndarray
     """(step, array of the batch, lane), uint32"""
     digests: np.ndarray

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from unisono._src.record import record_file
 from unisono._src.record.record_file import Steps
+from unisono._src.replica.untold_loss import list_told
 from unisono._src.typing import Json
 
 
@@ -42,8 +43,8 @@ class RecordedStep(NamedTuple):
     position: tuple[int, int]
     """Pass and batch of the pass; -1 where the batch has no position."""
     rows: int
-    loss: float
-    """NaN where the step does not tell its loss."""
+    loss: float | None
+    """None where the step does not tell its loss."""
     row_digests: tuple[tuple[int, int], ...]
     digests: tuple[tuple[int, int], ...]
     entry: tuple[tuple[int, int], ...] | None = None
@@ -123,8 +124,8 @@ def read_program(content: Json) -> Program:
 
 def list_steps(program: Program, steps: Steps) -> list[RecordedStep]:
     """Return the steps of a frame, one by one."""
-    columns = (steps.positions, steps.rows, steps.losses, steps.row_digests, steps.digests)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
+    columns = (steps.positions, steps.rows, steps.row_digests, steps.digests)
+    rows = zip(*(column.tolist() for column in columns), list_told(steps.losses), strict=True)
     return [
         RecordedStep(
             steps.first + index,
@@ -135,7 +136,7 @@ def list_steps(program: Program, steps: Steps) -> list[RecordedStep]:
             freeze_digests(of_rows),
             freeze_digests(of_variables),
         )
-        for index, (position, count, loss, of_rows, of_variables) in enumerate(rows)
+        for index, (position, count, of_rows, of_variables, loss) in enumerate(rows)
     ]
 
 

@@ -68,11 +68,11 @@ def replay_script(settings: ReplaySettings, folder: pathlib.Path) -> ReplayRepor
 def choose_step(settings: ReplaySettings, recorded: dict[int, RecordedStep]) -> int:
     """Return the number of the step that is asked for; refuse one that was not recorded."""
     if settings.step is None:
-        first = next((number for number, step in recorded.items() if not math.isfinite(step.loss)), None)
+        told = {number: step.loss for number, step in recorded.items() if step.loss is not None}
+        first = next((number for number, loss in told.items() if not math.isfinite(loss)), None)
         if first is None:
-            raise ReplayError(
-                f"All losses that are recorded in {str(settings.run)!r} are finite. Say which step to replay: --step N."
-            )
+            what = "have finite losses" if told else "tell no loss: none returns a single number"
+            raise ReplayError(f"The steps that are recorded in {str(settings.run)!r} {what}. Say which step to replay: --step N.")
         return first
     if settings.step - 1 not in recorded:
         said = f"steps {min(recorded) + 1} to {max(recorded) + 1}" if recorded else "no steps"

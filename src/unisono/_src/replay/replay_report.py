@@ -87,8 +87,8 @@ def format_replicas(report: ReplayReport) -> Iterator[str]:
         norm = format_number(math.hypot(*norms)) if norms else "-"
         rows.append((str(replica["replica"]), f"{first} to {end - 1}", format_number(replica["loss"]), norm))
     yield from indent_lines(format_columns(rows))
-    losses = [float(replica["loss"]) for replica in replicas]
-    if not math.isnan(sum(losses)):
+    losses = [float(replica["loss"]) for replica in replicas if replica["loss"] is not None]
+    if len(losses) == len(replicas) and not math.isnan(sum(losses)):
         yield ""
         yield f"The parts add up to a loss of {format_number(sum(losses))}."
 
@@ -146,8 +146,8 @@ def format_row(origin: Json) -> str | None:
     return f"{origin['row']} of the global batch{of_data}"
 
 
-def format_number(number: float | str) -> str:
-    return f"{float(number):.6g}"
+def format_number(number: float | str | None) -> str:
+    return "-" if number is None else f"{float(number):.6g}"
 
 
 def indent_lines(lines: Iterator[str]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import RecordedVariables
+from unisono._src.replica.untold_loss import list_told
 from unisono._src.step.step_inspection import InspectedStep, ReplicaCall
 from unisono._src.typed_jax import jit
 from unisono._src.typing import Json
@@ -42,23 +43,24 @@ Ctrl-D goes on with the step."""
 class ReplicaValues:
     """The values that one replica computes in the step."""
 
-    def __init__(self, call: ReplicaCall, contribution: Contribution, loss: float, paths: Sequence[str]) -> None:
+    def __init__(self, call: ReplicaCall, contribution: Contribution, loss: float | None, paths: Sequence[str]) -> None:
         self.replica = call.replica
         self.rows = call.rows
         self.batch = call.batch
         self.loss = loss
-        """Its part of the loss: the losses of all replicas add up to the loss of the step."""
+        """Its part of the loss: the losses of all replicas add up to the loss of the step. None where the step does not tell it."""
         self.gradients = dict(zip(paths, map(np.asarray, contribution.gradients), strict=False))
 
     def __repr__(self) -> str:
-        return f"<replica {self.replica}: rows {self.rows.start} to {self.rows.stop - 1}, loss {self.loss:.6g}>"
+        loss = "no loss" if self.loss is None else f"loss {self.loss:.6g}"
+        return f"<replica {self.replica}: rows {self.rows.start} to {self.rows.stop - 1}, {loss}>"
 
     def describe(self) -> Json:
         norms = {path: measure_norm(gradient) for path, gradient in self.gradients.items()}
         return {
             "replica": self.replica,
             "rows": [self.rows.start, self.rows.stop],
-            "loss": name_number(self.loss),
+            "loss": None if self.loss is None else name_number(self.loss),
             "gradient_norms": {path: name_number(norm) for path, norm in norms.items()},
         }
 
@@ -95,8 +97,8 @@ def compute_replicas(step: InspectedStep) -> list[ReplicaValues]:
     replicas: list[ReplicaValues] = []
     for call in step.calls:
         contribution, _ = contribute(*call.args)
-        loss = np.asarray(step.functions.read_loss(contribution), np.float64)
-        replicas.append(ReplicaValues(call, contribution, float(loss) if loss.size == 1 else math.nan, paths))
+        loss = np.ravel(step.functions.read_loss(contribution))
+        replicas.append(ReplicaValues(call, contribution, list_told(loss)[0] if loss.size == 1 else None, paths))
     return replicas
 
 

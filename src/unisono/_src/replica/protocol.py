@@ -67,7 +67,7 @@ class ReplicaComputation(Protocol):
         ...
 
     def read_loss(self, total: Contribution) -> Array:
-        """Return the loss of a step, from the total of the replicas; NaN where the step does not tell it."""
+        """Return the loss of a step, from the total of the replicas; `UNTOLD_LOSS` where the step does not tell it."""
         ...
 
     def list_recorded(self) -> RecordedVariables:

@@ -19,6 +19,7 @@ from unisono._src.replica.function_probe import FunctionProbe
 from unisono._src.replica.protocol import Divisor, RecordedVariables, State
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
+from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.typing import Array, Outputs, PyTree
 
@@ -191,7 +192,7 @@ class UserComputation:
     def read_loss(self, total: Contribution) -> Array:
         """Return the sum over replicas of the first number that the code returns: the loss, as loops are written."""
         numbers = [value for _, value in sorted(total.logs.items()) if value.size == 1]
-        return numbers[0].reshape(()) if numbers else jnp.float32(jnp.nan)
+        return numbers[0].reshape(()) if numbers else jnp.asarray(UNTOLD_LOSS)
 
     def list_recorded(self) -> RecordedVariables:
         variables = self.variables

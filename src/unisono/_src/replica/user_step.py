@@ -29,6 +29,7 @@ from unisono._src.replica.contribution import Contribution, contribute_logs
 from unisono._src.replica.gradient_recorder import GradientRecorder
 from unisono._src.replica.growth import APPLIED_GRADIENTS
 from unisono._src.replica.protocol import Divisor, State
+from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
@@ -90,7 +91,7 @@ class UserStepComputation(ModelComputation):
         return new_state, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1))
 
     def read_loss(self, total: Contribution) -> Array:
-        return total.logs["loss"] if "loss" in total.logs else jnp.float32(jnp.nan)
+        return total.logs["loss"] if "loss" in total.logs else jnp.asarray(UNTOLD_LOSS)
 
     def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
         return {}  # the gradients that the step applies are measured themselves

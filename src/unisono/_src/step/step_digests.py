@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from unisono._src.digest import LANES, digest_in_program
 from unisono._src.native.digests import call_digest
+from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.step.running_sums import Sums
 from unisono._src.typed_jax import update_index
 from unisono._src.typing import Array
@@ -59,7 +60,7 @@ def list_first_parts(sums: Sums, like: Sequence[Array]) -> list[DigestedPart]:
 
 def put_step(digests: StepDigests, number: Array, parts: Sequence[DigestedPart], loss: Array) -> StepDigests:
     """Return the digests with those of one more step."""
-    number_of_loss = loss.astype(jnp.float32).reshape(()) if loss.size == 1 else jnp.float32(jnp.nan)
+    number_of_loss = loss.astype(jnp.float32).reshape(()) if loss.size == 1 else jnp.asarray(UNTOLD_LOSS)
     return StepDigests(
         update_index(digests.digests, digest_parts(parts), number, 0), update_index(digests.losses, number_of_loss, number, 0)
     )
