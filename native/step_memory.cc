@@ -19,4 +19,14 @@ static ffi::Error OpenStep(ffi::Buffer<ffi::S32> numbers, ffi::ResultBuffer<ffi:
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_open_step, unisono::OpenStep,
                               xla::ffi::Ffi::Bind().Arg<xla::ffi::Buffer<xla::ffi::S32>>().Ret<xla::ffi::Buffer<xla::ffi::S32>>());
+
+// Writes begin and end of the large mappings in a list of /proc/self/maps, at most `most`. Returns how many there are.
+extern "C" int64_t unisono_list_large_mappings(const char* path, uint64_t* bounds, int64_t most) {
+  const auto mappings = unisono::list_large_mappings(path);
+  for (int64_t i = 0; i < std::min<int64_t>(most, mappings.size()); i++) {
+    bounds[2 * i] = mappings[i].begin;
+    bounds[2 * i + 1] = mappings[i].end;
+  }
+  return mappings.size();
+}
 #pragma GCC visibility pop

@@ -368,7 +368,7 @@ def step_memory(draw: Draw) -> Case:
 
     return Case(
         f"the memory of a step, by {count} numbers",
-        lambda numbers: add_ends(open_step(numbers, "cpu")),
+        lambda numbers: add_ends(open_step(numbers)),
         add_ends,
         [draw.array((count,), "int32")],
     )

@@ -54,10 +54,10 @@ def test_the_step_is_the_first_whose_loss_is_not_finite():
         (
             None,
             (None, None),
-            "The steps that are recorded in 'run' tell no loss: none returns a single number. Say which step to replay: --step N.",
+            "The steps that are recorded in 'run' tell no loss. Say which step to replay: --step N.",
         ),
         (3, (1.0, 2.0), "The record in 'run' has steps 1 to 2, and --step is 3."),
-        (1, (), "The record in 'run' has no steps, and --step is 1."),
+        (1, (), "The record in 'run' has no steps."),
     ],
 )
 def test_a_step_that_was_not_recorded_is_refused(step, losses, text):

@@ -24,7 +24,7 @@ class AuditedRun:
     exit_code: int | None
     """None for a recorded run that was not started here."""
     losses: tuple[float | None, ...]
-    """By step; None where a step does not tell its loss."""
+    """By step; None where a step does not tell its loss. In JSON, null also stands for a loss that is not finite."""
     digest: str | None
     """A digest over all that is recorded of the last step; None without steps."""
     seconds: float

@@ -67,15 +67,17 @@ def replay_script(settings: ReplaySettings, folder: pathlib.Path) -> ReplayRepor
 
 def choose_step(settings: ReplaySettings, recorded: dict[int, RecordedStep]) -> int:
     """Return the number of the step that is asked for; refuse one that was not recorded."""
+    if not recorded:
+        raise ReplayError(f"The record in {str(settings.run)!r} has no steps.")
     if settings.step is None:
         told = {number: step.loss for number, step in recorded.items() if step.loss is not None}
         first = next((number for number, loss in told.items() if not math.isfinite(loss)), None)
         if first is None:
-            what = "have finite losses" if told else "tell no loss: none returns a single number"
+            what = "have finite losses" if told else "tell no loss"
             raise ReplayError(f"The steps that are recorded in {str(settings.run)!r} {what}. Say which step to replay: --step N.")
         return first
     if settings.step - 1 not in recorded:
-        said = f"steps {min(recorded) + 1} to {max(recorded) + 1}" if recorded else "no steps"
+        said = f"steps {min(recorded) + 1} to {max(recorded) + 1}"
         raise ReplayError(f"The record in {str(settings.run)!r} has {said}, and --step is {settings.step}.")
     return settings.step - 1
 

@@ -98,7 +98,8 @@ def compute_replicas(step: InspectedStep) -> list[ReplicaValues]:
     for call in step.calls:
         contribution, _ = contribute(*call.args)
         loss = np.ravel(step.functions.read_loss(contribution))
-        replicas.append(ReplicaValues(call, contribution, list_told(loss)[0] if loss.size == 1 else None, paths))
+        is_told = loss.size == 1 and list_told(loss) != [None]
+        replicas.append(ReplicaValues(call, contribution, float(loss[0]) if is_told else None, paths))
     return replicas
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
@@ -142,8 +143,9 @@ def bring_state(state: State, device: jax.Device) -> State:
     """Return the state on a device. What lies there is not sent: for the hundreds of arrays of a large net this takes time."""
 
     def is_away(leaf: AnyArray) -> bool:
-        return not (isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding.device_set == {device})
+        return not (isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == there)
 
+    there = SingleDeviceSharding(device)
     leaves, structure = jax.tree.flatten(tuple(map(list, state)))
     sent = iter(device_put([leaf for leaf in leaves if is_away(leaf)], device))
     return jax.tree.unflatten(structure, [next(sent) if is_away(leaf) else leaf for leaf in leaves])

@@ -31,6 +31,7 @@ from unisono._src.typed_jax import (
     update_index,
 )
 from unisono._src.typing import Array, Logs, PyTree
+from unisono._src.xla.rewrite import uses_kernels
 
 Whole: TypeAlias = int | Array
 """A whole number; a tracer inside of the program."""
@@ -111,14 +112,12 @@ class StepProgram:
         counted: bool,
         replicas: int,
         is_recorded: bool,
-        platform: str,
     ) -> None:
         self._functions = functions
         self._contribution = contribution
         self._counted = counted
         """Whether masks or weights decide divisors, so that they are counted on the devices."""
         self._replicas = replicas
-        self._platform = platform
         self._digest_stage = DigestStage(functions, replicas, is_recorded)
         self.__name__ = name
         self.has_more_logs = False
@@ -137,7 +136,7 @@ class StepProgram:
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders = CallOrders(*open_step(order_values, self._platform))
+        orders = CallOrders(*(open_step(order_values) if uses_kernels() else order_values))
         row_fraction, rows = numbers
         replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
         extras = make_zeros(replica.logs)

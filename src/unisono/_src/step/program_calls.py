@@ -52,9 +52,8 @@ class ProgramCalls:
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
         self._contribution = jit(functools.partial(functions.contribution))
-        platform = placement.lead.platform
         self._blocks = {
-            counted: StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded, platform)
+            counted: StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded)
             for counted in (False, True)
         }
         self._digests: dict[Hashable, int] = {}
@@ -63,7 +62,7 @@ class ProgramCalls:
         """What the newest program is for, by which its digest is kept."""
         note_traced = self._note_traced if placement.processes else None
         self._programs = {
-            counted: DeviceProgram(rewrite_function(block, platform, note_traced), donate=(0,))
+            counted: DeviceProgram(rewrite_function(block, placement.lead.platform, note_traced), donate=(0,))
             for counted, block in self._blocks.items()
         }
 
