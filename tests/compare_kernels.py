@@ -35,7 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.products import call_transposed_product
-from unisono._src.native.step_memory import open_step
+from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
@@ -368,7 +368,7 @@ def step_memory(draw: Draw) -> Case:
 
     return Case(
         f"the memory of a step, by {count} numbers",
-        lambda numbers: add_ends(open_step(numbers)),
+        lambda numbers: add_ends(open_step_memory(numbers)),
         add_ends,
         [draw.array((count,), "int32")],
     )

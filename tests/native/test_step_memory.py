@@ -10,7 +10,7 @@ import pytest
 
 from processes import python
 from unisono._src.native.library import load_in_use, load_kernels
-from unisono._src.native.step_memory import open_step
+from unisono._src.native.step_memory import open_step_memory
 
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 
@@ -96,4 +96,4 @@ def test_only_large_memory_without_a_name_gets_large_pages(tmp_path):
 @pytest.mark.parametrize("count", [1, 9])
 def test_the_numbers_are_returned(count):
     numbers = np.arange(count, dtype="int32")
-    np.testing.assert_array_equal(open_step(numbers), numbers)
+    np.testing.assert_array_equal(open_step_memory(numbers), numbers)

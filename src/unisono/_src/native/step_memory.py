@@ -6,7 +6,7 @@ import jax
 from jax import Array
 
 
-def open_step(numbers: Array) -> Array:
+def open_step_memory(numbers: Array) -> Array:
     """Return the numbers, int32, which a step cannot begin without: when they are there, the step's memory has large pages.
 
     XLA asks for this memory in each call, and Linux clears it page by page when it is first written.

@@ -141,14 +141,16 @@ class DeviceState:
 
 def bring_state(state: State, device: jax.Device) -> State:
     """Return the state on a device. What lies there is not sent: for the hundreds of arrays of a large net this takes time."""
+    there = SingleDeviceSharding(device)
 
     def is_away(leaf: AnyArray) -> bool:
         return not (isinstance(leaf, jax.Array) and leaf.committed and leaf.sharding == there)
 
-    there = SingleDeviceSharding(device)
     leaves, structure = jax.tree.flatten(tuple(map(list, state)))
-    sent = iter(device_put([leaf for leaf in leaves if is_away(leaf)], device))
-    return jax.tree.unflatten(structure, [next(sent) if is_away(leaf) else leaf for leaf in leaves])
+    numbers = [number for number, leaf in enumerate(leaves) if is_away(leaf)]
+    for number, sent in zip(numbers, device_put([leaves[number] for number in numbers], device), strict=True):
+        leaves[number] = sent
+    return jax.tree.unflatten(structure, leaves)
 
 
 def has_other_values(one: Array, other: Array) -> bool:

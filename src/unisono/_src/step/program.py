@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from unisono._src.native.step_memory import open_step
+from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import unpack_tree
 from unisono._src.replica.contribution import Contribution, contribute_logs
 from unisono._src.replica.protocol import ReplicaComputation, State
@@ -136,7 +136,7 @@ class StepProgram:
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
-        orders = CallOrders(*(open_step(order_values) if uses_kernels() else order_values))
+        orders = CallOrders(*(open_step_memory(order_values) if uses_kernels() else order_values))
         row_fraction, rows = numbers
         replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
         extras = make_zeros(replica.logs)
