@@ -60,15 +60,25 @@ def test_a_gpu_that_runs_without_them_is_refused_with_the_line_to_write(monkeypa
     determinism.check_flags({"gpu"})
 
 
-def test_the_options_for_a_gpu_are_known_to_this_jaxlib_and_leave_the_users_flag_alone(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "")
+def test_the_options_for_a_gpu_are_known_to_this_jaxlib(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", FLAG)
     options = determinism.get_compiler_options("gpu")
+    assert options.keys() == {"xla_allow_excess_precision", determinism.COMMAND_BUFFERS, determinism.TRITON_PRODUCTS}
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     assert lowered.compile(compiler_options=options)(1.0) == 2
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid enum value"):
-        lowered.compile(compiler_options=options | {determinism.COMMAND_BUFFERS: "NO_SUCH_PART"})
-    monkeypatch.setenv("XLA_FLAGS", f"--{determinism.COMMAND_BUFFERS}=FUSION")
+    for name in (determinism.COMMAND_BUFFERS, determinism.TRITON_PRODUCTS):
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            lowered.compile(compiler_options=options | {name: "no such value"})
+
+
+def test_the_options_for_a_gpu_leave_the_users_flags_alone(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"{FLAG} --{determinism.COMMAND_BUFFERS}=FUSION --{determinism.TRITON_PRODUCTS}=true")
     assert determinism.get_compiler_options("gpu") == {"xla_allow_excess_precision": False}
+
+
+def test_where_kernels_are_measured_triton_may_write_products(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert determinism.get_compiler_options("gpu").keys() == {"xla_allow_excess_precision", determinism.COMMAND_BUFFERS}
 
 
 @pytest.mark.parametrize(

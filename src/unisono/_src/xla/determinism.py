@@ -13,12 +13,15 @@ import jax
 
 from unisono._src.jax_private.backends import make_cpu_device
 
+NO_MEASURING = "xla_gpu_deterministic_ops"
+COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
+TRITON_PRODUCTS = "xla_gpu_enable_triton_gemm"
+
 FLAGS = {
     # No atomics; XLA refuses an operation that has no other kernel, and names it. No kernels are chosen by measuring, whatever
     # xla_gpu_autotune_level says; with level 0, XLA takes far slower convolutions of cuDNN.
-    "xla_gpu_deterministic_ops": "true",
+    NO_MEASURING: "true",
 }
-COMMAND_BUFFERS = "xla_gpu_enable_command_buffer"
 GRAPH_PARTS = (
     "FUSION",
     "CUBLAS",
@@ -38,17 +41,23 @@ COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
         # end the process. The option must name all operations that stay; `-reduce` is possible in XLA_FLAGS alone.
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
     },
-    "gpu": {COMMAND_BUFFERS: ",".join(GRAPH_PARTS)},
+    "gpu": {
+        COMMAND_BUFFERS: ",".join(GRAPH_PARTS),
+        # Unless it measures, XLA takes one shape of tiles for all products that Triton writes; cuBLAS knows a shape for each product.
+        TRITON_PRODUCTS: False,
+    },
 }
 """By platform. Excess precision is off on all platforms: else the rounding to bfloat16 depends on fusion."""
 
 
 def get_compiler_options(platform: str) -> dict[str, str | bool]:
-    """Return the compiler options of each of our programs on a platform. What XLA_FLAGS says of CUDA graphs stays."""
-    options = {"xla_allow_excess_precision": False} | COMPILER_OPTIONS.get(platform, {})
-    if COMMAND_BUFFERS in read_xla_flags():
-        options.pop(COMMAND_BUFFERS, None)
-    return options
+    """Return the compiler options of each of our programs on a platform. What XLA_FLAGS says of a GPU stays."""
+    set_flags = read_xla_flags()
+    users = {name for name in COMPILER_OPTIONS["gpu"] if name in set_flags}
+    if set_flags.get(NO_MEASURING, "").lower() != "true":
+        users.add(TRITON_PRODUCTS)
+    options = COMPILER_OPTIONS.get(platform, {}).items()
+    return {"xla_allow_excess_precision": False} | {name: value for name, value in options if name not in users}
 
 
 CPU_PARTS = 16
