@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -239,6 +240,67 @@ def test_a_loss_that_is_not_told_is_no_nan(replicas, is_told, tmp_path):
     get_recorder().stop()
     losses = [step.loss for step in read_run_record(tmp_path).steps.values()]
     assert [repr(loss) for loss in losses] == [repr(math.nan if is_told else None)] * 2
+
+
+class Tracked(keras.Model):
+    """As Keras' guide to custom steps on JAX writes it: the loss is fed to a mean of this name, once for a batch or for each row."""
+
+    def __init__(self, by_rows, told, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(3)
+        self.mean = keras.metrics.Mean(name="loss")
+        self.by_rows, self.told = by_rows, told
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+    def call(self, x):
+        return self.dense(x)
+
+    def loss_and_updates(self, trainable, fixed, x, y):
+        y_pred, fixed = self.stateless_call(trainable, fixed, x)
+        losses = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+        return losses.mean(), (losses, fixed)
+
+    def train_step(self, state, data):
+        trainable, fixed, slots, metrics = state
+        with_gradient = jax.value_and_grad(self.loss_and_updates, has_aux=True)
+        (loss, (losses, fixed)), gradients = with_gradient(trainable, fixed, *data)
+        trainable, slots = self.optimizer.stateless_apply(slots, gradients, trainable)
+        if self.told:
+            metrics = self.mean.stateless_update_state(metrics, losses if self.by_rows else loss)
+        return {"loss": self.mean.stateless_result(metrics)}, (trainable, fixed, slots, metrics)
+
+
+def fit_tracked(strategy, directory, by_rows=False, told=True):
+    """Return the mean after each batch: of the losses since the epoch began."""
+    get_step_count().steps = 0
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = Tracked(by_rows, told)
+    model.compile(optimizer="adam")
+    means = []
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: means.append(logs["loss"]))
+    model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[un.callbacks.Record(directory), note])
+    return means
+
+
+@pytest.mark.parametrize(("replicas", "by_rows"), [(1, False), (3, False), (3, True)])
+def test_the_loss_of_a_step_of_its_own_is_what_it_feeds_to_its_mean(replicas, by_rows, tmp_path):
+    means = fit_tracked(on(1, replicas), tmp_path / "one", by_rows)
+    fit_tracked(on(replicas, replicas), tmp_path / "all", by_rows)
+    get_recorder().stop()
+    assert content(tmp_path / "one") == content(tmp_path / "all")
+    losses = np.array([step.loss for step in read_run_record(tmp_path / "one").steps.values()]).reshape(2, 3)
+    weights = [8, 8, 3] if by_rows else [1, 1, 1]
+    np.testing.assert_allclose(((losses * weights).cumsum(1) / np.cumsum(weights)).ravel(), means, rtol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_step_that_feeds_no_mean_tells_no_loss(replicas, tmp_path):
+    fit_tracked(on(1, replicas), tmp_path, told=False)
+    assert {step.loss for step in read_run_record(tmp_path).steps.values()} == {None}
 
 
 def test_one_process_records_into_one_directory(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import code
+import functools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes import names
 from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
-from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.contribution import Contribution, add_contributions
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.replica.untold_loss import list_told
 from unisono._src.step.step_inspection import InspectedStep, ReplicaCall
@@ -95,9 +96,10 @@ def compute_replicas(step: InspectedStep) -> list[ReplicaValues]:
     recorded = step.functions.list_recorded()
     paths = [variable.path for kind, variables in recorded if kind == GRADIENT for variable in variables]
     replicas: list[ReplicaValues] = []
-    for call in step.calls:
-        contribution, _ = contribute(*call.args)
-        loss = np.ravel(step.functions.read_loss(contribution))
+    contributions = [contribute(*call.args)[0] for call in step.calls]
+    total = functools.reduce(add_contributions, [contribution._replace(gradients=[]) for contribution in contributions])
+    for call, contribution in zip(step.calls, contributions, strict=True):
+        loss = np.ravel(step.functions.read_loss(contribution, total))
         is_told = loss.size == 1 and list_told(loss) != [None]
         replicas.append(ReplicaValues(call, contribution, float(loss[0]) if is_told else None, paths))
     return replicas

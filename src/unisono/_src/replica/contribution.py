@@ -29,7 +29,7 @@ class Contribution(NamedTuple):
     """The gradients of the trainable variables; empty in evaluation."""
     assigned: AssignedState
     metrics: list[jax.Array]
-    """The changes of the metrics' variables by the rows. One replica alone has the new state here."""
+    """The changes of the metrics' variables by the rows. One replica alone whose step is a sum has the new state here."""
     loss: jax.Array
     terms: jax.Array
     """The contribution to each loss term of compile(), without the term's weight."""
@@ -37,9 +37,9 @@ class Contribution(NamedTuple):
     """Values that an overridden `compute_metrics` returns beside the metrics, times the row fraction."""
 
 
-def contribute_logs(logs: dict[str, jax.Array]) -> Contribution:
-    """Return the contribution of a replica alone whose step is no sum: it has logs, and nothing else."""
-    return Contribution([], AssignedState([], [], []), [], jnp.float32(0), jnp.zeros(0), logs)
+def contribute_alone(metrics: list[jax.Array], logs: dict[str, jax.Array]) -> Contribution:
+    """Return the contribution of a replica alone whose step is no sum: what it tells, and nothing that is to be applied."""
+    return Contribution([], AssignedState([], [], []), metrics, jnp.float32(0), jnp.zeros(0), logs)
 
 
 def add_contributions(left: T, right: T) -> T:

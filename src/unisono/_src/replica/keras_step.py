@@ -90,8 +90,8 @@ class KerasStepComputation(ModelComputation):
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 
-    def read_loss(self, total: Contribution) -> Array:
-        return total.loss
+    def read_loss(self, part: Contribution, total: Contribution) -> Array:
+        return part.loss
 
     def _run_forward(
         self,

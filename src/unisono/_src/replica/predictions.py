@@ -71,8 +71,8 @@ class PredictComputation:
         non_trainable, disagree = self._state.merge_assigned(non_trainable, total.assigned, rows, present)
         return (weights, non_trainable), disagree
 
-    def read_loss(self, total: Contribution) -> Array:
-        return total.loss
+    def read_loss(self, part: Contribution, total: Contribution) -> Array:
+        return part.loss
 
     def list_recorded(self) -> RecordedVariables:
         return []

@@ -62,12 +62,15 @@ class ReplicaComputation(Protocol):
         """Return the logs of the state's metrics."""
         ...
 
-    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Logs] | None:
-        """Return (new state, logs) of one replica alone whose step is no sum of contributions; None for all other steps."""
+    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Contribution] | None:
+        """Return (new state, what is told) of one replica alone whose step is no sum of contributions; None for all other steps."""
         ...
 
-    def read_loss(self, total: Contribution) -> Array:
-        """Return the loss of a step, from the total of the replicas; `UNTOLD_LOSS` where the step does not tell it."""
+    def read_loss(self, part: Contribution, total: Contribution) -> Array:
+        """Return a part of the loss of a step: the parts of all replicas add up to the loss, which is that of their total.
+
+        `UNTOLD_LOSS` where the step does not tell its loss.
+        """
         ...
 
     def list_recorded(self) -> RecordedVariables:

@@ -189,9 +189,9 @@ class UserComputation:
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 
-    def read_loss(self, total: Contribution) -> Array:
-        """Return the sum over replicas of the first number that the code returns: the loss, as loops are written."""
-        numbers = [value for _, value in sorted(total.logs.items()) if value.size == 1]
+    def read_loss(self, part: Contribution, total: Contribution) -> Array:
+        """Return the first number that the code returns, a sum over replicas: the loss, as loops are written."""
+        numbers = [value for _, value in sorted(part.logs.items()) if value.size == 1]
         return numbers[0].reshape(()) if numbers else jnp.asarray(UNTOLD_LOSS)
 
     def list_recorded(self) -> RecordedVariables:

@@ -25,7 +25,7 @@ from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica import overwritten
 from unisono._src.replica.compiled_model import ModelComputation
-from unisono._src.replica.contribution import Contribution, contribute_logs
+from unisono._src.replica.contribution import Contribution, contribute_alone
 from unisono._src.replica.gradient_recorder import GradientRecorder
 from unisono._src.replica.growth import APPLIED_GRADIENTS
 from unisono._src.replica.protocol import Divisor, State
@@ -46,7 +46,7 @@ class UserStepComputation(ModelComputation):
     ) -> tuple[Contribution, Sequence[Array]]:
         result_alone = self.run_alone(state, batch)
         if result_alone is not None:
-            return contribute_logs(result_alone[1]), ()
+            return result_alone[1], ()
         terms = self._make_terms(row_fraction, divisors, as_mean=True)
         means = self._make_means()
         with replace_losses(self.model, terms.loss_functions), means.watch():
@@ -83,15 +83,25 @@ class UserStepComputation(ModelComputation):
         return terms.divisors
 
     @hide_masks()
-    def run_alone(self, state: State, batch: PyTree) -> tuple[State, dict[str, Array]] | None:
-        """Return (new state, logs) of a replica alone, which needs no other replicas; None where there are others."""
+    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Contribution] | None:
+        """Return (new state, what is told) of a replica alone, which needs no other replicas; None where there are others."""
         if not self.has_one_replica:
             return None
         logs, new_state = call_user_step(self.model, self._mode, state, batch)
-        return new_state, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1))
+        changes = [new - old for new, old in zip(new_state[-1], state[-1], strict=True)]
+        return new_state, contribute_alone(changes, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1)))
 
-    def read_loss(self, total: Contribution) -> Array:
-        return total.logs["loss"] if "loss" in total.logs else jnp.asarray(UNTOLD_LOSS)
+    def read_loss(self, part: Contribution, total: Contribution) -> Array:
+        """Return the log "loss" of the step, or what the step has fed to the mean of this name, as Keras' guides do."""
+        if "loss" in part.logs:
+            return part.logs["loss"]
+        means = [metric for metric in self._fed_metrics if type(metric) is keras.metrics.Mean and metric.name == "loss"]
+        if not means or not part.metrics:
+            return jnp.asarray(UNTOLD_LOSS)
+        places = {id(variable): place for place, variable in enumerate(self.model.metrics_variables)}
+        sum_place, weight_place = (places[id(variable)] for variable in means[0].variables)
+        weight = total.metrics[weight_place]
+        return jnp.where(weight == 0, UNTOLD_LOSS, part.metrics[sum_place] / weight)
 
     def gradients_of_numbers(self, state: State, batch: PyTree, row_fraction: Array, divisors: Array | None) -> dict[str, Array]:
         return {}  # the gradients that the step applies are measured themselves

@@ -44,14 +44,14 @@ class DigestStage:
             return []
         gradients = step_digests.list_first_parts(sums, like.gradients)
         total = unpack_tree(running_sums.get_place(sums), like)
-        return self._put(digests, number, is_finished, gradients, state, self._functions.read_loss(total))
+        return self._put(digests, number, is_finished, gradients, state, self._functions.read_loss(total, total))
 
     def put_total(
         self, digests: list[StepDigests], number: Array, is_finished: int | Array, total: Contribution, state: State
     ) -> list[StepDigests]:
         """Put the digests of a step of one replica, whose contribution is the total."""
         gradients = list(map(step_digests.take_whole, total.gradients))
-        return self._put(digests, number, is_finished, gradients, state, self._functions.read_loss(total))
+        return self._put(digests, number, is_finished, gradients, state, self._functions.read_loss(total, total))
 
     def _put(
         self,

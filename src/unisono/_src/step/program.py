@@ -17,7 +17,7 @@ from jax import lax
 
 from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import unpack_tree
-from unisono._src.replica.contribution import Contribution, contribute_logs
+from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step import running_sums
 from unisono._src.step.digest_stage import DigestStage
@@ -246,11 +246,10 @@ class StepProgram:
         replica = jnp.int32(0)
         by_itself = self._functions.run_alone(work.state, batch)
         if by_itself is not None:
-            new, extras = by_itself
+            new, total = by_itself
             work = work._replace(state=keep_dtypes(new, work.state))
-            total = contribute_logs(extras)
             digests = self._digest_stage.put_total(carry.digests, number, orders.finishing, total, work.state)
-            return Carry(work, extras, [], (), digests)
+            return Carry(work, total.logs, [], (), digests)
         if self._counted:
             terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
             divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
