@@ -4,6 +4,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "vectors.h"
 
 namespace unisono {
@@ -62,10 +66,17 @@ inline Vector tangent(Vector x) {
   return choose(size < splat(0.625f), near, with_sign_of(far, x));
 }
 
+// By the processor's instruction: compilers call a function for each lane, which may set an error number.
 inline Vector square_root(Vector x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Vector>(_mm512_sqrt_ps(reinterpret_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Vector>(_mm256_sqrt_ps(reinterpret_cast<__m256>(x)));
+#else
   Vector y;
   for (int lane = 0; lane < LANES; lane++) y[lane] = __builtin_sqrtf(x[lane]);
   return y;
+#endif
 }
 
 inline Vector load_some(const float* from, int64_t count) {

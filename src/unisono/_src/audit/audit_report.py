@@ -24,7 +24,7 @@ class AuditedRun:
     exit_code: int | None
     """None for a recorded run that was not started here."""
     losses: tuple[float | None, ...]
-    """By step; None where a step does not tell its loss. In JSON, null also stands for a loss that is not finite."""
+    """By step; None where a step does not tell its loss."""
     digest: str | None
     """A digest over all that is recorded of the last step; None without steps."""
     seconds: float
@@ -141,7 +141,7 @@ class AuditReport:
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Json]:
-        """Return the report as numbers, strings, lists and dicts. A number that JSON does not have is null."""
+        """Return the report as numbers, strings, lists and dicts."""
         return convert_to_json(dataclasses.asdict(self))
 
 
@@ -150,6 +150,9 @@ def convert_to_json(value: UserObject) -> Json:
         return {str(key): convert_to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [convert_to_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return name_number(value) if isinstance(value, float) else value
+
+
+def name_number(number: float) -> float | str:
+    """Return a number as JSON has it: in words where it is not finite."""
+    return number if math.isfinite(number) else str(number)

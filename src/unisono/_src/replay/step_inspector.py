@@ -5,7 +5,6 @@ from __future__ import annotations
 import code
 import functools
 import json
-import math
 import os
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from unisono._src.audit.audit_report import name_number
 from unisono._src.audit.difference_kinds import GRADIENT
 from unisono._src.audit.program_comparison import format_equation, read_layer
 from unisono._src.audit.program_trace import describe_equation, list_places
@@ -172,8 +172,3 @@ def describe_equation_origin(eqn: core.JaxprEqn) -> Json:
 
 def measure_norm(gradient: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(gradient, np.float64)))
-
-
-def name_number(number: float) -> float | str:
-    """Return a number as JSON knows it: in words where it is not finite."""
-    return number if math.isfinite(number) else str(number)

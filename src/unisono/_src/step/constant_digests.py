@@ -26,19 +26,24 @@ class ConstantDigests:
 
     def __init__(self, lead: jax.Device) -> None:
         """Constants lie on the lead device, or on the host."""
-        self._reads_arrays = lead.platform == "cpu"
+        self._is_read_at_once = lead.platform == "cpu"
+        self._calls = 0
         self._read: dict[int, ReadArray] = {}
 
     def digest(self, constants: Sequence[AnyArray]) -> int:
-        """Return a digest of 31 bits of the values on the host; 0 where there are none.
+        """Return a digest of 31 bits of the values for one call; 0 where there are none.
 
-        Arrays on other devices than CPUs are left out: each step would wait for them.
+        A call waits for an array on another device than a CPU. So such arrays are read at calls 1, 2, 4, 8 and so on: at the same calls in
+        all processes, whichever of their arrays are new.
         """
-        digests = [self._digest_value(number, value) for number, value in enumerate(constants) if self._is_read(value)]
+        self._calls += 1
+        reads_arrays = self._is_read_at_once or self._calls & (self._calls - 1) == 0
+        digests = [
+            self._digest_value(number, value)
+            for number, value in enumerate(constants)
+            if not isinstance(value, jax.Array) or (reads_arrays and value.is_fully_addressable)
+        ]
         return digest_values(enumerate([np.array(digests)])) if digests else 0
-
-    def _is_read(self, value: AnyArray) -> bool:
-        return not isinstance(value, jax.Array) or (self._reads_arrays and value.is_fully_addressable)
 
     def _digest_value(self, number: int, value: AnyArray) -> int:
         if not isinstance(value, jax.Array):
