@@ -66,9 +66,12 @@ def test_the_options_for_a_gpu_are_known_to_this_jaxlib(monkeypatch):
     assert options.keys() == {"xla_allow_excess_precision", determinism.COMMAND_BUFFERS, determinism.TRITON_PRODUCTS}
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
     assert lowered.compile(compiler_options=options)(1.0) == 2
-    for name in (determinism.COMMAND_BUFFERS, determinism.TRITON_PRODUCTS):
-        with pytest.raises(jax.errors.JaxRuntimeError):
-            lowered.compile(compiler_options=options | {name: "no such value"})
+    for name, message in (
+        (determinism.COMMAND_BUFFERS, "not a valid enum value"),
+        (determinism.TRITON_PRODUCTS, "is not a valid bool"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            lowered.compile(compiler_options=options | {name: "NO_SUCH_VALUE"})
 
 
 def test_the_options_for_a_gpu_leave_the_users_flags_alone(monkeypatch):

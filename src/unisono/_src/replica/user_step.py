@@ -92,11 +92,14 @@ class UserStepComputation(ModelComputation):
         return new_state, contribute_alone(changes, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1)))
 
     def read_loss(self, part: Contribution, total: Contribution) -> Array:
-        """Return the log "loss" of the step, or what the step has fed to the mean of this name, as Keras' guides do."""
+        """Return the log "loss" of the step, or what the step has fed to the mean of this name, as Keras' guides do.
+
+        One replica alone adds to the sum of the epoch: what it has fed is the difference of two sums, with their rounding.
+        """
         if "loss" in part.logs:
             return part.logs["loss"]
         means = [metric for metric in self._fed_metrics if type(metric) is keras.metrics.Mean and metric.name == "loss"]
-        if not means or not part.metrics:
+        if not means:
             return jnp.asarray(UNTOLD_LOSS)
         places = {id(variable): place for place, variable in enumerate(self.model.metrics_variables)}
         sum_place, weight_place = (places[id(variable)] for variable in means[0].variables)

@@ -26,7 +26,7 @@ class ConstantDigests:
 
     def __init__(self, lead: jax.Device) -> None:
         """Constants lie on the lead device, or on the host."""
-        self._is_read_at_once = lead.platform == "cpu"
+        self._reads_at_each_call = lead.platform == "cpu"
         self._calls = 0
         self._read: dict[int, ReadArray] = {}
 
@@ -37,7 +37,7 @@ class ConstantDigests:
         all processes, whichever of their arrays are new.
         """
         self._calls += 1
-        reads_arrays = self._is_read_at_once or self._calls & (self._calls - 1) == 0
+        reads_arrays = self._reads_at_each_call or self._calls & (self._calls - 1) == 0
         digests = [
             self._digest_value(number, value)
             for number, value in enumerate(constants)
