@@ -35,6 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.products import call_transposed_product
+from unisono._src.native.row_copies import copy_rows
 from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
 from unisono._src.step.running_sums import count_places, push_value
@@ -412,6 +413,16 @@ def compare(case: Case) -> set[str]:
     return called
 
 
+def compare_row_copies(draw: Draw) -> None:
+    """Copy rows of an array on the host, to memory that begins anywhere."""
+    rows, columns, count = draw.size(1, 50), draw.size(1, 300), draw.size(1, 40)
+    array = np.asarray(draw.array((rows, columns), draw.of("float32", "float16")))
+    chosen = draw.random.integers(0, rows, count)
+    target = np.empty(count * columns + draw.size(1, 40), array.dtype)[-count * columns :].reshape(count, columns)
+    assert copy_rows(array, chosen, target)
+    np.testing.assert_array_equal(target, array[chosen])
+
+
 def main() -> None:
     folder, *words = sys.argv[1:]
     seed, count = map(int, words)
@@ -428,6 +439,8 @@ def main() -> None:
             except Exception as error:
                 error.add_note(f"This was case {number} of {kind.__name__}, of seed {seed}.")
                 raise
+    for number in range(count):
+        compare_row_copies(Draw(seed, len(KINDS), number))
     print(json.dumps({"build": kernels.build, "kernels": sorted(called)}))
 
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unisono._src.data import global_batch
 from unisono._src.data.global_batch import (
     ALIGNMENT,
+    IN_PLACE_BYTES,
     BatchArray,
     allocate_buffer,
     as_global_batch,
@@ -43,10 +45,14 @@ def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     st.integers(1, 30),
     st.sampled_from(["float32", "float64", "int64", "uint8", "bfloat16", "bool"]),
     st.sampled_from(["as it is", "every other", "transposed"]),
+    st.sampled_from([IN_PLACE_BYTES, 0]),
     st.data(),
 )
-def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, data):
-    """They are read when they are sent, into the place that a device reads, unless they must be converted on the way."""
+def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, many_bytes, data):
+    """They are read when they are sent, into the place that a device reads, unless they must be converted on the way.
+
+    Where they are `many_bytes`, native code copies them.
+    """
     source = np.arange(60 * 4).reshape(60, 4).astype(jax.numpy.dtype(dtype))
     source = {"as it is": source, "every other": source[::2], "transposed": np.asfortranarray(source)}[how]
     rows = np.array(data.draw(st.lists(st.integers(0, len(source) - 1), min_size=count, max_size=count)))
@@ -56,7 +62,9 @@ def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, data):
     mine = range(start, data.draw(st.integers(start + 1, count)))
     expected = source[rows].astype(jax.dtypes.canonicalize_dtype(source.dtype))
     for batches in ([batch], [batch, batch]):
-        there = np.asarray(send_rows(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(global_batch, "IN_PLACE_BYTES", many_bytes)
+            there = np.asarray(send_rows(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
         for number in range(len(batches)):
             assert there[number].tobytes() == expected[mine.start : mine.stop].tobytes()
     assert batch.leaves[0].array.tobytes() == source[rows].tobytes()

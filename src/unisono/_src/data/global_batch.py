@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import sparse
 
 from unisono._src.data.row_digests import RowDigests
+from unisono._src.native.row_copies import copy_rows
 from unisono._src.placement import split_evenly
 from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
@@ -28,7 +29,7 @@ ALIGNMENT = 64
 """Bytes. A CPU device reads a NumPy array in place if it begins at a multiple of this address; it copies other arrays."""
 
 IN_PLACE_BYTES = 4 * 2**20
-"""Bytes of rows from which on a copy of them inside of a program is to be avoided."""
+"""Bytes of rows from which on a copy of them inside of a program is to be avoided, and they are written past the caches."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,13 +72,24 @@ class BatchArray:
         """Write some of the rows into the target, without a copy in between where the source has the target's dtype and layout."""
         if self.chosen is None or self.source.dtype != target.dtype or not self.source.flags.c_contiguous:
             np.copyto(target, self.array[rows.start : rows.stop], casting="unsafe")
-        else:  # any other mode than "clip", which never comes to clip here, copies once more
-            np.take(self.source, self.chosen[rows.start : rows.stop], axis=0, out=target, mode="clip")
+        else:
+            take_rows(self.source, self.chosen[rows.start : rows.stop], target)
         self.row_digests.note(rows, target)
 
     def digest_rows(self) -> tuple[int, int]:
         """Return the digest of all rows, as devices get them."""
         return self.row_digests.total(self.shape[0], lambda rows: np.asarray(self.array[rows.start : rows.stop], self.dtype))
+
+
+def take_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> None:
+    """Write chosen rows of an array into another of the same dtype, both in C order.
+
+    Many rows would take the place of the running step's data in the caches.
+    """
+    if target.nbytes >= IN_PLACE_BYTES and copy_rows(source, chosen, target):
+        return
+    # Any other mode than "clip", which never comes to clip here, copies once more.
+    np.take(source, chosen, axis=0, out=target, mode="clip")
 
 
 def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:
