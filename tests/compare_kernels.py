@@ -34,6 +34,7 @@ from unisono._src.native.convolutions import (
     call_kernel_gradient,
 )
 from unisono._src.native.digests import call_digest
+from unisono._src.native.kept_arrays import keep_array
 from unisono._src.native.products import call_transposed_product
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.native.step_memory import open_step_memory
@@ -358,6 +359,23 @@ def draw_value(draw: Draw, aval: Any) -> jax.Array:
     return draw.array(aval.shape, str(aval.dtype)) * 0.5
 
 
+def kept_array(draw: Draw) -> Case:
+    """An array that the program goes on with, and one that it reads again."""
+    is_read_again = draw.of(False, True)
+
+    def run(keep: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        doubled = x * 2
+        return keep(doubled).reshape(-1) + (doubled.reshape(-1) if is_read_again else 0)
+
+    shape = draw.shape(draw.size(1, 4), 5000)
+    return Case(
+        f"an array of {shape} that is kept",
+        functools.partial(run, keep_array),
+        functools.partial(run, lambda x: x),
+        [draw.array(shape, "float32")],
+    )
+
+
 def step_memory(draw: Draw) -> Case:
     """Numbers whose copy lies in memory that is small or large."""
     count = draw.size(1, 40)
@@ -390,6 +408,7 @@ KINDS = (
     convolution_with_bias,
     winograd_with_bias,
     step_memory,
+    kept_array,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

@@ -32,7 +32,15 @@ import breakages
 from left_behind import Found, Namespaces, after_a_while
 from unisono._src.native.library import Kernels
 from unisono._src.xla import determinism, programs
-from unisono._src.xla.rewrite import attention, before_gradient, native_convolution, native_depthwise, native_loop, native_product
+from unisono._src.xla.rewrite import (
+    arrays,
+    attention,
+    before_gradient,
+    native_convolution,
+    native_depthwise,
+    native_loop,
+    native_product,
+)
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
@@ -115,5 +123,5 @@ def compiled_for_users():
 @pytest.fixture
 def without_native_kernels(monkeypatch):
     """Rewrite programs as where there are no native kernels."""
-    for module in (attention, before_gradient, native_convolution, native_depthwise, native_loop, native_product):
+    for module in (arrays, attention, before_gradient, native_convolution, native_depthwise, native_loop, native_product):
         monkeypatch.setattr(module, "load_kernels", lambda: Kernels(None, None, "for a test"))

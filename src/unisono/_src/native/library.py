@@ -43,6 +43,7 @@ TARGETS = (
     "unisono_convolution_kernel_gradient",
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",
+    "unisono_keep_array",
     "unisono_multiply_transposed",
     "unisono_open_step",
     "unisono_push_contribution",

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from jax import Array, lax
 
+from unisono._src.native.kept_arrays import keep_array
+from unisono._src.native.library import load_kernels
+
 
 def keep_in_memory(x: Array) -> Array:
     """Return x, computed once and kept in memory.
@@ -18,6 +21,19 @@ def keep_in_memory(x: Array) -> Array:
     one, x = lax.optimization_barrier((lax.full((), 1, x.dtype), x))
     longer = pad_array(x, 0, [(0, 1, 0), *[(0, 0, 0)] * (x.ndim - 1)])
     return lax.slice(lax.mul(longer, lax.broadcast(one, longer.shape)), [0] * x.ndim, x.shape)
+
+
+def has_place_in_memory(dtype: str) -> bool:
+    """Return whether there is a kernel by which an array gets a place in memory."""
+    return dtype == "float32" and load_kernels().level is not None
+
+
+def put_in_memory(x: Array) -> Array:
+    """Return x. If there is a kernel for it, XLA has x in memory here: what is computed before and after is computed by itself.
+
+    In contrast to `keep_in_memory`, readers of x cannot compute a part of it again. Without kernels, XLA decides.
+    """
+    return keep_array(x) if has_place_in_memory(x.dtype.name) else x
 
 
 def pad_array(x: Array, value: float, config: Sequence[tuple[int, int, int]]) -> Array:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from unisono._src.xla.rewrite.arrays import put_in_memory
 from unisono._src.xla.rewrite.equations import Producers, Replacement, get_shape
 
 LEAST = 1 << 13
@@ -110,10 +111,13 @@ def group_neighbours(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 def fold_axis(x: Array, axis: int, fold: Fold) -> Array:
     """Return the reduction over one dimension, in stages."""
+    is_cut = False
     while (blocks := count_blocks(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
         parts = lax.split(x, [x.shape[axis] // blocks] * blocks, axis)
         x = lax.optimization_barrier(functools.reduce(fold.combine, parts))  # XLA would make one reduction of two
-    return reduce_axis(x, axis, fold)
+        is_cut = True
+    # XLA would compute the last stage inside of the loop for the rest, which is given to one thread if the rest is small.
+    return reduce_axis(put_in_memory(x) if is_cut else x, axis, fold)
 
 
 def count_blocks(size: int, is_last: bool) -> int:

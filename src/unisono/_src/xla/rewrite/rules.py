@@ -36,6 +36,7 @@ CPU: Rules = {
     "reduce_window_max": pooling.replace_pooling,
     "reduce_window_min": pooling.replace_pooling,
     "reduce_window_sum": pooling.replace_pooling,
+    "reshape": pooling.replace_flattening,
     "scan": native_loop.replace_loop,
     "select_and_scatter_add": pooling.replace_max_gradient,
 }
