@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unisono._src.data import global_batch
 from unisono._src.data.global_batch import (
     ALIGNMENT,
-    IN_PLACE_BYTES,
+    PAST_CACHES_BYTES,
     BatchArray,
     allocate_buffer,
     as_global_batch,
@@ -45,7 +45,7 @@ def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     st.integers(1, 30),
     st.sampled_from(["float32", "float64", "int64", "uint8", "bfloat16", "bool"]),
     st.sampled_from(["as it is", "every other", "transposed"]),
-    st.sampled_from([IN_PLACE_BYTES, 0]),
+    st.sampled_from([PAST_CACHES_BYTES, 0]),
     st.data(),
 )
 def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, many_bytes, data):
@@ -63,7 +63,7 @@ def test_chosen_rows_arrive_from_wherever_they_lie(count, dtype, how, many_bytes
     expected = source[rows].astype(jax.dtypes.canonicalize_dtype(source.dtype))
     for batches in ([batch], [batch, batch]):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(global_batch, "IN_PLACE_BYTES", many_bytes)
+            patch.setattr(global_batch, "PAST_CACHES_BYTES", many_bytes)
             there = np.asarray(send_rows(batches, mine, (len(batches) + 1, len(mine)), jax.devices()[0])[0])
         for number in range(len(batches)):
             assert there[number].tobytes() == expected[mine.start : mine.stop].tobytes()

@@ -47,7 +47,7 @@ def run_both_ways(function, *args):
 @settings(max_examples=cases(20, 200))
 @given(shape=st.lists(st.integers(0, 40), max_size=4), is_read_again=st.booleans())
 def test_a_kept_array_is_the_same(shape, is_read_again):
-    x = np.asarray(normal(shape))
+    x = normal(shape)
     x.flat[:2] = [np.nan, -0.0][: x.size]
 
     def double(x):

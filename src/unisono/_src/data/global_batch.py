@@ -29,7 +29,10 @@ ALIGNMENT = 64
 """Bytes. A CPU device reads a NumPy array in place if it begins at a multiple of this address; it copies other arrays."""
 
 IN_PLACE_BYTES = 4 * 2**20
-"""Bytes of rows from which on a copy of them inside of a program is to be avoided, and they are written past the caches."""
+"""Bytes of rows from which on a copy of them inside of a program is to be avoided."""
+
+PAST_CACHES_BYTES = 4 * 2**20
+"""Bytes of rows from which on they are written past the caches: there they would take the place of the running step's data."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ class BatchArray:
         if self.chosen is None or self.source.dtype != target.dtype or not self.source.flags.c_contiguous:
             np.copyto(target, self.array[rows.start : rows.stop], casting="unsafe")
         else:
-            take_rows(self.source, self.chosen[rows.start : rows.stop], target)
+            write_chosen_rows(self.source, self.chosen[rows.start : rows.stop], target)
         self.row_digests.note(rows, target)
 
     def digest_rows(self) -> tuple[int, int]:
@@ -81,12 +84,9 @@ class BatchArray:
         return self.row_digests.total(self.shape[0], lambda rows: np.asarray(self.array[rows.start : rows.stop], self.dtype))
 
 
-def take_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> None:
-    """Write chosen rows of an array into another of the same dtype, both in C order.
-
-    Many rows would take the place of the running step's data in the caches.
-    """
-    if target.nbytes >= IN_PLACE_BYTES and copy_rows(source, chosen, target):
+def write_chosen_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray) -> None:
+    """Write chosen rows of an array into another of the same dtype, both in C order."""
+    if target.nbytes >= PAST_CACHES_BYTES and copy_rows(source, chosen, target):
         return
     # Any other mode than "clip", which never comes to clip here, copies once more.
     np.take(source, chosen, axis=0, out=target, mode="clip")

@@ -1,4 +1,4 @@
-"""Operations of convolutions and poolings on arrays: pad, step through, and keep in memory."""
+"""Operations on arrays in rewritten programs: pad, step through, and keep in memory."""
 
 from __future__ import annotations
 
