@@ -157,11 +157,11 @@ def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
     """One call late, for a call is waited for when the next one has been started; growing by a factor."""
     now, paced, steps = [100.0], steps_per_call.StepsPerCall(), []
     monkeypatch.setattr(steps_per_call.time, "perf_counter", lambda: now[0])
-    for seconds_a_step in (5.0, 0.0009, 0.0009, 0.0009, 0.0009, 0.0009, 0.04, 0.04, 5.0, 5.0, 0.9, 0.9, 1.4, 1.4, 1.6, 1.6):
+    for seconds_a_step in (5.0, 0.0041, 0.0041, 0.0041, 0.0041, 0.0041, 0.041, 0.041, 5.0, 5.0, 0.4, 0.4, 0.19, 0.19, 0.07, 0.07):
         steps.append(paced.steps())
         paced.note_call(paced.steps(), {})
         now[0] += seconds_a_step * steps[-1]
-    assert steps == [1, 1, 1, 4, 16, 64, 111, 111, 3, 3, 1, 1, 3, 3, 2, 2]
+    assert steps == [1, 1, 1, 4, 16, 64, 121, 121, 12, 12, 1, 1, 4, 4, 6, 6]
 
 
 def test_the_end_of_an_epoch_is_its_last_batch():

@@ -28,7 +28,11 @@ MANY = 1 << 8
 four times as slow, and the sums are ten times less exact."""
 
 AT_ONCE = 16
-"""Blocks in one expression."""
+"""Blocks in one expression, at most."""
+
+AT_FIRST = 15
+"""Blocks in the first expression, at most. XLA computes an operand inside of the expression that reads it, instead of writing it to memory,
+if the expression has at most 15 places that read it. Each element is computed once nevertheless, since the blocks share none."""
 
 SHORT = 1 << 12
 """Neighbours in memory that are left to a loop of XLA. It is fused with the operations before and after it, as in a softmax."""
@@ -111,24 +115,27 @@ def group_neighbours(axes: Sequence[int]) -> list[tuple[int, int]]:
 
 def fold_axis(x: Array, axis: int, fold: Fold) -> Array:
     """Return the reduction over one dimension, in stages."""
-    is_cut = False
-    while (blocks := count_blocks(x.shape[axis], is_last=axis == x.ndim - 1)) > 1:
-        parts = lax.split(x, [x.shape[axis] // blocks] * blocks, axis)
-        x = lax.optimization_barrier(functools.reduce(fold.combine, parts))  # XLA would make one reduction of two
-        is_cut = True
-    # XLA would compute the last stage inside of the loop for the rest, which is given to one thread if the rest is small.
-    return reduce_axis(put_in_memory(x) if is_cut else x, axis, fold)
+    count = functools.partial(count_blocks, is_last=axis == x.ndim - 1)
+    blocks = count(x.shape[axis], AT_FIRST)
+    while blocks > 1:
+        x = functools.reduce(fold.combine, lax.split(x, [x.shape[axis] // blocks] * blocks, axis))
+        x = lax.optimization_barrier(x)  # XLA would make one reduction of two
+        blocks = count(x.shape[axis], AT_ONCE)
+        # XLA would compute this stage inside of a next one with few blocks, and then the operand of this stage inside of neither. It would
+        # compute the last stage inside of the loop for the rest, which is given to one thread if the rest is small.
+        x = put_in_memory(x) if blocks <= AT_FIRST else x
+    return reduce_axis(x, axis, fold)
 
 
-def count_blocks(size: int, is_last: bool) -> int:
+def count_blocks(size: int, at_most: int, *, is_last: bool) -> int:
     """Return the number of equal blocks that a dimension is cut into; 1 if XLA takes it as it is.
 
-    >>> [count_blocks(n, is_last=False) for n in (32768, 6000, 169, 4)]
+    >>> [count_blocks(n, 16, is_last=False) for n in (32768, 6000, 169, 4)]
     [16, 1, 1, 1]
-    >>> [count_blocks(n, is_last=True) for n in (70000, 128, 64)]
-    [16, 1, 1]
+    >>> [count_blocks(n, 15, is_last=True) for n in (70000, 128, 64)]
+    [14, 1, 1]
     """
     if size <= (SHORT if is_last else 2 * FEWEST) or (not is_last and size > WINDOW and size % WINDOW):
         return 1
     least = NARROWEST if is_last else FEWEST
-    return next((blocks for blocks in range(AT_ONCE, 1, -1) if size % blocks == 0 and size // blocks >= least), 1)
+    return next((blocks for blocks in range(at_most, 1, -1) if size % blocks == 0 and size // blocks >= least), 1)
