@@ -9,6 +9,7 @@ from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan
 from unisono._src.step.verification import (
     FINISHED,
+    UNFINISHED,
     Attempt,
     DeviceFaultError,
     RunOn,
@@ -36,6 +37,7 @@ class DeviceVerification(Verification):
     def __init__(self, rate: float, placement: Placement) -> None:
         super().__init__(rate, placement)
         self._error: DeviceFaultError | None = None
+        self._is_finished = True
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
         """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
@@ -54,16 +56,16 @@ class DeviceVerification(Verification):
 
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
         """Return the contribution with which the step goes on, after another device has computed it as well."""
-        self._error = None
+        self._error, self._is_finished = None, True
         second = run_on(verified.computed_by[1])
         if first.digest == second.digest:
             return first.contribution
         fault = self._find_fault(first, second, run_on)
         what = describe_contribution(verified)
         if fault is None:
-            self._error = DeviceFaultError(self._describe_doubt(what, first, second), is_state_sound=False)
+            self._error, self._is_finished = DeviceFaultError(self._describe_doubt(what, first, second)), False
             return first.contribution
-        self._error = DeviceFaultError(self._describe_fault(what, fault))
+        self._error, self._is_finished = DeviceFaultError(self._describe_fault(what, fault)), not fault.repeats
         return fault.right.contribution
 
     def end_round(self, verified: VerifiedReplica) -> bool:
@@ -71,7 +73,9 @@ class DeviceVerification(Verification):
         return False
 
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error of the step."""
+        """Return the error of the step; raise it at once where the step is not to be finished."""
+        if self._error is not None and not self._is_finished:
+            raise self._error
         return self._error
 
     def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
@@ -93,15 +97,15 @@ class DeviceVerification(Verification):
 
     def _describe_fault(self, what: str, fault: Fault) -> str:
         again = describe_repeat(fault.repeats, "leave the device out (devices=)")
-        return f"{describe_fault(self._name_device(fault.wrong), what, self._name_device(fault.right))} {again} {FINISHED}"
+        end = UNFINISHED if fault.repeats else FINISHED
+        return f"{describe_fault(self._name_device(fault.wrong), what, self._name_device(fault.right))} {again} {end}"
 
     def _describe_doubt(self, what: str, first: Attempt, second: Attempt) -> str:
         one = self._name_device(first)
         other = self._name_device(second)
         return (
-            f"{one} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. The step was finished with "
-            f"that of {one}: do not go on from here. Run `unisono doctor` on each, and go on from the last checkpoint without the one that "
-            f"parts."
+            f"{one} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. {UNFINISHED} Run "
+            f"`unisono doctor` on each, and go on without the device whose self-test fails."
         )
 
     def _name_device(self, attempt: Attempt) -> str:

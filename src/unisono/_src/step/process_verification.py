@@ -17,6 +17,7 @@ from unisono._src.step.plan import BatchPlan
 from unisono._src.step.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
 from unisono._src.step.verification import (
     FINISHED,
+    UNFINISHED,
     Attempt,
     DeviceFaultError,
     RunOn,
@@ -86,38 +87,34 @@ class ProcessVerification(Verification):
         return len(self._rounds) == 1 and self._rounds[0].owner != self._rounds[0].other
 
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error to raise when the step is finished. Raise it at once where the sum is not known to be right."""
+        """Return the error to raise when the step is finished; raise it at once where the step is not to be finished."""
         if len(self._rounds) == 1:
             return None
         first, second = self._rounds
         if len(verified.computed_by) == 2:  # at fault is the process that contradicts itself
             is_owner = second.owner == first.other
-            is_other = not is_owner and second.other == first.owner
+            is_other = second.other == first.owner
         else:
             is_owner = second.third == first.other
             is_other = second.third == first.owner
-        is_right = second.owner == (first.other if is_owner else first.owner)
+        is_other = is_other and second.owner == first.owner
         owner, other = (name_device(self._processes.leads[process]) for process in verified.computed_by[:2])
         what = describe_contribution(verified)
-        if is_owner:
-            end = FINISHED if is_right else UNFINISHED
-            fault = DeviceFaultError(f"{describe_fault(owner, what, other)} {describe_repeat(not is_right, REMEDY)} {end}")
-        elif is_other and is_right:
-            again = describe_repeat(second.other != first.owner, REMEDY)
-            fault = DeviceFaultError(f"{describe_fault(other, what, owner)} {again} {FINISHED}")
-        else:
-            is_right = False
-            fault = DeviceFaultError(
+        if not is_owner and not is_other:
+            raise DeviceFaultError(
                 f"{owner} and {other} compute {what} with other bits, and more runs do not tell which of them is at fault. {UNFINISHED} Run "
                 f"`unisono doctor` on each, and go on without the device whose self-test fails."
             )
-        if not is_right:
+        wrong, right = (owner, other) if is_owner else (other, owner)
+        repeats = second.owner != first.other if is_owner else second.other != first.owner
+        end = UNFINISHED if repeats else FINISHED
+        fault = DeviceFaultError(f"{describe_fault(wrong, what, right)} {describe_repeat(repeats, REMEDY)} {end}")
+        if repeats:
             raise fault
-        return fault
+        return fault  # the sum has the owner's second contribution, which is the right one
 
 
 REMEDY = "leave its process out"
-UNFINISHED = "The step was not made: the state is that before it."
 
 
 def shorten_digest(digest: tuple[int, ...]) -> AttemptDigest:

@@ -24,14 +24,9 @@ from unisono._src.step.process_words import AttemptWords
 class DeviceFaultError(RuntimeError):
     """A device computed other bits than another device. The message names the device and its process, and says what to do.
 
-    Attributes:
-        is_state_sound: Whether the weights are those of a run without the fault in this step: the step was finished with the right bits, or
-            not made. Save them only then.
+    The step was finished with the right contribution of the replica that was verified. If the fault repeats, or if it is not known which device
+    is at fault, the step was not made, since the device has computed other replicas of the step as well: the state is that before it.
     """
-
-    def __init__(self, message: str, is_state_sound: bool = True) -> None:
-        super().__init__(message)
-        self.is_state_sound = is_state_sound
 
 
 class VerifiedReplica(NamedTuple):
@@ -105,7 +100,7 @@ class Verification(abc.ABC):
 
     @abc.abstractmethod
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error to raise when the step is finished. Raise it at once where the step must not be finished."""
+        """Return the error to raise when the step is finished. Raise it at once where the fault repeats, or where the device is not known."""
 
 
 def describe_contribution(verified: VerifiedReplica) -> str:
@@ -124,7 +119,9 @@ def describe_repeat(repeats: bool, remedy: str) -> str:
     return f"It does not repeat there. If it comes again on this device, {remedy}."
 
 
-FINISHED = "The step was finished with the right contribution, so the state is whole; steps since the last verified one were not looked at."
+NOT_LOOKED_AT = "Steps since the last verified one were not looked at."
+FINISHED = f"The step was finished with the right contribution. {NOT_LOOKED_AT}"
+UNFINISHED = f"The step was not made: the state is that before it. {NOT_LOOKED_AT}"
 
 
 def name_device(device: jax.Device) -> str:
