@@ -76,12 +76,12 @@ def count_rows(whole: ProcessTrace, cut: ProcessTrace, replicas: int) -> tuple[R
 def count_step_rows(expected: Sequence[str], shards: Sequence[Sequence[str]]) -> list[ReplicaRows]:
     """Return what each replica saw in a step, beside the rows that R = 1 saw.
 
-    A row is missing where R = 1 has it among the rows in this replica's place.
+    A row is missing where R = 1 has it among the rows in this replica's place. The last replica's place goes to the end.
     """
     unseen = Counter(expected)
     fresh = [take_rows(unseen, shard) for shard in shards]
-    ends = list(itertools.accumulate(map(len, shards)))
-    missing = [take_rows(unseen, expected[end - len(shard) : end]) for shard, end in zip(shards, ends, strict=True)]
+    bounds = [*itertools.accumulate(map(len, shards[:-1]), initial=0), len(expected)]
+    missing = [take_rows(unseen, expected[start:end]) for start, end in itertools.pairwise(bounds)]
     return [
         ReplicaRows(replica, len(shard), len(shard) - fresh[replica], missing[replica]) for replica, shard in enumerate(shards)
     ]
