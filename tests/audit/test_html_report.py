@@ -10,7 +10,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from audit_samples import LAYERS, equal_report, parted_report, replace_texts, sample_run
@@ -312,6 +312,8 @@ class TestLosses:
 
 class TestAxis:
     @given(st.lists(st.floats(-1e290, 1e290), min_size=1))
+    @example([9.99999999999999e289, 9.999999999999994e289])
+    @example([1.0, 1.0000000000000002])
     def test_numbers_lie_on_it(self, numbers):
         axis = make_axis(numbers)
         assert all(0 <= axis.place(number) <= 1 for number in numbers)

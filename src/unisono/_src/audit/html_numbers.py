@@ -52,7 +52,9 @@ def make_axis(numbers: Sequence[float]) -> Axis:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         ticks = tuple(10.0**exponent for exponent in exponents[:: max(1, round(len(exponents) / 5))])
         return Axis(low / 1.3, high * 1.3, tuple(tick for tick in ticks if low / 1.3 <= tick <= high * 1.3), is_logarithmic=True)
-    room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    # Numbers that differ in their last digits alone have room for ticks that are numbers of their own.
+    room = max(0.06 * (high - low), 1e-9 * max(abs(low), abs(high))) if low < high else 0.1 * abs(high)
+    room = room or 1.0
     return Axis(low - room, high + room, choose_ticks(low - room, high + room, 5))
 
 
