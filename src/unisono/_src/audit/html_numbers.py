@@ -15,6 +15,9 @@ LARGEST = 1e300
 LOGARITHMIC_FROM = 1000.0
 """An axis is logarithmic where its largest number is this much larger than its smallest one."""
 
+LEAST_ROOM = 1e-300
+"""What is nearer to 0 is 0 on an axis: ticks between such numbers may not be numbers of their own."""
+
 
 class Axis(NamedTuple):
     """An axis, from its lower to its upper end."""
@@ -54,7 +57,7 @@ def make_axis(numbers: Sequence[float]) -> Axis:
         return Axis(low / 1.3, high * 1.3, tuple(tick for tick in ticks if low / 1.3 <= tick <= high * 1.3), is_logarithmic=True)
     # Numbers that differ in their last digits alone have room for ticks that are numbers of their own.
     room = max(0.06 * (high - low), 1e-9 * max(abs(low), abs(high))) if low < high else 0.1 * abs(high)
-    room = room or 1.0
+    room = room if room > LEAST_ROOM else 1.0
     return Axis(low - room, high + room, choose_ticks(low - room, high + room, 5))
 
 
