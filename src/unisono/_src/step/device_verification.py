@@ -31,13 +31,20 @@ class Fault(NamedTuple):
     """Whether the device at fault computed wrong bits once more."""
 
 
+class Judgement(NamedTuple):
+    """What was found in a step."""
+
+    error: DeviceFaultError
+    is_step_made: bool
+    """Whether the step is finished before the error is raised."""
+
+
 class DeviceVerification(Verification):
     """The choice of replica and devices, and the judgement of what the devices computed."""
 
     def __init__(self, rate: float, placement: Placement) -> None:
         super().__init__(rate, placement)
-        self._error: DeviceFaultError | None = None
-        self._is_finished = True
+        self._judgement: Judgement | None = None
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
         """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
@@ -56,16 +63,16 @@ class DeviceVerification(Verification):
 
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
         """Return the contribution with which the step goes on, after another device has computed it as well."""
-        self._error, self._is_finished = None, True
+        self._judgement = None
         second = run_on(verified.computed_by[1])
         if first.digest == second.digest:
             return first.contribution
         fault = self._find_fault(first, second, run_on)
         what = describe_contribution(verified)
         if fault is None:
-            self._error, self._is_finished = DeviceFaultError(self._describe_doubt(what, first, second)), False
+            self._judgement = Judgement(DeviceFaultError(self._describe_doubt(what, first, second)), is_step_made=False)
             return first.contribution
-        self._error, self._is_finished = DeviceFaultError(self._describe_fault(what, fault)), not fault.repeats
+        self._judgement = Judgement(DeviceFaultError(self._describe_fault(what, fault)), is_step_made=not fault.repeats)
         return fault.right.contribution
 
     def end_round(self, verified: VerifiedReplica) -> bool:
@@ -73,10 +80,12 @@ class DeviceVerification(Verification):
         return False
 
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
-        """Return the error of the step; raise it at once where the step is not to be finished."""
-        if self._error is not None and not self._is_finished:
-            raise self._error
-        return self._error
+        """Return the error to raise when the step is finished; raise it at once where the step is not to be finished."""
+        if self._judgement is None:
+            return None
+        if not self._judgement.is_step_made:
+            raise self._judgement.error
+        return self._judgement.error
 
     def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
         """Return the fault; None where attempts do not tell which device is at fault."""
