@@ -24,8 +24,7 @@ static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const 
       [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
         read_pixels(g, input, first, count, k0, k1, to, distance);
       },
-      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); },
-      [&](int64_t rows, int64_t column, int64_t width, float* to) { epilogue.finish_rows(rows, column, width, to, g.outs); }, output);
+      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); }, epilogue, output);
 }
 
 static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result) {

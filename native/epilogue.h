@@ -1,4 +1,4 @@
-// What is done to the result of a convolution before it is stored for good: a bias is added, and what is negative becomes zero.
+// What is done to the result of a convolution or a product before it is stored for good: a bias is added, and what is negative becomes zero.
 //
 // Each element is a sum, then another sum, as if each had a pass through memory of its own: the bits are the same.
 #pragma once
@@ -37,6 +37,20 @@ struct Epilogue {
       }
     }
   }
+};
+
+// The epilogue of some columns: a panel of them.
+struct PanelEpilogue {
+  PanelEpilogue(const Epilogue& epilogue, int64_t first, int64_t width) : epilogue(epilogue) {
+    if (epilogue.bias == nullptr) return;
+    for (int64_t j = 0; j < width; j += LANES)
+      added[j / LANES] = load_some(epilogue.bias + first + j, width - j < LANES ? width - j : LANES);
+  }
+
+  Vector finish(Vector sum, int j) const { return epilogue.finish(sum, added[j]); }
+
+  const Epilogue& epilogue;
+  Vector added[TILE_VECTORS] = {};
 };
 
 }  // namespace unisono

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
+#include "epilogue.h"
 #include "pieces.h"
 #include "transpose.h"
 #include "vectors.h"
@@ -19,24 +21,39 @@ constexpr int64_t MOST_PIECES = 16;
 constexpr int64_t LEAST_PANELS = 4;  // of a piece: each piece reads its rows anew
 constexpr int64_t LEAST_PRODUCTS = 1 << 20;  // of single numbers in a piece, if rows are too few for many pieces
 constexpr int64_t FEW_TO_PACK = 4096;  // rows of panels that one thread packs sooner than it wakes another
+constexpr int64_t LEAST_DEPTH_TO_FETCH = 64;  // of a tile whose place in the result is fetched before
 constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
 
-// Writes a * b to a tile of c, or adds it. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored.
+// Fetches nothing.
+struct NothingAhead {
+  static constexpr int64_t STEPS = 0;
+  void fetch() {}
+};
+
+// Writes a * b to a tile of c, or adds it. a(i, k) is a[i * row + k * step]; b has TILE_COLUMNS columns. `width` columns are stored, after
+// the epilogue, if there is one. `ahead` fetches what is read next, between the products.
 //
 // What is added is a sum by itself: the error of a chain of sums grows with its length.
-template <int ROWS, bool ADD>
+template <int ROWS, bool ADD, class Ahead = NothingAhead>
 inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const float* a, int64_t row, int64_t step, const float* b, float* c,
-                                                         int64_t c_row, int64_t width) {
+                                                         int64_t c_row, int64_t width, const PanelEpilogue* epilogue, Ahead& ahead) {
+  if (depth >= LEAST_DEPTH_TO_FETCH)
+    for (int i = 0; i < ROWS; i++)
+      for (int64_t j = 0; j < width; j += LANES) __builtin_prefetch(c + i * c_row + j, 1);
   Vector sums[ROWS][TILE_VECTORS] = {};
-  for (int64_t k = 0; k < depth; k++) {
-    Vector columns[TILE_VECTORS];
+  for (int64_t k = 0; k < depth;) {
+    const int64_t end = Ahead::STEPS > 0 ? std::min(depth, k + Ahead::STEPS) : depth;
+    ahead.fetch();
+    for (; k < end; k++) {
+      Vector columns[TILE_VECTORS];
 #pragma GCC unroll 4
-    for (int j = 0; j < TILE_VECTORS; j++) columns[j] = load(b + k * TILE_COLUMNS + j * LANES);
+      for (int j = 0; j < TILE_VECTORS; j++) columns[j] = load(b + k * TILE_COLUMNS + j * LANES);
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      const Vector element = splat(a[i * row + k * step]);
+      for (int i = 0; i < ROWS; i++) {
+        const Vector element = splat(a[i * row + k * step]);
 #pragma GCC unroll 4
-      for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] += element * columns[j];
+        for (int j = 0; j < TILE_VECTORS; j++) sums[i][j] += element * columns[j];
+      }
     }
   }
   if (width == TILE_COLUMNS) {
@@ -45,38 +62,54 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
 #pragma GCC unroll 4
       for (int j = 0; j < TILE_VECTORS; j++) {
         float* to = c + i * c_row + j * LANES;
-        store(to, ADD ? load(to) + sums[i][j] : sums[i][j]);
+        const Vector sum = ADD ? load(to) + sums[i][j] : sums[i][j];
+        store(to, epilogue == nullptr ? sum : epilogue->finish(sum, j));
       }
     return;
   }
-  for (int i = 0; i < ROWS; i++) {
-    float row_of_sums[TILE_COLUMNS];
-    std::memcpy(row_of_sums, sums[i], sizeof(row_of_sums));
-    for (int64_t j = 0; j < width; j++) c[i * c_row + j] = ADD ? c[i * c_row + j] + row_of_sums[j] : row_of_sums[j];
-  }
+  Vector kept[ROWS][TILE_VECTORS];  // indexed by numbers that are not known before: the sums themselves stay in registers
+  std::memcpy(kept, sums, sizeof(kept));
+  for (int i = 0; i < ROWS; i++)
+    for (int64_t j = 0; j < width; j += LANES) {
+      float* to = c + i * c_row + j;
+      const int64_t count = std::min<int64_t>(LANES, width - j);
+      const Vector sum = ADD ? load_some(to, count) + kept[i][j / LANES] : kept[i][j / LANES];
+      store_some(to, epilogue == nullptr ? sum : epilogue->finish(sum, j / LANES), count);
+    }
 }
 
 // Multiplies `rows` rows of a with one panel of b. BY_ROWS: a is [rows][depth], else [depth][rows]; `a_row` is the distance of its rows.
-template <bool ADD, bool BY_ROWS>
+template <bool ADD, bool BY_ROWS, class Ahead>
 inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_row, const float* b, float* c, int64_t c_row,
-                           int64_t width) {
+                           int64_t width, const PanelEpilogue* epilogue, Ahead& ahead) {
   const int64_t row = BY_ROWS ? a_row : 1;
   const int64_t step = BY_ROWS ? 1 : a_row;
+  const auto multiply_rows = [&](auto count, int64_t i) {
+    multiply_tile<count.value, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width, epilogue, ahead);
+  };
   int64_t i = 0;
-  for (; i + TILE_ROWS <= rows; i += TILE_ROWS) multiply_tile<TILE_ROWS, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+  for (; i + TILE_ROWS <= rows; i += TILE_ROWS) multiply_rows(std::integral_constant<int, TILE_ROWS>(), i);
   if (TILE_ROWS > 8 && rows - i >= 8) {
-    multiply_tile<8, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    multiply_rows(std::integral_constant<int, 8>(), i);
     i += 8;
   }
   if (rows - i >= 4) {
-    multiply_tile<4, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    multiply_rows(std::integral_constant<int, 4>(), i);
     i += 4;
   }
   if (rows - i >= 2) {
-    multiply_tile<2, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+    multiply_rows(std::integral_constant<int, 2>(), i);
     i += 2;
   }
-  if (rows > i) multiply_tile<1, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width);
+  if (rows > i) multiply_rows(std::integral_constant<int, 1>(), i);
+}
+
+// The same with nothing beside the product.
+template <bool ADD, bool BY_ROWS>
+inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t a_row, const float* b, float* c, int64_t c_row,
+                           int64_t width) {
+  NothingAhead nothing;
+  multiply_panel<ADD, BY_ROWS>(rows, depth, a, a_row, b, c, c_row, width, nullptr, nothing);
 }
 
 inline int64_t count_panels(int64_t columns) { return divide_up(columns, TILE_COLUMNS); }
@@ -122,6 +155,12 @@ struct Sizes {
   int64_t columns;  // of the right matrix
 };
 
+// The rows of a matrix, [row][columns].
+struct MatrixRows {
+  const float* values;
+  int64_t columns;
+};
+
 inline Scratch& packed_scratch() {
   static thread_local Scratch scratch;
   return scratch;
@@ -132,11 +171,35 @@ inline Scratch& block_scratch() {
   return scratch;
 }
 
-// c [rows][columns] = left [rows][depth] * right [depth][columns]. read_rows(first, count, k0, k1, to, distance) writes elements
-// k0 to k1 of some rows; pack(panel, to) writes a panel of the right matrix; finish(rows, column, width, to) changes some columns of finished
-// rows, which are still in the nearest cache.
-template <class ReadRows, class Pack, class Finish>
-void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_rows, const Pack& pack, const Finish& finish, float* c) {
+// Some rows of the left matrix, or a part of each.
+struct RowBlock {
+  const float* values;
+  int64_t distance;  // of rows
+};
+
+// Returns elements k0 to k1 of some rows, which `read_rows` writes to memory of this thread.
+template <class ReadRows>
+inline RowBlock read_block(const ReadRows& read_rows, int64_t first, int64_t count, int64_t k0, int64_t k1) {
+  const int64_t distance = k1 - k0 + ROW_GAP;
+  float* block = block_scratch().get(BLOCK_ROWS * distance);
+  read_rows(first, count, k0, k1, block, distance);
+  return {block, distance};
+}
+
+// The same of a matrix. Long rows are read where they are: the processor fetches what follows. Short ones are copied first.
+inline RowBlock read_block(const MatrixRows& matrix, int64_t first, int64_t count, int64_t k0, int64_t k1) {
+  const float* values = matrix.values + first * matrix.columns;
+  if (matrix.columns >= BLOCK_DEPTH) return {values + k0, matrix.columns};
+  const auto read_rows = [&](int64_t, int64_t, int64_t, int64_t, float* to, int64_t distance) {
+    for (int64_t row = 0; row < count; row++) std::memcpy(to + row * distance, values + row * matrix.columns + k0, (k1 - k0) * sizeof(float));
+  };
+  return read_block(read_rows, first, count, k0, k1);
+}
+
+// c [rows][columns] = left [rows][depth] * right [depth][columns]. The left is `MatrixRows`, or a function: left(first, count, k0, k1, to,
+// distance) writes elements k0 to k1 of some rows. pack(panel, to) writes a panel of the right matrix.
+template <class Left, class Pack>
+void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const Pack& pack, const Epilogue& epilogue, float* c) {
   const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t panels = count_panels(columns);
   float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
@@ -153,20 +216,20 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const ReadRows& read_ro
     const int64_t first = piece / groups * BLOCK_ROWS;
     const int64_t group = piece % groups;
     const int64_t count = std::min(BLOCK_ROWS, rows - first);
-    const int64_t a_row = std::min(depth, BLOCK_DEPTH) + ROW_GAP;
-    float* a = block_scratch().get(BLOCK_ROWS * a_row);
-    for (int64_t k0 = 0; k0 < depth; k0 += BLOCK_DEPTH) {
+    for (int64_t k0 = 0; k0 == 0 || k0 < depth; k0 += BLOCK_DEPTH) {
       const int64_t k1 = std::min(depth, k0 + BLOCK_DEPTH);
-      read_rows(first, count, k0, k1, a, a_row);
+      const RowBlock a = read_block(left, first, count, k0, k1);
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; panel++) {
         const float* b = packed + (panel * depth + k0) * TILE_COLUMNS;
         float* to = c + first * columns + panel * TILE_COLUMNS;
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
+        const PanelEpilogue panel_epilogue(epilogue, panel * TILE_COLUMNS, width);
+        const PanelEpilogue* last = k1 == depth && epilogue.bias != nullptr ? &panel_epilogue : nullptr;
+        NothingAhead nothing;
         if (k0 == 0)
-          multiply_panel<false, true>(count, k1 - k0, a, a_row, b, to, columns, width);
+          multiply_panel<false, true>(count, k1 - k0, a.values, a.distance, b, to, columns, width, last, nothing);
         else
-          multiply_panel<true, true>(count, k1 - k0, a, a_row, b, to, columns, width);
-        if (k1 == depth) finish(count, panel * TILE_COLUMNS, width, to);
+          multiply_panel<true, true>(count, k1 - k0, a.values, a.distance, b, to, columns, width, last, nothing);
       }
     }
   });

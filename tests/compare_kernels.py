@@ -35,7 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.kept_arrays import keep_array
-from unisono._src.native.products import call_transposed_product
+from unisono._src.native.products import call_product, call_product_with_bias, call_transposed_product
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
@@ -65,6 +65,35 @@ def transposed_product(draw: Draw) -> Case:
         call_transposed_product,
         lambda x, y: jnp.matmul(x.T, y),
         [draw.array((rows, depth), "float32"), draw.array((rows, columns), "float32")],
+    )
+
+
+def draw_matrices(draw: Draw) -> tuple[str, jax.Array, jax.Array]:
+    rows, depth, columns = (draw.size(1, most) for most in draw.of((100, 100, 100), (300, 600, 70), (30, 1100, 300)))
+    return (
+        f"the product of {(rows, depth)} and {(depth, columns)}",
+        draw.array((rows, depth), "float32"),
+        draw.array((depth, columns), "float32"),
+    )
+
+
+def product(draw: Draw) -> Case:
+    """With the right matrix as it is, or transposed."""
+    what, left, right = draw_matrices(draw)
+    if draw.of(False, True):
+        return Case(
+            f"{what}, transposed", lambda x, y: call_product(x, y, True), lambda x, y: jnp.matmul(x, y.T), [left, right.T]
+        )
+    return Case(what, call_product, jnp.matmul, [left, right])
+
+
+def product_with_bias(draw: Draw) -> Case:
+    what, left, right = draw_matrices(draw)
+    return Case(
+        f"{what}, with a bias and a rectifier",
+        lambda x, y, bias: call_product_with_bias(x, y, bias, True),
+        lambda x, y, bias: jnp.maximum(jnp.matmul(x, y) + bias, 0),
+        [left, right, draw.array(right.shape[1:], "float32")],
     )
 
 
@@ -409,6 +438,8 @@ KINDS = (
     winograd_with_bias,
     step_memory,
     kept_array,
+    product,
+    product_with_bias,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

@@ -1,8 +1,11 @@
-"""The native product of a transposed matrix computes what XLA computes, for every order of dimensions that it takes."""
+"""The native products compute what XLA computes, for every order of dimensions that they take, with a bias and a rectifier."""
 
 from __future__ import annotations
 
+import re
+
 import jax
+import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from jax import lax
 
 from sizes import cases
 from unisono._src.native.library import load_kernels
-from unisono._src.native.products import call_transposed_product
+from unisono._src.native.products import call_product, call_product_with_bias, call_transposed_product
 from unisono._src.xla.rewrite import rewrite_function
 
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
@@ -31,6 +34,45 @@ def test_transposed_products(rows, depth, columns):
     exact = left.T.astype("float64") @ right.astype("float64")
     terms = np.abs(left).T @ np.abs(right)
     np.testing.assert_allclose(call_transposed_product(left, right), exact, rtol=0, atol=3e-7 * terms.max())
+
+
+DEPTHS = st.sampled_from([1, 2, 3, 17, 64, 511, 512, 513, 700, 1030])
+
+
+@settings(max_examples=cases(60, 600))
+@given(rows=ROWS, depth=DEPTHS, columns=SIZES, is_transposed=st.booleans())
+def test_products(rows, depth, columns, is_transposed):
+    left, right = normal((rows, depth)), normal((depth, columns), 1)
+    exact = left.astype("float64") @ right.astype("float64")
+    terms = np.abs(left) @ np.abs(right)
+    y = call_product(left, np.ascontiguousarray(right.T) if is_transposed else right, is_transposed)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=5e-7 * terms.max())
+    if not is_transposed:
+        check_epilogues(left, right, np.asarray(y))
+
+
+def check_epilogues(left, right, y):
+    """The bits are those of the product, then the sum, then the rectifier."""
+    bias = normal(right.shape[1:], 2)
+    np.testing.assert_array_equal(call_product_with_bias(left, right, bias, False), y + bias)
+    np.testing.assert_array_equal(call_product_with_bias(left, right, bias, True), np.maximum(y + bias, 0))
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_empty_products(rows, depth, columns):
+    left, right, bias = normal((rows, depth)), normal((depth, columns)), normal((columns,))
+    np.testing.assert_array_equal(call_product(left, right), np.zeros((rows, columns), "float32"))
+    np.testing.assert_array_equal(call_product_with_bias(left, right, bias, False), np.zeros((rows, columns), "float32") + bias)
+
+
+@pytest.mark.parametrize("is_rectified", [False, True])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_row(number, is_rectified):
+    left, right = normal((130, 600)), np.abs(normal((600, 50), 1)) + 1
+    left[77, 550] = number
+    y = np.asarray(call_product_with_bias(left, right, normal((50,), 2), is_rectified))
+    assert np.isfinite(np.delete(y, 77, axis=0)).all()
+    np.testing.assert_array_equal(y[77], np.full(50, 0 if is_rectified and number == -np.inf else number))
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
@@ -69,13 +111,119 @@ def test_the_gradient_by_a_dense_layers_kernel_is_a_call_without_a_transpose(sha
         np.testing.assert_allclose(native, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
 
 
+def called_kernels(function, *args):
+    text = jax.jit(rewrite_function(function, "cpu")).lower(*args).as_text()
+    return sorted(re.findall(r"@(unisono_multiply\w*)", text))
+
+
+def assert_same_within_rounding(function, *args):
+    ours, plain = (jax.tree.leaves(jax.jit(f)(*args)) for f in (rewrite_function(function, "cpu"), function))
+    for native, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(native, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+class TestLargeProducts:
+    """A product with many rows, and a matrix that fits in a cache."""
+
+    rows, depth, columns = 1024, 128, 128
+
+    @pytest.mark.parametrize(
+        ("shapes", "contracted"),
+        [
+            (((rows, depth), (depth, columns)), ((1,), (0,))),
+            (((32, rows // 32, depth), (depth, 2, columns // 2)), ((2,), (0,))),  # the projections of an attention
+            (((32, rows // 32, 4, depth // 4), (4, depth // 4, columns)), ((2, 3), (0, 1))),
+            (((rows, depth), (columns, depth)), ((1,), (1,))),  # the gradient by the input
+            (((32, rows // 32, 4, depth // 4), (columns, 4, depth // 4)), ((2, 3), (1, 2))),
+        ],
+    )
+    def test_one_call_of_the_kernel(self, shapes, contracted):
+        x, w = map(normal, shapes)
+
+        def product(x, w):
+            return lax.dot_general(x, w, (contracted, ((), ())))
+
+        assert called_kernels(product, x, w) == ["unisono_multiply"]
+        assert_same_within_rounding(product, x, w)
+
+    @pytest.mark.parametrize(
+        ("rows", "depth", "columns"), [(1023, 64, 128), (1024, 63, 128), (1024, 64, 127), (1024, 1025, 256), (1024, 256, 1025)]
+    )
+    def test_others_are_left_to_xla(self, rows, depth, columns):
+        assert called_kernels(dense, normal((rows, depth)), normal((depth, columns))) == []
+
+    @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float16", "float16")])
+    def test_other_types_are_left_to_xla(self, dtypes):
+        x, w = (jax.numpy.asarray(normal(shape), dtype) for shape, dtype in zip(((1024, 64), (64, 128)), dtypes, strict=True))
+        assert called_kernels(dense, x, w) == []
+
+    @pytest.mark.parametrize("activation", [None, "relu"])
+    @pytest.mark.parametrize("shape", [(rows, depth), (32, rows // 32, depth)])
+    def test_the_bias_and_the_rectifier_of_a_dense_layer(self, shape, activation):
+        layer = keras.layers.Dense(self.columns, activation)
+        x = normal(shape)
+        layer.build(shape)
+        kernel, _ = (variable.value for variable in layer.trainable_variables)
+
+        def apply(weights, x):
+            return layer.stateless_call(weights, [], x)[0]
+
+        weights = [kernel, normal((self.columns,), 1)]
+        assert called_kernels(apply, weights, x) == ["unisono_multiply_with_bias"]
+        assert_same_within_rounding(apply, weights, x)
+
+        def gradients(weights, x):
+            return jax.grad(lambda weights, x: (apply(weights, x) ** 2).sum(), argnums=(0, 1))(weights, x)
+
+        assert called_kernels(gradients, weights, x) == [
+            "unisono_multiply",
+            "unisono_multiply_transposed",
+            "unisono_multiply_with_bias",
+        ]
+        assert_same_within_rounding(gradients, weights, x)
+
+    def test_the_bias_of_a_projection_of_an_attention(self):
+        layer = keras.layers.EinsumDense("abc,cde->abde", (None, 2, self.columns // 2), bias_axes="de")
+        x = normal((32, self.rows // 32, self.depth))
+        layer.build(x.shape)
+        weights = [normal(variable.shape, 1) for variable in layer.trainable_variables]
+
+        def apply(weights, x):
+            return layer.stateless_call(weights, [], x)[0]
+
+        assert called_kernels(apply, weights, x) == ["unisono_multiply_with_bias"]
+        assert_same_within_rounding(apply, weights, x)
+
+    @pytest.mark.parametrize(
+        "added", [(rows, 1), (rows, columns), (1, 1), ()], ids=["by row", "by element", "one number", "a scalar"]
+    )
+    def test_what_is_not_a_bias_is_added_by_xla(self, added):
+        x, w = normal((self.rows, self.depth)), normal((self.depth, self.columns), 1)
+
+        def compute(x, w, added):
+            return jax.nn.relu(x @ w + added)
+
+        assert called_kernels(compute, x, w, normal(added, 2)) == ["unisono_multiply"]
+        assert_same_within_rounding(compute, x, w, normal(added, 2))
+
+    def test_a_product_that_something_else_reads_too(self):
+        x, w, bias = normal((self.rows, self.depth)), normal((self.depth, self.columns), 1), normal((self.columns,), 2)
+
+        def compute(x, w, bias):
+            y = x @ w
+            return y, jax.nn.relu(y + bias)
+
+        assert called_kernels(compute, x, w, bias) == ["unisono_multiply"]
+        assert_same_within_rounding(compute, x, w, bias)
+
+
 @pytest.mark.parametrize(
     ("shapes", "numbers"),
     [
         (((4, 240, 30), (4, 240, 32)), (((1,), (1,)), ((0,), (0,)))),  # a batch of products
         (((24, 140, 30), (140, 32)), (((1,), (0,)), ((), ()))),  # contracted in the middle
-        (((240, 30), (30, 32)), (((1,), (0,)), ((), ()))),  # neither transposed
-        (((240, 30), (32, 30)), (((1,), (1,)), ((), ()))),  # the right one transposed
+        (((240, 30), (30, 32)), (((1,), (0,)), ((), ()))),  # neither transposed, and small
+        (((240, 30), (32, 30)), (((1,), (1,)), ((), ()))),  # the right one transposed, and small
         (((100, 30), (100, 32)), (((0,), (0,)), ((), ()))),  # of few rows
     ],
 )

@@ -1,4 +1,4 @@
-"""A bias and a rectifier in the native kernel of the convolution whose result they change.
+"""A bias and a rectifier in the native kernel of the convolution or product whose result they change.
 
 The result then passes through memory once, not two or three times. The kernel adds the bias to a finished sum, so that the bits are the same.
 """
@@ -22,6 +22,7 @@ from unisono._src.xla.rewrite.native_convolution import (
     has_native_kernel,
     is_kernel_gradient,
 )
+from unisono._src.xla.rewrite.native_product import is_for_product_kernel, multiply_with_bias
 from unisono._src.xla.rewrite.phases import has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
@@ -32,32 +33,36 @@ CALLS = ("jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 
 
-class BiasedConvolution(NamedTuple):
-    """A convolution whose result a bias is added to."""
+class BiasedResult(NamedTuple):
+    """The result of a convolution or a product, and a bias that is added to it."""
 
     eqn: JaxprEqn
     bias: Atom
 
     def replace(self, is_rectified: bool) -> Replacement:
-        """Return the convolution, the sum and the rectifier as one call of a kernel."""
-        compute = functools.partial(run_with_bias, self.eqn.params, is_rectified)
-        return Replacement(compute, (*self.eqn.invars, self.bias))
+        """Return the equation, the sum and the rectifier as one call of a kernel."""
+        if self.eqn.primitive.name == "dot_general":
+            (contracted, _), _ = self.eqn.params["dimension_numbers"]
+            return Replacement(
+                functools.partial(multiply_with_bias, len(contracted), is_rectified), (*self.eqn.invars, self.bias)
+            )
+        return Replacement(functools.partial(convolve_with_bias, self.eqn.params, is_rectified), (*self.eqn.invars, self.bias))
 
 
 def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    """Replace the sum of a convolution, which nothing else reads, and a bias."""
-    convolution = find_biased_convolution(eqn, made_by)
-    return None if convolution is None else convolution.replace(is_rectified=False)
+    """Replace the sum of a convolution or a product, which nothing else reads, and a bias."""
+    biased = find_biased_result(eqn, made_by)
+    return None if biased is None else biased.replace(is_rectified=False)
 
 
 def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace the rectifier of such a sum, if nothing else reads the sum."""
     maker = made_by.find_if_read_once(eqn.invars[0]) if is_rectifier(eqn) else None
-    convolution = None if maker is None or maker.primitive.name != "add" else find_biased_convolution(maker, made_by)
-    return None if convolution is None else convolution.replace(is_rectified=True)
+    biased = None if maker is None or maker.primitive.name != "add" else find_biased_result(maker, made_by)
+    return None if biased is None else biased.replace(is_rectified=True)
 
 
-def run_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
+def convolve_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
     """Return a convolution in one or two dimensions with a bias."""
 
     def convolve(x: Array, w: Array, window: Window) -> Array:
@@ -68,21 +73,45 @@ def run_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: 
     return convolve_with_features_last(functools.partial(add_dimension, convolve), x, w, params)
 
 
-def find_biased_convolution(eqn: JaxprEqn, made_by: Producers) -> BiasedConvolution | None:
-    """Return the convolution and the bias that are added; None if an equation adds something else."""
+def find_biased_result(eqn: JaxprEqn, made_by: Producers) -> BiasedResult | None:
+    """Return the convolution or the product, and the bias, that are added; None if an equation adds something else."""
     for summand, other in (eqn.invars, eqn.invars[::-1]):
         maker = made_by.find_if_read_once(summand)
-        if maker is not None and takes_bias(maker, made_by):
-            bias = find_bias(other, get_shape(summand), maker.params["dimension_numbers"].out_spec[1], made_by)
+        features = () if maker is None else find_features(maker, made_by)
+        if maker is not None and features:
+            bias = find_bias(other, get_shape(summand), features, made_by)
             if bias is not None:
-                return BiasedConvolution(maker, bias)
+                return BiasedResult(maker, bias)
     return None
 
 
-def takes_bias(eqn: JaxprEqn, made_by: Producers) -> bool:
-    """Return whether an equation is a convolution by one call of the native kernel, in float32, with a kernel that is not reversed."""
-    if eqn.primitive.name != "conv_general_dilated" or {get_dtype(atom) for atom in [*eqn.invars, *eqn.outvars]} != {"float32"}:
-        return False
+def find_features(eqn: JaxprEqn, made_by: Producers) -> tuple[int, ...]:
+    """Return the dimensions of a result that a bias has, if a kernel adds a bias to it; none if no kernel does."""
+    if {get_dtype(atom) for atom in [*eqn.invars, *eqn.outvars]} != {"float32"}:
+        return ()
+    if eqn.primitive.name == "dot_general":
+        return find_columns(eqn)
+    if eqn.primitive.name == "conv_general_dilated" and is_plain_convolution(eqn, made_by):
+        return (eqn.params["dimension_numbers"].out_spec[1],)
+    return ()
+
+
+def find_columns(eqn: JaxprEqn) -> tuple[int, ...]:
+    """Return the dimensions that a product has from its right operand, if the native kernel computes it; else none."""
+    (contracted, right_contracted), (batch, _) = eqn.params["dimension_numbers"]
+    left, right = map(get_shape, eqn.invars)
+    if (
+        batch
+        or eqn.params["out_sharding"] is not None
+        or not is_for_product_kernel((left, right), (tuple(contracted), tuple(right_contracted)))
+    ):
+        return ()
+    first = len(left) - len(contracted)
+    return tuple(range(first, first + len(right) - len(contracted)))
+
+
+def is_plain_convolution(eqn: JaxprEqn, made_by: Producers) -> bool:
+    """Return whether a convolution is one call of the native kernel, with a kernel that is not reversed."""
     if not 1 <= len(eqn.params["window_strides"]) <= 2 or is_kernel_gradient(eqn.params) or has_phases(Window.of(eqn.params)):
         return False
     if find_reversed_kernel(eqn.params, eqn.invars[1], made_by) is not None:
@@ -91,7 +120,7 @@ def takes_bias(eqn: JaxprEqn, made_by: Producers) -> bool:
     return has_native_kernel(eqn, ConvolutionSizes.from_shapes(x, w, eqn.params))
 
 
-def find_bias(atom: Atom, shape: tuple[int, ...], feature: int, made_by: Producers) -> Atom | None:
+def find_bias(atom: Atom, shape: tuple[int, ...], features: tuple[int, ...], made_by: Producers) -> Atom | None:
     """Return an array that has a number for each feature and nothing else, if it is what is added."""
     if isinstance(atom, Literal):
         return None
@@ -101,8 +130,8 @@ def find_bias(atom: Atom, shape: tuple[int, ...], feature: int, made_by: Produce
         axes = maker.params["broadcast_dimensions"]
     else:
         axes = tuple(range(len(shape)))
-    sizes = [shape[axis] if axis == feature else 1 for axis in axes]
-    return atom if feature in axes and list(get_shape(atom)) == sizes else None
+    sizes = [shape[axis] if axis in features else 1 for axis in axes]
+    return atom if set(features) <= set(axes) and list(get_shape(atom)) == sizes else None
 
 
 def is_rectifier(eqn: JaxprEqn) -> bool:

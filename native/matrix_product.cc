@@ -1,0 +1,57 @@
+// The product of two matrices, with a bias and a rectifier.
+#include "arguments.h"
+#include "epilogue.h"
+#include "product.h"
+
+namespace unisono {
+
+// left: [rows][depth]. right: [depth][columns]; [columns][depth] if it is transposed. result: [rows][columns].
+static ffi::Error multiply_matrices(ffi::ThreadPool& pool, Array left, Array right, const Epilogue& epilogue, Result& result,
+                                    bool is_transposed) {
+  const auto a = left.dimensions(), b = right.dimensions(), c = result->dimensions();
+  if (a.size() != 2 || b.size() != 2 || c.size() != 2 || a[1] != b[is_transposed ? 1 : 0] || c[0] != a[0] || c[1] != b[is_transposed ? 0 : 1])
+    return ffi::Error::InvalidArgument("A product takes a matrix, and one with as many rows (columns if it is transposed) as the first has columns.");
+  const Sizes sizes{a[0], a[1], c[1]};
+  return run_kernel("unisono_multiply", [&] {
+    multiply(
+        pool, sizes, MatrixRows{left.typed_data(), sizes.depth},
+        [&](int64_t panel, float* to) {
+          if (is_transposed)
+            pack_transposed_panel(right.typed_data(), sizes.depth, sizes.columns, panel, to);
+          else
+            pack_panel(right.typed_data(), sizes.depth, sizes.columns, panel, to);
+        },
+        epilogue, open_result(result));
+  });
+}
+
+static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result result, bool is_transposed) {
+  return multiply_matrices(pool, left, right, {nullptr, false}, result, is_transposed);
+}
+
+// The bias has a number for each column. is_rectified: what is negative becomes zero.
+static ffi::Error MultiplyWithBias(ffi::ThreadPool pool, Array left, Array right, Array bias, Result result, bool is_rectified) {
+  if (static_cast<int64_t>(bias.element_count()) != result->dimensions().back())
+    return ffi::Error::InvalidArgument("A bias has a number for each column.");
+  return multiply_matrices(pool, left, right, {bias.typed_data(), is_rectified}, result, false);
+}
+
+}  // namespace unisono
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply, unisono::Multiply,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Ret<unisono::Array>()
+                                  .Attr<bool>("is_transposed"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_with_bias, unisono::MultiplyWithBias,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Ret<unisono::Array>()
+                                  .Attr<bool>("is_rectified"));
+#pragma GCC visibility pop
