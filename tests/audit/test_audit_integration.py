@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from audit.faults.index import FAULTS, Kind, PlantedFault
 from processes import environment
 from sizes import thorough
+from unisono._src.record.run_record import read_run_record
 
 LIMIT = 900.0
 ROOT = pathlib.Path(__file__).parents[2]
@@ -33,11 +35,12 @@ class Audited(NamedTuple):
 
 
 def audit(folder: pathlib.Path, *words: str) -> Audited:
-    """Run the command, and return its exit code, its report and what it printed."""
+    """Run the command, and return its exit code, its report and what it printed. Its records and its page are in the folder too."""
     report = folder / "report.json"
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "unisono", "audit", "--json", str(report), *words]
+    files = ["--json", str(report), "--html", str(folder / "report.html"), "--keep", str(folder / "records")]
+    command = [sys.executable, "-m", "unisono", "audit", *files, *words]
     variables = environment(JAX_PLATFORMS="cpu", TMPDIR=str(temporary))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False)
     return Audited(done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr)
@@ -70,6 +73,18 @@ def test_a_fault_is_found_with_cause_layer_and_line(fault, tmp_path):
     assert audited.code == 1, audited.text
     assert "Instead: " in audited.text  # which a command that fails, with exit code 1 too, does not print
     check_report(fault, audited.report)
+    check_files(tmp_path, audited.report)
+
+
+def check_files(folder: pathlib.Path, report: dict[str, Any]) -> None:
+    """Check that the page is there, and a record for each run."""
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") > 0
+    for number, run in enumerate(report["runs"]):
+        assert html.escape(run["name"]) in page
+        if run["steps"]:
+            assert len(read_run_record(folder / "records" / f"run-{number}" / "process-0").steps) >= run["steps"]
 
 
 @pytest.mark.processes
@@ -152,6 +167,24 @@ def test_a_script_that_fails_is_trouble_and_its_output_is_shown(tmp_path):
     assert done.code == 2
     assert "ended with exit code 1 as it is written" in done.text
     assert "a name that is not there" in done.text
+
+
+@pytest.mark.processes
+def test_a_run_that_is_only_slow_is_trouble_and_no_difference(tmp_path):
+    script = tmp_path / "sleeps.py"
+    script.write_text("import time\nprint('sleeps', flush=True)\ntime.sleep(600)\n")
+    done = audit(tmp_path, "--limit", "2", str(script))
+    assert done.code == 2, done.text
+    text = " ".join(done.text.split())
+    assert "as written: the script was killed after 2 seconds, the limit, in its step 1." in text
+    assert "Write --limit with more seconds, or --steps with fewer steps. The run wrote: sleeps" in text
+
+
+def test_records_that_are_there_are_not_mixed_with_others(tmp_path):
+    (tmp_path / "records").mkdir()
+    refused = audit(tmp_path, str(pathlib.Path(__file__)))
+    assert refused.code == 2
+    assert "records is there already. Name a directory that does not exist yet." in " ".join(refused.text.split())
 
 
 def test_words_that_name_no_script_are_refused(tmp_path):

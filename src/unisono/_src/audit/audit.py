@@ -71,7 +71,7 @@ class Audit:
 
     def _run(self, plan: RunPlan) -> FinishedRun:
         self._say(plan.name)
-        run = self._runner.run(plan, f"run-{len(self._runs)}")
+        run = self._runner.run_to_end(plan, f"run-{len(self._runs)}")
         self._runs.append(run)
         return run
 

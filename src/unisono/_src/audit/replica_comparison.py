@@ -31,7 +31,7 @@ def compare_replicas(
     for count in (1, replicas):
         plan = RunPlan(f"R = {count}, 1 device", 1, replicas=count)
         say(plan.name)
-        runs.append(runner.run(plan, f"replicas-{count}", is_traced=True))
+        runs.append(runner.run_to_end(plan, f"replicas-{count}", is_traced=True))
     for run in runs:
         if run.exit_code:
             words = f"{run.plan.name}: the script ended with exit code {run.exit_code}. {find_last_lines(run.output)}"

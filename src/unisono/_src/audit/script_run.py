@@ -20,7 +20,14 @@ TRACER = str(pathlib.Path(__file__).with_name("script_trace") / "start.py")
 
 LAST_LINES = 25
 
+KILLED = 124
+"""The exit code of a run that was killed at its limit: that of `timeout`."""
+
 NO_VARIABLES: Mapping[str, str] = {}
+
+
+class LimitError(Exception):
+    """A run that was killed at its limit. It may only be slow, so it does not show a difference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +96,22 @@ class ScriptRunner:
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
-                code = 124
+                code = KILLED
             seconds = time.monotonic() - begin
             output.seek(0)
             text = output.read().decode(errors="replace")
         return FinishedRun(plan, directory, code, seconds, text, read_records(directory))
+
+    def run_to_end(self, plan: RunPlan, label: str, is_traced: bool = False) -> FinishedRun:
+        """Run the script on a placement; raise `LimitError` if it is killed."""
+        run = self.run(plan, label, is_traced)
+        if run.exit_code == KILLED and self.limit is not None and run.seconds >= self.limit:
+            last = find_last_lines(run.output) or "nothing"
+            raise LimitError(
+                f"{plan.name}: the script was killed after {self.limit:g} seconds, the limit, in its step {len(run.steps) + 1}. Write --limit with "
+                f"more seconds, or --steps with fewer steps. The run wrote:\n\n{last}"
+            )
+        return run
 
 
 def list_launcher_words(plan: RunPlan) -> list[str]:

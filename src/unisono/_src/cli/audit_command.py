@@ -57,6 +57,7 @@ def audit(
         limit: The seconds after which a run is killed.
     """
     from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
+    from unisono._src.audit.script_run import LimitError
 
     check_counts(steps=steps)
     check_script_words(program)
@@ -67,7 +68,7 @@ def audit(
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
         try:
             report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
-        except (AuditError, FileNotFoundError) as error:
+        except (AuditError, LimitError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
     write_report(report, json_file, html)
     return EQUAL if report.equal else DIFFERENT
