@@ -66,6 +66,7 @@ constexpr int64_t FEW = 32;
 // Writes elements k0 to k1 of what the kernel reads, in the order [taps.y][taps.x][ins], for some pixels of the output: a row each.
 inline void read_pixels(const Geometry& g, const float* input, int64_t first_pixel, int64_t count, int64_t k0, int64_t k1, float* to,
                         int64_t to_row) {
+  if (k0 == k1) return;  // no features, for example
   // Taps in a row lie beside each other in the input, if they are not dilated.
   const bool is_joined = g.dilation.x == 1;
   const int64_t length = is_joined ? g.taps.x * g.ins : g.ins;

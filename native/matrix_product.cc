@@ -6,13 +6,13 @@
 namespace unisono {
 
 // left: [rows][depth]. right: [depth][columns]; [columns][depth] if it is transposed. result: [rows][columns].
-static ffi::Error multiply_matrices(ffi::ThreadPool& pool, Array left, Array right, const Epilogue& epilogue, Result& result,
+static ffi::Error multiply_matrices(const char* name, ffi::ThreadPool& pool, Array left, Array right, const Epilogue& epilogue, Result& result,
                                     bool is_transposed) {
   const auto a = left.dimensions(), b = right.dimensions(), c = result->dimensions();
   if (a.size() != 2 || b.size() != 2 || c.size() != 2 || a[1] != b[is_transposed ? 1 : 0] || c[0] != a[0] || c[1] != b[is_transposed ? 0 : 1])
-    return ffi::Error::InvalidArgument("A product takes a matrix, and one with as many rows (columns if it is transposed) as the first has columns.");
+    return ffi::Error::InvalidArgument("A product takes two matrices: the second has as many rows as the first has columns, or as many columns if it is transposed.");
   const Sizes sizes{a[0], a[1], c[1]};
-  return run_kernel("unisono_multiply", [&] {
+  return run_kernel(name, [&] {
     multiply(
         pool, sizes, MatrixRows{left.typed_data(), sizes.depth},
         [&](int64_t panel, float* to) {
@@ -26,14 +26,14 @@ static ffi::Error multiply_matrices(ffi::ThreadPool& pool, Array left, Array rig
 }
 
 static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result result, bool is_transposed) {
-  return multiply_matrices(pool, left, right, {nullptr, false}, result, is_transposed);
+  return multiply_matrices("unisono_multiply", pool, left, right, {nullptr, false}, result, is_transposed);
 }
 
 // The bias has a number for each column. is_rectified: what is negative becomes zero.
 static ffi::Error MultiplyWithBias(ffi::ThreadPool pool, Array left, Array right, Array bias, Result result, bool is_rectified) {
-  if (static_cast<int64_t>(bias.element_count()) != result->dimensions().back())
-    return ffi::Error::InvalidArgument("A bias has a number for each column.");
-  return multiply_matrices(pool, left, right, {bias.typed_data(), is_rectified}, result, false);
+  if (result->dimensions().size() != 2 || static_cast<int64_t>(bias.element_count()) != result->dimensions()[1])
+    return ffi::Error::InvalidArgument("A bias has a number for each column of a matrix.");
+  return multiply_matrices("unisono_multiply_with_bias", pool, left, right, {bias.typed_data(), is_rectified}, result, false);
 }
 
 }  // namespace unisono

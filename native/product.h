@@ -1,6 +1,6 @@
 // Products of float32 matrices. An element of a result is one chain of sums, in an order that the sizes fix.
 //
-// The left matrix is not given as an array but as a function that writes a part of a row: it may be a convolution's input.
+// The left matrix is an array, or a function that writes a part of a row: what a convolution reads for a pixel.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int64_t MOST_PIECES = 16;
 constexpr int64_t LEAST_PANELS = 4;  // of a piece: each piece reads its rows anew
 constexpr int64_t LEAST_PRODUCTS = 1 << 20;  // of single numbers in a piece, if rows are too few for many pieces
 constexpr int64_t FEW_TO_PACK = 4096;  // rows of panels that one thread packs sooner than it wakes another
-constexpr int64_t LEAST_DEPTH_TO_FETCH = 64;  // of a tile whose place in the result is fetched before
+constexpr int64_t LEAST_DEPTH_TO_FETCH = 64;  // of a tile: its place in the result is fetched before its products, if these take long enough
 constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else rows may fall on the same lines of a cache
 
 // Fetches nothing.

@@ -43,6 +43,8 @@ CASES = {
     "variance of sentences": (lambda x, z: jnp.var(x, (0, 1)) * z, normal(16, 300, 70), normal(70)),
     "variance of rows": (lambda x, z: jnp.var(x, 1) * z, normal(5, 70000), normal(5)),
     "sum of wide rows": (lambda x, z: jnp.sum(x, 0) * z, normal(400, 5000), normal(5000)),
+    "dense with many rows": (lambda x, w: jax.nn.relu(x @ w + w[0]), normal(2000, 300), normal(300, 200)),
+    "dense with long sums": (lambda x, w: x @ w + w[0], normal(1500, 1030), normal(1030, 250)),
     "conv3d": (convolution(2, "SAME"), normal(4, 12, 12, 12, 3), normal(3, 3, 3, 3, 8)),
 }
 

@@ -384,3 +384,9 @@ def test_arrays_of_few_bits_are_convolved_in_float32(dtype, preferred):
     terms = in_float64(functools.partial(convolve, preferred_element_type=None), *(abs(array) for array in (x, w)))
     error = abs(np.asarray(y, "float64") - exact)
     assert (error <= abs(exact) * float(jnp.finfo(y.dtype).eps) / 2 + 3e-7 * terms.max()).all()
+
+
+def test_an_input_without_features():
+    x, w, gradient = normal((2, 5, 5, 0)), normal((3, 3, 0, 4)), normal((2, 3, 3, 4))
+    np.testing.assert_array_equal(call_convolution(x, w, (3, 3), (1, 1), (0, 0), (1, 1)), np.zeros((2, 3, 3, 4), "float32"))
+    assert call_kernel_gradient(x, gradient, (3, 3), (1, 1), (0, 0), (1, 1)).shape == (3, 3, 0, 4)

@@ -8,7 +8,7 @@ import jax
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -20,6 +20,7 @@ from unisono._src.xla.rewrite import rewrite_function
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
 
 SIZES = st.sampled_from([1, 2, 3, 7, 12, 13, 31, 33, 48, 49, 65, 100, 255, 257, 300])
+HEIGHTS = st.sampled_from([1, 2, 13, 100, 257, 511, 513, 700, 1030])
 ROWS = st.sampled_from([1, 2, 5, 47, 96, 255, 256, 257, 500, 1023, 1025, 3000])
 
 
@@ -28,7 +29,8 @@ def normal(shape, seed=0):
 
 
 @settings(max_examples=cases(60, 600))
-@given(rows=ROWS, depth=SIZES, columns=SIZES)
+@given(rows=ROWS, depth=HEIGHTS, columns=SIZES)
+@example(rows=1025, depth=1030, columns=257)
 def test_transposed_products(rows, depth, columns):
     left, right = normal((rows, depth)), normal((rows, columns), 1)
     exact = left.T.astype("float64") @ right.astype("float64")
@@ -151,6 +153,46 @@ class TestLargeProducts:
     )
     def test_others_are_left_to_xla(self, rows, depth, columns):
         assert called_kernels(dense, normal((rows, depth)), normal((depth, columns))) == []
+
+    @pytest.mark.parametrize("rows", [8, 1024])
+    def test_sums_over_nothing(self, rows):
+        """The rewrite looks at a product from the sum, the rectifier and the transpose behind it too."""
+        x, w, bias = normal((rows, 0)), normal((0, self.columns)), normal((self.columns,))
+
+        def compute(x, w, bias):
+            return jax.nn.relu(x @ w + bias), lax.dot_general(x, w.T, (((1,), (1,)), ((), ()))).T
+
+        assert called_kernels(compute, x, w, bias) == []
+        assert_same_within_rounding(compute, x, w, bias)
+
+    @pytest.mark.parametrize("shape", [(1, columns), (rows, columns), (columns,)], ids=["a row", "broadcast before", "alone"])
+    def test_forms_of_a_bias(self, shape):
+        x, w, bias = normal((self.rows, self.depth)), normal((self.depth, self.columns), 1), normal(shape[-1:], 2)
+
+        def compute(x, w, bias):
+            return jax.numpy.broadcast_to(bias, shape) + x @ w
+
+        assert called_kernels(compute, x, w, bias) == ["unisono_multiply_with_bias"]
+        assert_same_within_rounding(compute, x, w, bias)
+
+    @pytest.mark.parametrize("shape", [(64,), (2, 1), (1, 64)])
+    def test_a_bias_of_some_of_a_projections_features_is_added_by_xla(self, shape):
+        x, w, bias = normal((self.rows, self.depth)), normal((self.depth, 2, 64), 1), normal(shape, 2)
+
+        def compute(x, w, bias):
+            return jax.numpy.einsum("rd,dhk->rhk", x, w) + bias
+
+        assert called_kernels(compute, x, w, bias) == ["unisono_multiply"]
+        assert_same_within_rounding(compute, x, w, bias)
+
+    def test_a_transposed_product(self):
+        x, w = normal((200, self.depth)), normal((self.rows, self.depth), 1)
+
+        def compute(x, w):
+            return lax.dot_general(x, w, (((1,), (1,)), ((), ()))).T
+
+        assert called_kernels(compute, x, w) == ["unisono_multiply"]
+        assert_same_within_rounding(compute, x, w)
 
     @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16"), ("float16", "float16")])
     def test_other_types_are_left_to_xla(self, dtypes):

@@ -2,8 +2,8 @@
 
 XLA:CPU computes most products and convolutions with YNNPACK, whose bits are the same for every number of threads, and the others with
 Eigen. Eigen cuts a long contraction with a small result by the number of threads. It cuts a large result into blocks by that number too, and
-adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower. A
-native kernel takes products that YNNPACK needs a transpose for.
+adds in another order at their edges. So a product that Eigen would compute is brought to a form that YNNPACK takes, which is no slower.
+Native kernels take products that YNNPACK needs a transpose for, and others that they compute faster: see `native_product`.
 """
 
 from __future__ import annotations

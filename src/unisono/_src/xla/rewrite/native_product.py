@@ -24,7 +24,7 @@ LEAST_ROWS = 1024
 LEAST_COLUMNS = 128
 LEAST_DEPTH = 64
 MOST_WEIGHTS = 1 << 18
-"""Sizes of other products that are faster with the native kernel: the right matrix has to fit in a core's second cache."""
+"""Sizes of other products that are faster with the native kernel. The right matrix is then of 1 MiB at most."""
 
 Axes = tuple[int, ...]
 Compute = Callable[[Array, Array], Array]
@@ -66,9 +66,9 @@ def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, A
     if contracted != (last, last_of_right if is_transposed else tuple(range(count))):
         return False
     depth = math.prod(left[axis] for axis in last)
-    rows, columns = math.prod(left) // depth, math.prod(right) // depth
-    is_large = rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and depth >= LEAST_DEPTH
-    return is_large and depth * columns <= MOST_WEIGHTS and load_kernels().level is not None
+    weights = math.prod(right)
+    is_large = depth >= LEAST_DEPTH and math.prod(left) >= LEAST_ROWS * depth and weights >= LEAST_COLUMNS * depth
+    return is_large and weights <= MOST_WEIGHTS and load_kernels().level is not None
 
 
 def multiply_transposed(count: int, left: Array, right: Array) -> Array:
