@@ -1,6 +1,8 @@
 // How the arguments of a handler come from XLA.
 #pragma once
 
+#include <utility>
+
 #include "convolution.h"
 #include "large_pages.h"
 #include "xla/ffi/api/ffi.h"
@@ -25,11 +27,21 @@ inline float* open_result(Result& result) {
   return result->typed_data();
 }
 
-// A handler of two arrays, which returns one, with the numbers of a window.
-inline auto bind_convolution() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Ret<Array>().Attr<Integers>("strides").Attr<Integers>("padding").Attr<Integers>(
-      "dilation");
+// A handler of two arrays, which returns one.
+inline auto bind_product() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Ret<Array>(); }
+
+// The same with a bias, and a rectifier or none.
+inline auto bind_product_with_bias() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Ret<Array>().Attr<bool>("is_rectified");
 }
+
+// Adds the numbers of a window to the arguments of a handler.
+template <class Binding>
+inline auto with_window(Binding binding) {
+  return std::move(binding).template Attr<Integers>("strides").template Attr<Integers>("padding").template Attr<Integers>("dilation");
+}
+
+inline auto bind_convolution() { return with_window(bind_product()); }
 
 inline Pair to_pair(Integers values) { return {values[0], values[1]}; }
 

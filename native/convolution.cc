@@ -60,8 +60,8 @@ static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Resu
 }
 
 // The bias has a number for each feature of the output. is_rectified: what is negative becomes zero.
-static ffi::Error ConvolveWithBias(ffi::ThreadPool pool, Array input, Array kernel, Array bias, Result output, Integers strides,
-                                   Integers padding, Integers dilation, bool is_rectified) {
+static ffi::Error ConvolveWithBias(ffi::ThreadPool pool, Array input, Array kernel, Array bias, Result output, bool is_rectified,
+                                   Integers strides, Integers padding, Integers dilation) {
   if (static_cast<int64_t>(bias.element_count()) != output->dimensions().back())
     return ffi::Error::InvalidArgument("A bias has a number for each feature.");
   return convolve(pool, input, kernel, {bias.typed_data(), is_rectified}, output, strides, padding, dilation, false);
@@ -83,16 +83,6 @@ static ffi::Error KernelGradient(ffi::ThreadPool pool, Array input, Array gradie
 
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve, unisono::Convolve, unisono::bind_convolution().Attr<bool>("is_reversed"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve_with_bias, unisono::ConvolveWithBias,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Ret<unisono::Array>()
-                                  .Attr<unisono::Integers>("strides")
-                                  .Attr<unisono::Integers>("padding")
-                                  .Attr<unisono::Integers>("dilation")
-                                  .Attr<bool>("is_rectified"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolve_with_bias, unisono::ConvolveWithBias, unisono::with_window(unisono::bind_product_with_bias()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_convolution_kernel_gradient, unisono::KernelGradient, unisono::bind_convolution());
 #pragma GCC visibility pop

@@ -39,19 +39,6 @@ static ffi::Error MultiplyWithBias(ffi::ThreadPool pool, Array left, Array right
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply, unisono::Multiply,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Ret<unisono::Array>()
-                                  .Attr<bool>("is_transposed"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_with_bias, unisono::MultiplyWithBias,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Ret<unisono::Array>()
-                                  .Attr<bool>("is_rectified"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply, unisono::Multiply, unisono::bind_product().Attr<bool>("is_transposed"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_with_bias, unisono::MultiplyWithBias, unisono::bind_product_with_bias());
 #pragma GCC visibility pop

@@ -20,7 +20,5 @@ static ffi::Error MultiplyTransposed(ffi::ThreadPool pool, Array left, Array rig
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    unisono_multiply_transposed, unisono::MultiplyTransposed,
-    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<unisono::Array>().Arg<unisono::Array>().Ret<unisono::Array>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_transposed, unisono::MultiplyTransposed, unisono::bind_product());
 #pragma GCC visibility pop

@@ -41,6 +41,8 @@ class FinishedRun:
     output: str
     records: tuple[RunRecord, ...]
     """By process; empty where the run has recorded no step."""
+    is_killed: bool = False
+    """Whether it was killed at its limit."""
 
     @property
     def steps(self) -> dict[int, RecordedStep]:
@@ -85,6 +87,7 @@ class ScriptRunner:
         environment = {**make_variables(os.environ, plan, directory, self.steps), **variables}
         begin = time.monotonic()
         with (directory / "output").open("w+b") as output:
+            is_killed = False
             try:
                 code = subprocess.run(
                     command,
@@ -96,16 +99,16 @@ class ScriptRunner:
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
-                code = KILLED
+                code, is_killed = KILLED, True
             seconds = time.monotonic() - begin
             output.seek(0)
             text = output.read().decode(errors="replace")
-        return FinishedRun(plan, directory, code, seconds, text, read_records(directory))
+        return FinishedRun(plan, directory, code, seconds, text, read_records(directory), is_killed)
 
     def run_to_end(self, plan: RunPlan, label: str, is_traced: bool = False) -> FinishedRun:
         """Run the script on a placement; raise `LimitError` if it is killed."""
         run = self.run(plan, label, is_traced)
-        if run.exit_code == KILLED and self.limit is not None and run.seconds >= self.limit:
+        if run.is_killed:
             last = find_last_lines(run.output) or "nothing"
             raise LimitError(
                 f"{plan.name}: the script was killed after {self.limit:g} seconds, the limit, in its step {len(run.steps) + 1}. Write --limit with "

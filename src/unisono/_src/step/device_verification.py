@@ -32,7 +32,7 @@ class Fault(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What was found in a step."""
+    """The error of a step with a fault, and whether the step is made."""
 
     error: DeviceFaultError
     is_step_made: bool

@@ -22,7 +22,7 @@ from unisono._src.xla.rewrite.native_convolution import (
     has_native_kernel,
     is_kernel_gradient,
 )
-from unisono._src.xla.rewrite.native_product import is_for_product_kernel, multiply_with_bias
+from unisono._src.xla.rewrite.native_product import compute_product_with_bias, is_for_product_kernel
 from unisono._src.xla.rewrite.phases import has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
@@ -43,10 +43,10 @@ class BiasedResult(NamedTuple):
         """Return the equation, the sum and the rectifier as one call of a kernel."""
         if self.eqn.primitive.name == "dot_general":
             (contracted, _), _ = self.eqn.params["dimension_numbers"]
-            return Replacement(
-                functools.partial(multiply_with_bias, len(contracted), is_rectified), (*self.eqn.invars, self.bias)
-            )
-        return Replacement(functools.partial(convolve_with_bias, self.eqn.params, is_rectified), (*self.eqn.invars, self.bias))
+            compute = functools.partial(compute_product_with_bias, len(contracted), is_rectified)
+        else:
+            compute = functools.partial(convolve_with_bias, self.eqn.params, is_rectified)
+        return Replacement(compute, (*self.eqn.invars, self.bias))
 
 
 def replace_biased_sum(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
@@ -100,11 +100,9 @@ def find_columns(eqn: JaxprEqn) -> tuple[int, ...]:
     """Return the dimensions that a product has from its right operand, if the native kernel computes it; else none."""
     (contracted, right_contracted), (batch, _) = eqn.params["dimension_numbers"]
     left, right = map(get_shape, eqn.invars)
-    if (
-        batch
-        or eqn.params["out_sharding"] is not None
-        or not is_for_product_kernel((left, right), (tuple(contracted), tuple(right_contracted)))
-    ):
+    if batch or eqn.params["out_sharding"] is not None:
+        return ()
+    if not is_for_product_kernel((left, right), (tuple(contracted), tuple(right_contracted))):
         return ()
     first = len(left) - len(contracted)
     return tuple(range(first, first + len(right) - len(contracted)))

@@ -39,11 +39,11 @@ def find_native_product(shapes: tuple[Shape, Shape], contracted: tuple[Axes, Axe
         return None
     count = len(contracted[0])
     if is_for_gradient_kernel(shapes, contracted):
-        return functools.partial(multiply_transposed, count)
+        return functools.partial(compute_transposed_product, count)
     if is_for_product_kernel(shapes, contracted):
-        return functools.partial(multiply, count, False)
+        return functools.partial(compute_product, count, False)
     if is_for_product_kernel(shapes, contracted, is_transposed=True):
-        return functools.partial(multiply, count, True)
+        return functools.partial(compute_product, count, True)
     return None
 
 
@@ -71,27 +71,30 @@ def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, A
     return is_large and weights <= MOST_WEIGHTS and load_kernels().level is not None
 
 
-def multiply_transposed(count: int, left: Array, right: Array) -> Array:
-    """Return the product of two arrays that is summed over the first dimensions of both."""
+def compute_transposed_product(count: int, left: Array, right: Array) -> Array:
+    """Return the product of two arrays that is summed over the first `count` dimensions of both."""
     rows = math.prod(left.shape[:count])
-    product = call_transposed_product(
-        lax.reshape(left, (rows, left.size // rows)), lax.reshape(right, (rows, right.size // rows))
-    )
-    return lax.reshape(product, (*left.shape[count:], *right.shape[count:]))
+    matrices = (lax.reshape(array, (rows, array.size // rows)) for array in (left, right))
+    return lax.reshape(call_transposed_product(*matrices), (*left.shape[count:], *right.shape[count:]))
 
 
-def multiply(count: int, is_transposed: bool, left: Array, right: Array) -> Array:
-    """Return the product that is summed over the last dimensions of `left` and the first ones of `right`, or its last ones."""
-    depth = math.prod(left.shape[-count:])
-    others = right.size // depth
-    matrix = lax.reshape(right, (others, depth) if is_transposed else (depth, others))
-    product = call_product(lax.reshape(left, (left.size // depth, depth)), matrix, is_transposed)
+def compute_product(count: int, is_transposed: bool, left: Array, right: Array) -> Array:
+    """Return the product that is summed over the last `count` dimensions of `left`, and the first ones of `right`, or its last ones."""
+    rows, depth, columns = count_sizes(count, left, right)
+    matrix = lax.reshape(right, (columns, depth) if is_transposed else (depth, columns))
+    product = call_product(lax.reshape(left, (rows, depth)), matrix, is_transposed)
     return lax.reshape(product, (*left.shape[:-count], *(right.shape[:-count] if is_transposed else right.shape[count:])))
 
 
-def multiply_with_bias(count: int, is_rectified: bool, left: Array, right: Array, bias: Array) -> Array:
-    """Return the product that is summed over the last dimensions of `left` and the first ones of `right`, with a bias and a rectifier."""
-    depth = math.prod(left.shape[-count:])
-    matrices = lax.reshape(left, (left.size // depth, depth)), lax.reshape(right, (depth, right.size // depth))
-    product = call_product_with_bias(*matrices, lax.reshape(bias, (bias.size,)), is_rectified)
+def compute_product_with_bias(count: int, is_rectified: bool, left: Array, right: Array, bias: Array) -> Array:
+    """Return `compute_product` of a right operand that is not transposed, with a bias and, if it is rectified, a rectifier."""
+    rows, depth, columns = count_sizes(count, left, right)
+    matrices = lax.reshape(left, (rows, depth)), lax.reshape(right, (depth, columns))
+    product = call_product_with_bias(*matrices, lax.reshape(bias, (columns,)), is_rectified)
     return lax.reshape(product, (*left.shape[:-count], *right.shape[count:]))
+
+
+def count_sizes(count: int, left: Array, right: Array) -> tuple[int, int, int]:
+    """Return the rows, the depth and the columns of a product that is summed over the last `count` dimensions of `left`."""
+    depth = math.prod(left.shape[-count:])
+    return left.size // depth, depth, right.size // depth
