@@ -26,7 +26,8 @@ constexpr int64_t ROW_GAP = 16;      // floats between rows of a block: else row
 
 // Fetches nothing.
 struct NothingAhead {
-  static constexpr int64_t STEPS = 0;
+  static constexpr int64_t STEPS = 0;  // of a sum for each call of `fetch`; 0 for none
+  void begin_tile(int64_t, const float*) {}
   void fetch() {}
 };
 
@@ -41,10 +42,12 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
     for (int i = 0; i < ROWS; i++)
       for (int64_t j = 0; j < width; j += LANES) __builtin_prefetch(c + i * c_row + j, 1);
   Vector sums[ROWS][TILE_VECTORS] = {};
+  ahead.begin_tile(depth, b);
   for (int64_t k = 0; k < depth;) {
-    const int64_t end = Ahead::STEPS > 0 ? std::min(depth, k + Ahead::STEPS) : depth;
-    ahead.fetch();
+    const int64_t end = Ahead::STEPS > 1 ? std::min(depth, k + Ahead::STEPS) : depth;
+    if (Ahead::STEPS > 1) ahead.fetch();
     for (; k < end; k++) {
+      if (Ahead::STEPS == 1) ahead.fetch();
       Vector columns[TILE_VECTORS];
 #pragma GCC unroll 4
       for (int j = 0; j < TILE_VECTORS; j++) columns[j] = load(b + k * TILE_COLUMNS + j * LANES);
@@ -87,12 +90,10 @@ inline void multiply_panel(int64_t rows, int64_t depth, const float* a, int64_t 
   const auto multiply_rows = [&](auto count, int64_t i) {
     multiply_tile<count.value, ADD>(depth, a + i * row, row, step, b, c + i * c_row, c_row, width, epilogue, ahead);
   };
+  const auto is_for_smaller_tiles = [](int64_t left) { return TILE_ROWS == 12 && left == 16; };  // 8 and 8 rather than 12 and 4
   int64_t i = 0;
-  for (; i + TILE_ROWS <= rows; i += TILE_ROWS) multiply_rows(std::integral_constant<int, TILE_ROWS>(), i);
-  if (TILE_ROWS > 8 && rows - i >= 8) {
-    multiply_rows(std::integral_constant<int, 8>(), i);
-    i += 8;
-  }
+  for (; i + TILE_ROWS <= rows && !is_for_smaller_tiles(rows - i); i += TILE_ROWS) multiply_rows(std::integral_constant<int, TILE_ROWS>(), i);
+  for (; TILE_ROWS > 8 && rows - i >= 8; i += 8) multiply_rows(std::integral_constant<int, 8>(), i);
   if (rows - i >= 4) {
     multiply_rows(std::integral_constant<int, 4>(), i);
     i += 4;

@@ -6,11 +6,12 @@
 
 #include "arguments.h"
 #include "elementwise.h"
-#include "product.h"
+#include "lines_ahead.h"
 
 namespace unisono {
 
 constexpr int64_t ROWS_OF_A_PIECE = 16;
+constexpr int64_t DEPTH_AT_ONCE = 128;  // of a product: a panel stays in the nearest cache for all rows of the piece
 constexpr int64_t BLOCK_FLOATS = 1024;  // of a value at a time, so that the values of a step stay in the nearest cache
 
 enum Operation : int64_t {
@@ -53,7 +54,12 @@ static_assert(sizeof(Instruction) == 18 * sizeof(int64_t));
 struct Buffer {
   void* data;
   int64_t width;  // elements of a row
+  int64_t bytes = 0;  // of a row
 };
+
+inline Buffer divide_into_rows(const ffi::AnyBuffer& array, int64_t rows) {
+  return {array.untyped_data(), static_cast<int64_t>(array.element_count()) / rows, static_cast<int64_t>(array.size_bytes()) / rows};
+}
 
 struct Loop {
   int64_t rows;
@@ -92,21 +98,33 @@ class Piece {
 
   void run() {
     for (size_t i = 0; i < loop_.firsts.size(); i++) {
-      const auto [data, width] = loop_.firsts[i];
-      std::memcpy(carries_[0][i], static_cast<const float*>(data) + begin_ * width, rows_ * width * sizeof(float));
+      const auto [data, width, bytes] = loop_.firsts[i];
+      std::memcpy(carries_[0][i], static_cast<const float*>(data) + begin_ * width, rows_ * bytes);
     }
     for (int64_t step = 0; step < loop_.steps; step++) {
-      step_ = loop_.is_reversed ? loop_.steps - 1 - step : step;
+      step_ = number_step(step);
+      fetch_rows_of(step + 1);
       run_step();
       std::swap(carries_[0], carries_[1]);
     }
     for (size_t i = 0; i < loop_.lasts.size(); i++) {
-      const auto [data, width] = loop_.lasts[i];
-      std::memcpy(static_cast<float*>(data) + begin_ * width, carries_[0][i], rows_ * width * sizeof(float));
+      const auto [data, width, bytes] = loop_.lasts[i];
+      std::memcpy(static_cast<float*>(data) + begin_ * width, carries_[0][i], rows_ * bytes);
     }
   }
 
  private:
+  int64_t number_step(int64_t step) const { return loop_.is_reversed ? loop_.steps - 1 - step : step; }
+
+  // Lets the next products fetch what a step reads and writes.
+  void fetch_rows_of(int64_t step) {
+    ahead_.clear();
+    if (step == loop_.steps) return;
+    const int64_t first = number_step(step) * loop_.rows + begin_;
+    for (const auto* buffers : {&loop_.places, &loop_.results})
+      for (const Buffer& buffer : *buffers) ahead_.add(static_cast<const char*>(buffer.data) + first * buffer.bytes, rows_ * buffer.bytes);
+  }
+
   int64_t count_block_rows() const {
     int64_t widest = 1;
     for (const Instruction& step : loop_.instructions)
@@ -137,9 +155,18 @@ class Piece {
     for (int64_t i = 0; i < rows_; i++) std::memcpy(left_ + i * left_row, left.first + i * left.distance, depth * sizeof(float));
     const Rows to = find_rows(step.to, 0);
     const float* panels = loop_.matrices[step.b.index];
-    for (int64_t column = 0; column < step.width; column += TILE_COLUMNS)
-      multiply_panel<false, true>(rows_, depth, left_, left_row, panels + column * depth, const_cast<float*>(to.first) + column, to.distance,
-                                  std::min<int64_t>(TILE_COLUMNS, step.width - column));
+    for (int64_t k = 0; k == 0 || k < depth; k += DEPTH_AT_ONCE) {
+      const int64_t count = std::min(DEPTH_AT_ONCE, depth - k);
+      for (int64_t column = 0; column < step.width; column += TILE_COLUMNS) {
+        const float* panel = panels + column * depth + k * TILE_COLUMNS;
+        float* result = const_cast<float*>(to.first) + column;
+        const int64_t width = std::min<int64_t>(TILE_COLUMNS, step.width - column);
+        if (k == 0)
+          multiply_panel<false, true>(rows_, count, left_, left_row, panel, result, to.distance, width, nullptr, ahead_);
+        else
+          multiply_panel<true, true>(rows_, count, left_ + k, left_row, panel, result, to.distance, width, nullptr, ahead_);
+      }
+    }
   }
 
   // Returns an operand's rows from `row` on.
@@ -223,6 +250,7 @@ class Piece {
   const int64_t block_rows_;
   int64_t step_ = 0;
   float* left_;
+  LinesAhead ahead_;
   std::vector<float*> carries_[2], kept_, locals_;
 };
 
@@ -274,7 +302,7 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
     const auto take = [&](int64_t count, int64_t all_rows, std::vector<Buffer>& to) {
       for (int64_t i = 0; i < count; i++) {
         const auto array = *arguments.get<ffi::AnyBuffer>(next++);
-        to.push_back({array.untyped_data(), static_cast<int64_t>(array.element_count()) / all_rows});
+        to.push_back(divide_into_rows(array, all_rows));
       }
     };
     take(counts[0], rows, loop.firsts);
@@ -289,7 +317,7 @@ static ffi::Error RunRowLoop(ffi::ThreadPool pool, ffi::RemainingArgs arguments,
       written.push_back(memory_of(*array));
       const bool is_last = i < counts[0];
       const int64_t all_rows = is_last ? rows : rows * steps;
-      (is_last ? loop.lasts : loop.results).push_back({array->untyped_data(), static_cast<int64_t>(array->element_count()) / all_rows});
+      (is_last ? loop.lasts : loop.results).push_back(divide_into_rows(*array, all_rows));
     }
     prefer_large_pages(written);
     loop.instructions.resize(program.size() / 18);

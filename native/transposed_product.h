@@ -57,6 +57,8 @@ class PartsAhead {
 
   PartsAhead(const Part& first, const Part& second) : now_(first), next_(second) {}
 
+  void begin_tile(int64_t, const float*) {}
+
   void fetch() {
     constexpr int64_t LINE = 16;  // floats of a line of a cache
     if (column_ >= now_.columns) {

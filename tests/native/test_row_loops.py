@@ -42,6 +42,7 @@ def assert_close(plain, other, tolerance=2e-6):
 LAYERS = {
     "lstm": lambda: keras.layers.LSTM(5),
     "wide lstm": lambda: keras.layers.LSTM(48, return_sequences=True),
+    "deep lstm": lambda: keras.layers.LSTM(150),
     "gru": lambda: keras.layers.GRU(33, return_sequences=True),
     "gru before": lambda: keras.layers.GRU(5, reset_after=False),
     "simple": lambda: keras.layers.SimpleRNN(16, activation="relu"),

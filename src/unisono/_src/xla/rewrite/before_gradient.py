@@ -1,10 +1,11 @@
-"""Rewriting while a program is traced, before the gradient is taken: kernels that bring a gradient of their own."""
+"""Rewriting while a program is traced, before the gradient is taken: kernels that bring a gradient of their own, and shorter loops."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, cast
 
@@ -16,6 +17,7 @@ from unisono._src.native.library import load_kernels
 from unisono._src.typing import PyTree
 from unisono._src.xla.rewrite import attention
 from unisono._src.xla.rewrite.equations import Rewriter
+from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,8 +71,9 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
             results.append((result, is_array, values))
             return [value for known, value in zip(is_array, values, strict=True) if known]
 
-        traced = jax.make_jaxpr(compute_arrays)(*leaves)
-        arrays = iter(jaxpr_as_fun(rewrite_attention(traced))(*leaves))
+        traced, is_needed = read_last_results_from_carries(jax.make_jaxpr(compute_arrays)(*leaves))
+        needed = itertools.compress(leaves, is_needed)
+        arrays = iter(jaxpr_as_fun(rewrite_attention(traced))(*needed))
         result, is_array, values = results.pop()
         return jax.tree.unflatten(
             result, [next(arrays) if known else value for known, value in zip(is_array, values, strict=True)]

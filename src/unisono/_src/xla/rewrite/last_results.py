@@ -1,0 +1,83 @@
+"""Loops of which only the last result is read, where this result is a state that the loop returns as well: the state is read instead.
+
+A layer of Keras that returns its last state makes a result at every step, and takes the last one. In the gradient of that, the loop backward
+reads an array of zeros for all other steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from unisono._src.inlining import inline_short_calls
+from unisono._src.jax_private.jaxprs import drop_unneeded
+from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, drop_unread, get_shape, make_call
+from unisono._src.xla.rewrite.loops import LoopBody
+
+
+class Carried(NamedTuple):
+    """A carry of a loop, after the last step."""
+
+    loop: JaxprEqn
+    number: int
+
+
+def read_last_results_from_carries(program: ClosedJaxpr) -> tuple[ClosedJaxpr, list[bool]]:
+    """Return a program whose loops do not make results of which only the last is read, and which arguments it still reads."""
+    plain = drop_unread(inline_short_calls(program.jaxpr))
+    made_by = Producers(plain)
+    found = {id(eqn): carried for eqn in plain.eqns if (carried := find_carried(eqn, made_by))}
+    if not found:
+        return program, [True] * len(program.jaxpr.invars)
+    shorter = read_from_carries(plain, found)
+    return drop_unneeded(ClosedJaxpr(shorter, program.consts), [True] * len(shorter.outvars))
+
+
+def find_carried(eqn: JaxprEqn, made_by: Producers) -> Carried | None:
+    """Return the carry that an equation takes from the results of a loop, if it takes that of the last step; else None."""
+    if eqn.primitive.name != "slice":
+        return None
+    whole = get_shape(eqn.invars[0])
+    if get_shape(eqn.outvars[0]) != (1, *whole[1:]):
+        return None
+    place = eqn.params["start_indices"][0]
+    results, is_flipped = find_unflipped(eqn.invars[0], made_by)
+    loop = made_by.get(results)
+    if not isinstance(results, Var) or loop is None or loop.primitive.name != "scan" or loop.effects:
+        return None
+    last = 0 if loop.params["reverse"] != is_flipped else whole[0] - 1
+    body = LoopBody(loop.params)
+    number = loop.outvars.index(results) - len(body.carries)
+    if place != last or number < 0 or body.results[number] not in body.next_carries:
+        return None
+    return Carried(loop, body.next_carries.index(body.results[number]))
+
+
+def find_unflipped(atom: Atom, made_by: Producers) -> tuple[Atom, bool]:
+    """Return the array of which an atom is the reverse along the first dimension, and True; or the atom and False."""
+    maker = made_by.get(atom) if isinstance(atom, Var) else None
+    if maker is not None and maker.primitive.name == "rev" and tuple(maker.params["dimensions"]) == (0,):
+        return maker.invars[0], True
+    return atom, False
+
+
+def read_from_carries(program: Jaxpr, found: dict[int, Carried]) -> Jaxpr:
+    """Return the program in which these equations, given by their ids, read carries."""
+    # A result that nothing read has no name: each carry gets a new one.
+    names = {(id(loop), number): Var(loop.outvars[number].aval) for loop, number in found.values()}
+    renamed = {loop.outvars[number]: names[id(loop), number] for loop, number in found.values()}
+    eqns: list[JaxprEqn] = []
+    for eqn in program.eqns:
+        if id(eqn) in found:
+            loop, number = found[id(eqn)]
+            eqn = make_call(Replacement(add_first_dimension, [names[id(loop), number]]), eqn)
+        inputs = [renamed.get(atom, atom) if isinstance(atom, Var) else atom for atom in eqn.invars]
+        eqns.append(eqn.replace(invars=inputs, outvars=[names.get((id(eqn), i), made) for i, made in enumerate(eqn.outvars)]))
+    outputs = [renamed.get(atom, atom) if isinstance(atom, Var) else atom for atom in program.outvars]
+    return program.replace(eqns=eqns, outvars=outputs)
+
+
+def add_first_dimension(carry: Array) -> Array:
+    return lax.expand_dims(carry, [0])
