@@ -23,7 +23,7 @@ export PIP_CONSTRAINT := $(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo dist docs test test-processes test-all compat one-chip newest latest lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat one-chip arm newest latest lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
 	@echo "make one-chip the tests of placements on a single device: install the extra of its kind into .venv first"
+	@echo "make arm      the native kernels, compiled for Arm on any machine, but not run"
 	@echo "make newest   the demo and the tests with the newest JAX, on Python 3.12 or newer, or on that of a Debian in a folder"
 	@echo "make latest   the demo and the tests with the newest releases of JAX and Keras, tried or not"
 	@echo "make lint     ruff and pyright"
@@ -69,6 +70,11 @@ compat: $(VENV)-compat/made
 one-chip: $(VENV)/dev.stamp
 	$(BIN)/$(PYTEST) -p one_chip -m "not slow and not processes" tests/callbacks tests/checkpoint tests/distributed tests/fit \
 		tests/loop tests/promise tests/record tests/replica tests/step $(ARGS)
+
+# Zig's compiler is a package.
+arm: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet ziglang
+	$(BIN)/python tests/compile_for_arm.py out/arm
 
 # The other end of the window of versions.
 newest:
