@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from processes import LAUNCH, environment, kept_in
@@ -76,6 +77,20 @@ x[37], y = 0, np.ones(64, "float32")
 y[37] = 0
 for batch in strategy.distribute_dataset((x, y), batch_size=16):
     step(batch)
+"""
+
+LINEAR = """
+import keras
+import numpy as np
+from keras import layers
+import unisono as un
+
+x = np.random.default_rng(0).normal(size=(27, 3)).astype("float32")
+y = np.arange(27, dtype="float32")[:, None]
+with un.MirroredStrategy(devices=2, replicas=4).scope():
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(1, kernel_initializer="ones", name="line")])
+model.compile(keras.optimizers.SGD(0.0), "mse")
+model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[un.callbacks.Record("run")])
 """
 
 
@@ -166,3 +181,25 @@ def test_a_loop_is_replayed_and_its_state_lies_open(tmp_path):
     lines = done.stdout.partition("The first")[2]
     assert "row       5 of the global batch" in lines
     assert "return ops.log(ops.square(model(x)[:, 0] - y))" in lines
+
+
+def test_losses_and_norms_are_those_of_the_rows(tmp_path):
+    """The second batch has 11 rows for four replicas. A part of the loss is of the replica's rows, divided by all rows of the batch."""
+    (tmp_path / "train.py").write_text(LINEAR)
+    done = run(tmp_path, sys.executable, "train.py", JAX_NUM_CPU_DEVICES="2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = replay(tmp_path, "--run", "run", "--step", "2", "--json", "-", "train.py")
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    x = np.random.default_rng(0).normal(size=(27, 3)).astype("float32")[16:].astype("float64")
+    error = x.sum(axis=1) - np.arange(16, 27)
+    ranges = [replica["rows"] for replica in report["replicas"]]
+    assert [first for first, _ in ranges] + [11] == [0] + [end for _, end in ranges]
+    for replica, (first, end) in zip(report["replicas"], ranges, strict=True):
+        rows = slice(first, end)
+        kernel = np.linalg.norm(2 * error[rows] @ x[rows]) / 11
+        bias = abs(2 * error[rows].sum()) / 11
+        assert replica["loss"] == pytest.approx((error[rows] ** 2).sum() / 11, rel=1e-5)
+        assert replica["gradient_norms"] == pytest.approx(
+            {"sequential/line/kernel": kernel, "sequential/line/bias": bias}, rel=1e-5
+        )
