@@ -1,4 +1,4 @@
-"""One of several processes of one device each, which verify each other. In each step one of them may flip a bit of what it computes.
+"""One of several processes, which verify each other. In each step one of them may flip a bit of what it computes.
 
 unisono launch --processes 3 verify_in_processes.py
     '{"verify": 1, "training": "whole", "faults": [null, {"victim": 1, "always": false, "seed": 3}]}'
@@ -20,21 +20,22 @@ from small_training import REPLICAS, TRAININGS, WEIGHTS
 from unisono._src.step.single_replica import SingleReplicas
 
 spec = json.loads(sys.argv[1])
-strategy = un.MultiWorkerMirroredStrategy(devices=1, replicas=REPLICAS, verify=spec["verify"])
+strategy = un.MultiWorkerMirroredStrategy(devices=spec.get("devices", 1), replicas=REPLICAS, verify=spec["verify"])
 whole = SingleReplicas._take_contribution
 
 
 class Fault:
-    """A bit that a process flips in what it computes, once or always."""
+    """A bit that a device of a process flips in what it computes, once or always."""
 
-    def __init__(self, victim, always, seed):
+    def __init__(self, victim, always, seed, device=0):
         draw = random.Random(seed)
         self.bit, self.place = draw.randrange(32), draw.random()
         self.is_here, self.always, self.flips = strategy.cluster.process == victim, always, 0
+        self.device = device
 
     def take(self, replicas, index):
         contribution = whole(replicas, index)
-        if self.is_here and (self.always or not self.flips):
+        if self.is_here and index == self.device and (self.always or not self.flips):
             self.flips += 1
             vector = np.array(contribution["float32"])
             vector.view("uint32")[int(self.place * WEIGHTS)] ^= np.uint32(1 << self.bit)

@@ -1,4 +1,6 @@
-"""Processes of one device each verify each other: no bit is another by it, and a process that computes wrong bits is found and named."""
+"""Processes of one device each verify each other: no bit is another by it, and a process that computes wrong bits is found and named.
+
+Devices of a process verify each other; what is found there holds for all processes."""
 
 from __future__ import annotations
 
@@ -21,14 +23,25 @@ STEPS, FOUND = cases(15, 260), cases(5, 100)
 
 
 def run_processes(
-    count: int, faults: list[dict[str, Any] | None], verify: float | None = 1, training: str = "whole", **variables: str
+    count: int,
+    faults: list[dict[str, Any] | None],
+    verify: float | None = 1,
+    training: str = "whole",
+    devices: int = 1,
+    **variables: str,
 ) -> list[list[dict[str, Any]]]:
     """Return what each process tells of the start and of each step."""
-    spec = json.dumps({"verify": verify, "training": training, "faults": faults})
+    spec = json.dumps({"verify": verify, "training": training, "faults": faults, "devices": devices})
     start = [*LAUNCH, "--processes", str(count), "--cpu"] if count > 1 else [sys.executable]
     command = [*start, str(HERE / "verify_in_processes.py"), spec]
     done = subprocess.run(
-        command, env=environment(**variables), cwd=HERE, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env=environment(JAX_NUM_CPU_DEVICES=str(devices), **variables),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = re.findall(r"^(?:\[(\d)\] )?(\[\{.*\}\])$", done.stdout, re.MULTILINE)
@@ -100,3 +113,31 @@ def test_other_trainings_are_verified(tmp_path, training):
         for each in words:
             assert bool(each["error"]) == is_flipped
             assert not is_flipped or re.match(rf"{name_process(fault['victim'])} is at fault", each["error"])
+
+
+@pytest.mark.parametrize("devices", [2, *thorough(3)])
+def test_devices_of_processes_are_verified(sound, devices):
+    """A step that one process does not make, since a fault repeats there, is made by no process: they have the same state after each step."""
+    faults = [
+        {"victim": step % 2, "device": step // 2 % devices, "always": step % 4 == 3, "seed": step} if step % 5 else None
+        for step in range(STEPS)
+    ]
+    told = run_processes(2, faults, devices=devices)
+    made = found = 0
+    for fault, words in zip(faults, [*zip(*told, strict=True)][1:], strict=True):
+        flipped = [bool(each["flips"]) for each in words]
+        errors = [each["error"] for each in words]
+        is_made = not (any(flipped) and fault["always"])
+        made += is_made
+        found += any(flipped)
+        assert [each["print"] for each in words] == [sound[made]] * 2
+        for error, is_here in zip(errors, flipped, strict=True):
+            if not is_here:
+                said = f"A device of process {flipped.index(True)} is at fault" if not is_made else None
+                assert error is None if is_made else error.startswith(said)
+            elif devices == 2 and fault["always"]:
+                assert "more runs do not tell which of them is at fault" in error
+            else:
+                assert re.match(rf"{name_process(fault['victim'])} is at fault", error)
+            assert error is None or ("The step was not made" in error) != is_made
+    assert found >= FOUND

@@ -1,4 +1,7 @@
-"""Verification inside of a process: another device computes the contribution again, and a third run decides at once."""
+"""Verification inside of a process: another device computes the contribution again, and a third run decides at once.
+
+Where a process does not make the step, it says so with the sum of the step, so that no other process makes it either.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import NamedTuple
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.step.plan import BatchPlan
+from unisono._src.step.process_words import NO_ATTEMPT, AttemptDigest, AttemptWords
 from unisono._src.step.verification import (
     FINISHED,
     UNFINISHED,
@@ -20,6 +24,9 @@ from unisono._src.step.verification import (
     describe_repeat,
     name_device,
 )
+
+NOT_MADE: AttemptDigest = (1, 0)
+"""What a process tells the others where it does not make the step."""
 
 
 class Fault(NamedTuple):
@@ -45,10 +52,18 @@ class DeviceVerification(Verification):
     def __init__(self, rate: float, placement: Placement) -> None:
         super().__init__(rate, placement)
         self._judgement: Judgement | None = None
+        self._words = AttemptWords()
+
+    @property
+    def words(self) -> AttemptWords | None:
+        """Return what processes tell each other; None where there is one process."""
+        return self._words if self._placement.processes else None
 
     def choose(self, step: int, batch_plan: BatchPlan) -> VerifiedReplica | None:
         """Return the replica that a step verifies: replicas take turns, and so do the devices. None where this process has no rows, and where
         the step is not verified."""
+        self._judgement = None
+        self._words.own = NO_ATTEMPT
         owners = [part.device for part in batch_plan.parts for run in part.runs for _ in range(run.count)]
         if not owners or self.count_unverified(step):
             return None
@@ -63,17 +78,22 @@ class DeviceVerification(Verification):
 
     def judge(self, verified: VerifiedReplica, first: Attempt, run_on: RunOn) -> PackedTree:
         """Return the contribution with which the step goes on, after another device has computed it as well."""
-        self._judgement = None
         second = run_on(verified.computed_by[1])
         if first.digest == second.digest:
             return first.contribution
         fault = self._find_fault(first, second, run_on)
         what = describe_contribution(verified)
         if fault is None:
-            self._judgement = Judgement(DeviceFaultError(self._describe_doubt(what, first, second)), is_step_made=False)
+            self._keep(Judgement(DeviceFaultError(self._describe_doubt(what, first, second)), is_step_made=False))
             return first.contribution
-        self._judgement = Judgement(DeviceFaultError(self._describe_fault(what, fault)), is_step_made=not fault.repeats)
+        self._keep(Judgement(DeviceFaultError(self._describe_fault(what, fault)), is_step_made=not fault.repeats))
         return fault.right.contribution
+
+    def _keep(self, judgement: Judgement) -> None:
+        """Keep a judgement until the sums of the step are there, and have the other processes told if the step is not made."""
+        self._judgement = judgement
+        if not judgement.is_step_made:
+            self._words.own = NOT_MADE
 
     def end_round(self, verified: VerifiedReplica) -> bool:
         """Return False: the step is judged when the replica is run."""
@@ -86,6 +106,16 @@ class DeviceVerification(Verification):
         if not self._judgement.is_step_made:
             raise self._judgement.error
         return self._judgement.error
+
+    def check_processes(self) -> None:
+        """Raise an error where another process does not make the step."""
+        if self._placement.processes is None or NOT_MADE not in self._words.received:
+            return
+        process = self._words.received.index(NOT_MADE)
+        raise DeviceFaultError(
+            f"A device of process {process} is at fault, and computes wrong bits again, or it is not known which of its devices is: the error "
+            f"in process {process} names the devices. {UNFINISHED}"
+        ) from (None if self._judgement is None else self._judgement.error)
 
     def _find_fault(self, first: Attempt, second: Attempt, run_on: RunOn) -> Fault | None:
         """Return the fault; None where attempts do not tell which device is at fault."""

@@ -34,11 +34,11 @@ NO_ATTEMPT: AttemptDigest = (0, 0)
 
 
 class AttemptWords:
-    """The words of the processes about a contribution that several of them have computed."""
+    """The words of the processes about a contribution that is verified."""
 
     def __init__(self) -> None:
         self.own = NO_ATTEMPT
-        """The digest of this process; `NO_ATTEMPT` if it has computed none."""
+        """The digest of this process, or what it tells in its place; `NO_ATTEMPT` if it has computed none."""
         self.received: list[AttemptDigest] = []
         """The digests of all processes."""
 
@@ -50,7 +50,7 @@ class StepWords:
     """
 
     def __init__(self, batch: GlobalBatch, start: StartDigests, attempt: AttemptWords | None = None) -> None:
-        """`attempt` is given where processes verify each other."""
+        """`attempt` is given where contributions are verified."""
         self._batch = batch
         self._start = start
         self._attempt = attempt

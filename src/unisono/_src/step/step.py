@@ -235,6 +235,8 @@ class Step:
             step = self._open_verified(verified, batch_plan, batch, divisors)
             sum_once = functools.partial(self._sum_parts, batch_plan, batch, divisors, counting=False, verified=step)
             (totals, outputs), fault = step.sum_rounds(sum_once)
+        if self._verification is not None:
+            self._verification.check_processes()
         results: dict[int, CallResult] = {}
         for home, total in totals.items():
             self._device_state.put_total(home, total)

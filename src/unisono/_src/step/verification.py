@@ -70,7 +70,7 @@ class Verification(abc.ABC):
 
     @property
     def words(self) -> AttemptWords | None:
-        """Return what processes tell each other; None where they do not verify each other."""
+        """Return what processes tell each other with the sums of a step; None where there is one process."""
         return None
 
     def count_unverified(self, step: int) -> int:
@@ -101,6 +101,10 @@ class Verification(abc.ABC):
     @abc.abstractmethod
     def find_fault(self, verified: VerifiedReplica) -> DeviceFaultError | None:
         """Return the error to raise when the step is finished. Raise it at once where the fault repeats, or where the device is not known."""
+
+    @abc.abstractmethod
+    def check_processes(self) -> None:
+        """Raise an error where another process does not make the step. All steps of all processes ask this, also those that verify nothing."""
 
 
 def describe_contribution(verified: VerifiedReplica) -> str:
