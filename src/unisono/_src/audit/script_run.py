@@ -99,7 +99,8 @@ class ScriptRunner:
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
-                code, is_killed = KILLED, True
+                code = KILLED
+                is_killed = True
             seconds = time.monotonic() - begin
             output.seek(0)
             text = output.read().decode(errors="replace")

@@ -24,6 +24,8 @@ from unisono._src.step.process_words import AttemptWords
 class DeviceFaultError(RuntimeError):
     """A device computed other bits than another device. The message names the device and its process, and says what to do.
 
+    Where a step is not made because of a device of another process, the message names that process.
+
     The step was finished with the right contribution of the replica that was verified. If the fault repeats, or if it is not known which device
     is at fault, the step was not made, since the device has computed other replicas of the step as well: the state is that before it.
     """

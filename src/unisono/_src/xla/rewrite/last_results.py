@@ -28,10 +28,10 @@ def read_last_results_from_carries(program: ClosedJaxpr) -> tuple[ClosedJaxpr, l
     """Return a program whose loops do not make results of which only the last is read, and which arguments it still reads."""
     plain = drop_unread(inline_short_calls(program.jaxpr))
     made_by = Producers(plain)
-    found = {id(eqn): carried for eqn in plain.eqns if (carried := find_carried(eqn, made_by))}
-    if not found:
+    carried = {id(eqn): carry for eqn in plain.eqns if (carry := find_carried(eqn, made_by))}
+    if not carried:
         return program, [True] * len(program.jaxpr.invars)
-    shorter = read_from_carries(plain, found)
+    shorter = read_from_carries(plain, carried)
     return drop_unneeded(ClosedJaxpr(shorter, program.consts), [True] * len(shorter.outvars))
 
 
@@ -63,15 +63,15 @@ def find_unflipped(atom: Atom, made_by: Producers) -> tuple[Atom, bool]:
     return atom, False
 
 
-def read_from_carries(program: Jaxpr, found: dict[int, Carried]) -> Jaxpr:
-    """Return the program in which these equations, given by their ids, read carries."""
+def read_from_carries(program: Jaxpr, carried: dict[int, Carried]) -> Jaxpr:
+    """Return the program in which some equations, given by their ids, read carries."""
     # A result that nothing read has no name: each carry gets a new one.
-    names = {(id(loop), number): Var(loop.outvars[number].aval) for loop, number in found.values()}
-    renamed = {loop.outvars[number]: names[id(loop), number] for loop, number in found.values()}
+    names = {(id(loop), number): Var(loop.outvars[number].aval) for loop, number in carried.values()}
+    renamed = {loop.outvars[number]: names[id(loop), number] for loop, number in carried.values()}
     eqns: list[JaxprEqn] = []
     for eqn in program.eqns:
-        if id(eqn) in found:
-            loop, number = found[id(eqn)]
+        if id(eqn) in carried:
+            loop, number = carried[id(eqn)]
             eqn = make_call(Replacement(add_first_dimension, [names[id(loop), number]]), eqn)
         inputs = [renamed.get(atom, atom) if isinstance(atom, Var) else atom for atom in eqn.invars]
         eqns.append(eqn.replace(invars=inputs, outvars=[names.get((id(eqn), i), made) for i, made in enumerate(eqn.outvars)]))
