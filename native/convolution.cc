@@ -24,7 +24,7 @@ static void convolve_as_product(ffi::ThreadPool& pool, const Geometry& g, const 
       [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
         read_pixels(g, input, first, count, k0, k1, to, distance);
       },
-      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); }, epilogue, output);
+      [&](int64_t panel, float* to) { pack_weights(g, kernel, panel, to); }, {epilogue}, output);
 }
 
 static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const float* input, const float* gradient, float* result) {
@@ -32,7 +32,8 @@ static void sum_kernel_gradient(ffi::ThreadPool& pool, const Geometry& g, const 
       pool, {g.pixels(), g.depth(), g.outs},
       [&](int64_t first, int64_t count, int64_t k0, int64_t k1, float* to, int64_t distance) {
         read_pixels(g, input, first, count, k0, k1, to, distance);
-      }, gradient, result);
+      },
+      gradient, false, result);
 }
 
 static ffi::Error convolve(ffi::ThreadPool& pool, Array input, Array kernel, const Epilogue& epilogue, Result& output, Integers strides,

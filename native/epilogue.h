@@ -1,4 +1,5 @@
-// What is done to the result of a convolution or a product before it is stored for good: a bias is added, and what is negative becomes zero.
+// What is done to the result of a convolution or a product before it is stored for good: a bias is added, and what is negative becomes zero. Or
+// the result is zero where a gate is not positive, as the gradient by the operand of a rectifier is.
 //
 // Each element is a sum, then another sum, as if each had a pass through memory of its own: the bits are the same.
 #pragma once
@@ -39,18 +40,39 @@ struct Epilogue {
   }
 };
 
+// The epilogue of a product of matrices. With a gate, which is as large as the result, the result is zero where the gate is not positive.
+struct ProductEpilogue {
+  Epilogue each;
+  const float* gate = nullptr;
+
+  bool is_empty() const { return each.bias == nullptr && gate == nullptr; }
+};
+
 // The epilogue of some columns: a panel of them.
-struct PanelEpilogue {
-  PanelEpilogue(const Epilogue& epilogue, int64_t first, int64_t width) : epilogue(epilogue) {
-    if (epilogue.bias == nullptr) return;
+class PanelEpilogue {
+ public:
+  PanelEpilogue(const ProductEpilogue& epilogue, int64_t first, int64_t width, const float* result) : epilogue_(epilogue), result_(result) {
+    if (epilogue.each.bias == nullptr) return;
     for (int64_t j = 0; j < width; j += LANES)
-      added[j / LANES] = load_some(epilogue.bias + first + j, width - j < LANES ? width - j : LANES);
+      added_[j / LANES] = load_some(epilogue.each.bias + first + j, width - j < LANES ? width - j : LANES);
   }
 
-  Vector finish(Vector sum, int j) const { return epilogue.finish(sum, added[j]); }
+  // Returns what is stored for `count` sums. j: which vector of the panel.
+  Vector finish(Vector sum, int j, const float* place, int64_t count = LANES) const {
+    const Vector value = epilogue_.each.finish(sum, added_[j]);
+    if (epilogue_.gate == nullptr) return value;
+    const float* gate = epilogue_.gate + (place - result_);
+    return (count == LANES ? load(gate) : load_some(gate, count)) > 0.0f ? value : Vector{};
+  }
 
-  const Epilogue& epilogue;
-  Vector added[TILE_VECTORS] = {};
+  void fetch(const float* place) const {
+    if (epilogue_.gate != nullptr) __builtin_prefetch(epilogue_.gate + (place - result_));
+  }
+
+ private:
+  const ProductEpilogue& epilogue_;
+  const float* result_;
+  Vector added_[TILE_VECTORS] = {};
 };
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// The product of two matrices, with a bias and a rectifier.
+// The product of two matrices, with a bias and a rectifier, or with a gate.
 #include "arguments.h"
 #include "epilogue.h"
 #include "product.h"
@@ -6,7 +6,7 @@
 namespace unisono {
 
 // left: [rows][depth]. right: [depth][columns]; [columns][depth] if it is transposed. result: [rows][columns].
-static ffi::Error multiply_matrices(const char* name, ffi::ThreadPool& pool, Array left, Array right, const Epilogue& epilogue, Result& result,
+static ffi::Error multiply_matrices(const char* name, ffi::ThreadPool& pool, Array left, Array right, const ProductEpilogue& epilogue, Result& result,
                                     bool is_transposed) {
   const auto a = left.dimensions(), b = right.dimensions(), c = result->dimensions();
   if (a.size() != 2 || b.size() != 2 || c.size() != 2 || a[1] != b[is_transposed ? 1 : 0] || c[0] != a[0] || c[1] != b[is_transposed ? 0 : 1])
@@ -26,19 +26,33 @@ static ffi::Error multiply_matrices(const char* name, ffi::ThreadPool& pool, Arr
 }
 
 static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result result, bool is_transposed) {
-  return multiply_matrices("unisono_multiply", pool, left, right, {nullptr, false}, result, is_transposed);
+  return multiply_matrices("unisono_multiply", pool, left, right, {{nullptr, false}}, result, is_transposed);
+}
+
+// Where the gate, which has the sizes of the result, is not positive, the result is zero.
+static ffi::Error MultiplyGated(ffi::ThreadPool pool, Array left, Array right, Array gate, Result result, bool is_transposed) {
+  if (gate.element_count() != result->element_count()) return ffi::Error::InvalidArgument("A gate has a number for each number of a product.");
+  return multiply_matrices("unisono_multiply_gated", pool, left, right, {{nullptr, false}, gate.typed_data()}, result, is_transposed);
 }
 
 // The bias has a number for each column. is_rectified: what is negative becomes zero.
 static ffi::Error MultiplyWithBias(ffi::ThreadPool pool, Array left, Array right, Array bias, Result result, bool is_rectified) {
   if (result->dimensions().size() != 2 || static_cast<int64_t>(bias.element_count()) != result->dimensions()[1])
     return ffi::Error::InvalidArgument("A bias has a number for each column of a matrix.");
-  return multiply_matrices("unisono_multiply_with_bias", pool, left, right, {bias.typed_data(), is_rectified}, result, false);
+  return multiply_matrices("unisono_multiply_with_bias", pool, left, right, {{bias.typed_data(), is_rectified}}, result, false);
 }
 
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply, unisono::Multiply, unisono::bind_product().Attr<bool>("is_transposed"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_gated, unisono::MultiplyGated,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Arg<unisono::Array>()
+                                  .Ret<unisono::Array>()
+                                  .Attr<bool>("is_transposed"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_with_bias, unisono::MultiplyWithBias, unisono::bind_product_with_bias());
 #pragma GCC visibility pop

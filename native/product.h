@@ -40,7 +40,10 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
                                                          int64_t c_row, int64_t width, const PanelEpilogue* epilogue, Ahead& ahead) {
   if (depth >= LEAST_DEPTH_TO_FETCH)
     for (int i = 0; i < ROWS; i++)
-      for (int64_t j = 0; j < width; j += LANES) __builtin_prefetch(c + i * c_row + j, 1);
+      for (int64_t j = 0; j < width; j += LANES) {
+        __builtin_prefetch(c + i * c_row + j, 1);
+        if (epilogue != nullptr) epilogue->fetch(c + i * c_row + j);
+      }
   Vector sums[ROWS][TILE_VECTORS] = {};
   ahead.begin_tile(depth, b);
   for (int64_t k = 0; k < depth;) {
@@ -66,7 +69,7 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
       for (int j = 0; j < TILE_VECTORS; j++) {
         float* to = c + i * c_row + j * LANES;
         const Vector sum = ADD ? load(to) + sums[i][j] : sums[i][j];
-        store(to, epilogue == nullptr ? sum : epilogue->finish(sum, j));
+        store(to, epilogue == nullptr ? sum : epilogue->finish(sum, j, to));
       }
     return;
   }
@@ -77,7 +80,7 @@ inline __attribute__((always_inline)) void multiply_tile(int64_t depth, const fl
       float* to = c + i * c_row + j;
       const int64_t count = std::min<int64_t>(LANES, width - j);
       const Vector sum = ADD ? load_some(to, count) + kept[i][j / LANES] : kept[i][j / LANES];
-      store_some(to, epilogue == nullptr ? sum : epilogue->finish(sum, j / LANES), count);
+      store_some(to, epilogue == nullptr ? sum : epilogue->finish(sum, j / LANES, to, count), count);
     }
 }
 
@@ -200,7 +203,7 @@ inline RowBlock read_block(const MatrixRows& matrix, int64_t first, int64_t coun
 // c [rows][columns] = left [rows][depth] * right [depth][columns]. The left is `MatrixRows`, or a function: left(first, count, k0, k1, to,
 // distance) writes elements k0 to k1 of some rows. pack(panel, to) writes a panel of the right matrix.
 template <class Left, class Pack>
-void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const Pack& pack, const Epilogue& epilogue, float* c) {
+void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const Pack& pack, const ProductEpilogue& epilogue, float* c) {
   const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t panels = count_panels(columns);
   float* packed = packed_scratch().get(panels * depth * TILE_COLUMNS);
@@ -224,8 +227,8 @@ void multiply(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const
         const float* b = packed + (panel * depth + k0) * TILE_COLUMNS;
         float* to = c + first * columns + panel * TILE_COLUMNS;
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, columns - panel * TILE_COLUMNS);
-        const PanelEpilogue panel_epilogue(epilogue, panel * TILE_COLUMNS, width);
-        const PanelEpilogue* last = k1 == depth && epilogue.bias != nullptr ? &panel_epilogue : nullptr;
+        const PanelEpilogue panel_epilogue(epilogue, panel * TILE_COLUMNS, width, c);
+        const PanelEpilogue* last = k1 == depth && !epilogue.is_empty() ? &panel_epilogue : nullptr;
         NothingAhead nothing;
         if (k0 == 0)
           multiply_panel<false, true>(count, k1 - k0, a.values, a.distance, b, to, columns, width, last, nothing);

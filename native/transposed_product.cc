@@ -1,24 +1,36 @@
-// The product of a transposed matrix and a matrix.
+// The product of transposed matrices and a matrix.
 #include "transposed_product.h"
 
 #include "arguments.h"
 
 namespace unisono {
 
-// left: [rows][depth]. right: [rows][columns]. result: [depth][columns].
-static ffi::Error MultiplyTransposed(ffi::ThreadPool pool, Array left, Array right, Result result) {
-  if (left.dimensions().size() != 2 || right.dimensions().size() != 2 || left.dimensions()[0] != right.dimensions()[0])
-    return ffi::Error::InvalidArgument("The product of a transposed matrix and a matrix takes two matrices with the same number of rows.");
-  const Sizes sizes{left.dimensions()[0], left.dimensions()[1], right.dimensions()[1]};
-  if (static_cast<int64_t>(result->element_count()) != sizes.depth * sizes.columns)
-    return ffi::Error::InvalidArgument("The result of a product has a row for each column of the left matrix.");
-  return run_kernel("unisono_multiply_transposed", [&] {
-    multiply_transposed(pool, sizes, MatrixRows{left.typed_data(), sizes.depth}, right.typed_data(), open_result(result));
-  });
+// right: [rows][columns]. lefts: [rows][depth] each. result: [depth][columns] of the matrices, one below the other; with sums, one row more.
+static ffi::Error MultiplyTransposed(ffi::ThreadPool pool, Array right, ffi::RemainingArgs lefts, Result result, bool with_sums) {
+  const auto right_sizes = right.dimensions();
+  if (right_sizes.size() != 2) return ffi::Error::InvalidArgument("A product of transposed matrices and a matrix takes matrices.");
+  MatricesBeside left;
+  for (size_t i = 0; i < lefts.size(); i++) {
+    const auto matrix = lefts.get<Array>(i);
+    if (!matrix.has_value() || matrix->dimensions().size() != 2 || matrix->dimensions()[0] != right_sizes[0])
+      return ffi::Error::InvalidArgument("Transposed matrices have as many rows as the matrix with which they are multiplied.");
+    left.matrices.push_back({matrix->typed_data(), matrix->dimensions()[1]});
+  }
+  const Sizes sizes{right_sizes[0], left.count_columns(), right_sizes[1]};
+  if (static_cast<int64_t>(result->element_count()) != (sizes.depth + with_sums) * sizes.columns)
+    return ffi::Error::InvalidArgument("The result of a product has a row for each column of the left matrices, and one for sums.");
+  return run_kernel("unisono_multiply_transposed",
+                    [&] { multiply_transposed(pool, sizes, left, right.typed_data(), with_sums, open_result(result)); });
 }
 
 }  // namespace unisono
 
 #pragma GCC visibility push(default)
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_transposed, unisono::MultiplyTransposed, unisono::bind_product());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_transposed, unisono::MultiplyTransposed,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<unisono::Array>()
+                                  .RemainingArgs()
+                                  .Ret<unisono::Array>()
+                                  .Attr<bool>("with_sums"));
 #pragma GCC visibility pop

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
+#include "elementwise.h"
 #include "product.h"
 
 namespace unisono {
@@ -50,12 +52,18 @@ inline void pack_part(const Part& part, float* to, int64_t distance) {
   }
 }
 
-// Fetches two parts of matrices to the second cache, a line at a time: the memory is busy while products are computed.
+// Fetches parts of matrices to the second cache, a line at a time: the memory is busy while products are computed.
 class PartsAhead {
  public:
   static constexpr int64_t STEPS = 4;  // of a sum for each line
 
-  PartsAhead(const Part& first, const Part& second) : now_(first), next_(second) {}
+  void clear() {
+    parts_.clear();
+    next_ = 0;
+    now_ = {};
+  }
+
+  void add(const Part& part) { parts_.push_back(part); }
 
   void begin_tile(int64_t, const float*) {}
 
@@ -67,8 +75,8 @@ class PartsAhead {
       now_.rows--;
     }
     if (now_.rows <= 0) {
-      now_ = next_;
-      next_.rows = 0;
+      if (next_ == parts_.size()) return;
+      now_ = parts_[next_++];
       if (now_.rows <= 0) return;
     }
     __builtin_prefetch(now_.values + column_, 0, 2);
@@ -76,42 +84,84 @@ class PartsAhead {
   }
 
  private:
-  Part now_;
-  Part next_;
+  std::vector<Part> parts_;
+  size_t next_ = 0;
+  Part now_{};
   int64_t column_ = 0;
 };
 
-// Writes columns of some rows of a left matrix, which is `MatrixRows` or a function as `multiply` takes it.
+// Matrices with the same number of rows, side by side.
+struct MatricesBeside {
+  std::vector<MatrixRows> matrices;
+
+  int64_t count_columns() const {
+    int64_t columns = 0;
+    for (const MatrixRows& matrix : matrices) columns += matrix.columns;
+    return columns;
+  }
+
+  // Calls use(part, column) with what each matrix has of some columns of some rows, and at which of these columns it begins.
+  template <class Use>
+  void for_each_part(int64_t first, int64_t count, Range columns, const Use& use) const {
+    int64_t begin = 0;  // of a matrix
+    for (const MatrixRows& matrix : matrices) {
+      const int64_t low = std::max(columns.begin, begin), high = std::min(columns.end, begin + matrix.columns);
+      if (low < high) use(Part{matrix.values + first * matrix.columns + low - begin, matrix.columns, count, high - low}, low - columns.begin);
+      begin += matrix.columns;
+    }
+  }
+};
+
+// Writes columns of some rows of a left matrix: `MatricesBeside`, or a function as `multiply` takes it.
 template <class ReadRows>
 inline void read_rows(const ReadRows& read, int64_t first, int64_t count, Range columns, float* to, int64_t distance) {
   read(first, count, columns.begin, columns.end, to, distance);
 }
 
-inline void read_rows(const MatrixRows& matrix, int64_t first, int64_t count, Range columns, float* to, int64_t distance) {
-  const float* from = matrix.values + first * matrix.columns + columns.begin;
-  for (int64_t row = 0; row < count; row++) std::memcpy(to + row * distance, from + row * matrix.columns, columns.size() * sizeof(float));
+inline void read_rows(const MatricesBeside& left, int64_t first, int64_t count, Range columns, float* to, int64_t distance) {
+  left.for_each_part(first, count, columns, [&](const Part& part, int64_t column) {
+    for (int64_t row = 0; row < count; row++)
+      std::memcpy(to + row * distance + column, part.values + row * part.distance, part.columns * sizeof(float));
+  });
 }
 
-// Returns where these columns lie in memory; nothing of a function.
+// Lets these rows be fetched; nothing of a function.
 template <class ReadRows>
-inline Part find_part(const ReadRows&, int64_t, int64_t, Range) {
-  return {};
+inline void add_parts(const ReadRows&, int64_t, int64_t, Range, PartsAhead&) {}
+
+inline void add_parts(const MatricesBeside& left, int64_t first, int64_t count, Range columns, PartsAhead& ahead) {
+  left.for_each_part(first, count, columns, [&](const Part& part, int64_t) { ahead.add(part); });
 }
 
-inline Part find_part(const MatrixRows& matrix, int64_t first, int64_t count, Range columns) {
-  return {matrix.values + first * matrix.columns + columns.begin, matrix.columns, count, columns.size()};
+// Adds up the rows of a panel, or adds them to what is there. Even rows and odd ones have sums of their own.
+template <bool ADD>
+inline void add_up_panel(const float* panel, int64_t rows, int64_t width, float* to) {
+  Vector sums[2][TILE_VECTORS] = {};
+  const auto add = [&](int parity, int64_t k) {
+    for (int j = 0; j < TILE_VECTORS; j++) sums[parity][j] += load(panel + k * TILE_COLUMNS + j * LANES);
+  };
+  for (int64_t k = 0; k + 1 < rows; k += 2) {
+    add(0, k);
+    add(1, k + 1);
+  }
+  if (rows % 2 == 1) add(0, rows - 1);
+  for (int64_t j = 0; j < width; j += LANES) {
+    const int64_t count = std::min<int64_t>(LANES, width - j);
+    const Vector sum = sums[0][j / LANES] + sums[1][j / LANES];
+    store_some(to + j, ADD ? load_some(to + j, count) + sum : sum, count);
+  }
 }
 
-// c [depth][columns] = transposed left [rows][depth] * right [rows][columns].
+// c [depth][columns] = transposed left [rows][depth] * right [rows][columns]. With sums, c has one row more: the sums of the rows of `right`.
 //
 // Pieces share the result in blocks, and, if there are few blocks, the rows; sums of parts of the rows are added in order.
 template <class Left>
-void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const float* right, float* c) {
+void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& left, const float* right, bool with_sums, float* c) {
   const int64_t rows = sizes.rows, depth = sizes.depth, columns = sizes.columns;
   const int64_t down = std::max<int64_t>(1, divide_up(depth, BLOCK_HEIGHT));
   const int64_t across = std::max<int64_t>(1, divide_up(columns, BLOCK_WIDTH));
   const int64_t parts = std::clamp<int64_t>(std::min(divide_up(ENOUGH_PIECES, down * across), rows / LEAST_SUMMED), 1, ENOUGH_PIECES);
-  const int64_t size = depth * columns;
+  const int64_t size = (depth + with_sums) * columns;
   float* sums = parts == 1 ? c : packed_scratch().get(parts * size);
   run_pieces(pool, down * across * parts, [&](int64_t piece) {
     const int64_t part = piece / (down * across);
@@ -123,8 +173,10 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& 
     float* a = block_scratch().get(SUMMED_AT_ONCE * a_row + panels * b_panel);
     float* b = a + SUMMED_AT_ONCE * a_row;
     float* result = sums + part * size + high.begin * columns + wide.begin;
+    float* last = with_sums && high.end == depth ? sums + part * size + depth * columns + wide.begin : nullptr;
     if (summed.size() == 0)
-      for (int64_t i = 0; i < high.size(); i++) std::memset(result + i * columns, 0, wide.size() * sizeof(float));
+      for (int64_t i = 0; i < high.size() + (last != nullptr); i++) std::memset(result + i * columns, 0, wide.size() * sizeof(float));
+    PartsAhead ahead;
     for (int64_t first = summed.begin; first < summed.end; first += SUMMED_AT_ONCE) {
       const int64_t count = std::min(SUMMED_AT_ONCE, summed.end - first);
       const int64_t next = first + count;
@@ -132,14 +184,21 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& 
       const Part now{right + first * columns + wide.begin, columns, count, wide.size()};
       read_rows(left, first, count, high, a, a_row);
       pack_part(now, b, b_panel);
-      PartsAhead ahead(find_part(left, next, next_count, high), {now.values + count * columns, columns, next_count, wide.size()});
+      ahead.clear();
+      if (next_count > 0) add_parts(left, next, next_count, high, ahead);
+      ahead.add({now.values + count * columns, columns, next_count, wide.size()});
       for (int64_t panel = 0; panel < panels; panel++) {
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, wide.size() - panel * TILE_COLUMNS);
+        const float* rows_of_b = b + panel * b_panel;
         float* to = result + panel * TILE_COLUMNS;
-        if (first == summed.begin)
-          multiply_panel<false, false>(high.size(), count, a, a_row, b + panel * b_panel, to, columns, width, nullptr, ahead);
-        else
-          multiply_panel<true, false>(high.size(), count, a, a_row, b + panel * b_panel, to, columns, width, nullptr, ahead);
+        float* sums_to = last == nullptr ? nullptr : last + panel * TILE_COLUMNS;
+        if (first == summed.begin) {
+          if (last != nullptr) add_up_panel<false>(rows_of_b, count, width, sums_to);
+          multiply_panel<false, false>(high.size(), count, a, a_row, rows_of_b, to, columns, width, nullptr, ahead);
+        } else {
+          if (last != nullptr) add_up_panel<true>(rows_of_b, count, width, sums_to);
+          multiply_panel<true, false>(high.size(), count, a, a_row, rows_of_b, to, columns, width, nullptr, ahead);
+        }
       }
     }
   });

@@ -35,7 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.kept_arrays import keep_array
-from unisono._src.native.products import call_product, call_product_with_bias, call_transposed_product
+from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import LENGTH_MULTIPLE, pack_tree
@@ -62,9 +62,31 @@ def transposed_product(draw: Draw) -> Case:
     rows, depth, columns = (draw.size(draw.of(1, n // 3), n) for n in most)
     return Case(
         f"the transposed product of {(rows, depth)} and {(rows, columns)}",
-        call_transposed_product,
+        lambda x, y: call_transposed_product([x], y),
         lambda x, y: jnp.matmul(x.T, y),
         [draw.array((rows, depth), "float32"), draw.array((rows, columns), "float32")],
+    )
+
+
+def transposed_products(draw: Draw) -> Case:
+    """Of several matrices with one, and the sum of its rows."""
+    rows, columns = draw.size(1, draw.of(300, 3000)), draw.size(1, draw.of(60, 600))
+    depths = [draw.size(1, draw.of(40, 600)) for _ in range(draw.size(1, 4))]
+    return Case(
+        f"the transposed products of {rows} rows of {depths} and {columns}, and a sum",
+        lambda right, *lefts: call_transposed_product(lefts, right, True),
+        lambda right, *lefts: jnp.concatenate([*(left.T @ right for left in lefts), right.sum(0, keepdims=True)]),
+        [draw.array((rows, size), "float32") for size in (columns, *depths)],
+    )
+
+
+def gated_product(draw: Draw) -> Case:
+    what, left, right = draw_matrices(draw)
+    return Case(
+        f"{what}, where an array is positive",
+        lambda x, y, gate: call_gated_product(x, y.T, gate, True),
+        lambda x, y, gate: jnp.where(gate > 0, x @ y, 0),
+        [left, right, draw.array((left.shape[0], right.shape[1]), "float32")],
     )
 
 
@@ -440,6 +462,8 @@ KINDS = (
     kept_array,
     product,
     product_with_bias,
+    transposed_products,
+    gated_product,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

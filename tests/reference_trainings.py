@@ -29,6 +29,8 @@ ROWS = 24
 RAGGED = 21
 """In the third step one replica has two rows, and the others have one."""
 CLASSES = 5
+PLACES = 512
+"""Of a sequence: two rows then have as many places as the kernel for products takes."""
 
 
 def rows(*shape: int, count: int = ROWS) -> np.ndarray:
@@ -69,9 +71,10 @@ def train(
 
 def dense(strategy: un.Strategy) -> keras.Model:
     def stack() -> list[Any]:
-        return [layers.Input((6,)), layers.Dense(16, "relu"), layers.Dropout(0.3), layers.Dense(CLASSES)]
+        wide = [layers.Dropout(0.3), layers.Dense(128, "relu"), layers.Dense(64), layers.GlobalAveragePooling1D()]
+        return [layers.Input((PLACES, 64)), *wide, layers.Dense(CLASSES)]
 
-    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(6), labels())
+    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(PLACES, 64), labels())
 
 
 def convolution(strategy: un.Strategy) -> keras.Model:
@@ -93,9 +96,9 @@ def separable(strategy: un.Strategy) -> keras.Model:
 
 def lstm(strategy: un.Strategy) -> keras.Model:
     def stack() -> list[Any]:
-        return [layers.Input((6, 5)), layers.LSTM(12, return_sequences=True), layers.LSTM(8), layers.Dense(CLASSES)]
+        return [layers.Input((70, 5)), layers.LSTM(12, return_sequences=True), layers.LSTM(8), layers.Dense(CLASSES)]
 
-    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(6, 5), labels())
+    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(70, 5), labels())
 
 
 def masked_gru(strategy: un.Strategy) -> keras.Model:
@@ -110,7 +113,7 @@ class Attending(layers.Layer):
 
     def build(self, shape: Any) -> None:
         self.norm = layers.LayerNormalization()
-        self.attention = layers.MultiHeadAttention(2, 8, dropout=0.1)
+        self.attention = layers.MultiHeadAttention(2, 64, dropout=0.1)
         self.hidden = layers.Dense(shape[-1], "gelu")
         self.norm.build(shape)
         self.attention.build(shape, shape)
@@ -123,9 +126,9 @@ class Attending(layers.Layer):
 
 def attention(strategy: un.Strategy) -> keras.Model:
     def stack() -> list[Any]:
-        return [layers.Input((9, 8)), Attending(), layers.GlobalAveragePooling1D(), layers.Dense(CLASSES)]
+        return [layers.Input((PLACES, 64)), Attending(), layers.GlobalAveragePooling1D(), layers.Dense(CLASSES)]
 
-    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(9, 8), labels())
+    return train(strategy, stack, keras.optimizers.Adam(1e-2), rows(PLACES, 64), labels())
 
 
 def ragged_embedding(strategy: un.Strategy) -> keras.Model:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import keras
 import numpy as np
@@ -12,9 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from kernel_calls import assert_same_within_rounding, called_kernels, normal
 from sizes import cases
 from unisono._src.native.library import load_kernels
-from unisono._src.native.products import call_product, call_product_with_bias, call_transposed_product
+from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.xla.rewrite import rewrite_function
 
 pytestmark = pytest.mark.skipif(load_kernels().level is None, reason=str(load_kernels().reason))
@@ -24,18 +23,17 @@ HEIGHTS = st.sampled_from([1, 2, 13, 100, 257, 511, 513, 700, 1030])
 ROWS = st.sampled_from([1, 2, 5, 47, 96, 255, 256, 257, 500, 1023, 1025, 3000])
 
 
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
-
 @settings(max_examples=cases(60, 600))
-@given(rows=ROWS, depth=HEIGHTS, columns=SIZES)
-@example(rows=1025, depth=1030, columns=257)
-def test_transposed_products(rows, depth, columns):
-    left, right = normal((rows, depth)), normal((rows, columns), 1)
+@given(rows=ROWS, depth=HEIGHTS, columns=SIZES, others=st.lists(SIZES, max_size=3), with_sums=st.booleans())
+@example(rows=1025, depth=1030, columns=257, others=[], with_sums=True)
+@example(rows=3000, depth=511, columns=33, others=[7, 600], with_sums=True)
+def test_transposed_products(rows, depth, columns, others, with_sums):
+    lefts, right = [normal((rows, size), size) for size in (depth, *others)], normal((rows, columns), 1)
+    below = call_transposed_product(lefts, right, with_sums)
+    left = np.concatenate([*lefts, *[np.ones((rows, 1), "float32")] * with_sums], axis=1)
     exact = left.T.astype("float64") @ right.astype("float64")
     terms = np.abs(left).T @ np.abs(right)
-    np.testing.assert_allclose(call_transposed_product(left, right), exact, rtol=0, atol=3e-7 * terms.max())
+    np.testing.assert_allclose(below, exact, rtol=0, atol=3e-7 * terms.max())
 
 
 DEPTHS = st.sampled_from([1, 2, 3, 17, 64, 511, 512, 513, 700, 1030])
@@ -49,6 +47,9 @@ def test_products(rows, depth, columns, is_transposed):
     terms = np.abs(left) @ np.abs(right)
     y = call_product(left, np.ascontiguousarray(right.T) if is_transposed else right, is_transposed)
     np.testing.assert_allclose(y, exact, rtol=0, atol=5e-7 * terms.max())
+    gate = normal((rows, columns), 2)
+    gated = call_gated_product(left, np.ascontiguousarray(right.T) if is_transposed else right, gate, is_transposed)
+    np.testing.assert_array_equal(gated, np.where(gate > 0, y, 0))
     if not is_transposed:
         check_epilogues(left, right, np.asarray(y))
 
@@ -79,15 +80,16 @@ def test_what_is_not_finite_stays_in_its_row(number, is_rectified):
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
 def test_empty_matrices(rows, depth, columns):
-    product = call_transposed_product(normal((rows, depth)), normal((rows, columns)))
-    np.testing.assert_array_equal(product, np.zeros((depth, columns), "float32"))
+    product = call_transposed_product([normal((rows, depth))], normal((rows, columns)), True)
+    sums = normal((rows, columns)).sum(0, keepdims=True)
+    np.testing.assert_allclose(product, np.concatenate([np.zeros((depth, columns), "float32"), sums]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("where", ["left", "right"])
 def test_what_is_not_finite_stays_in_its_row_or_column(where):
     left, right = normal((700, 50)), normal((700, 33), 1)
     (left if where == "left" else right)[600, 9] = np.nan
-    y = np.asarray(call_transposed_product(left, right))
+    y = np.asarray(call_transposed_product([left], right))
     expected = np.zeros((50, 33), bool)
     expected[9 if where == "left" else slice(None), slice(None) if where == "left" else 9] = True
     np.testing.assert_array_equal(np.isnan(y), expected)
@@ -111,17 +113,6 @@ def test_the_gradient_by_a_dense_layers_kernel_is_a_call_without_a_transpose(sha
     assert "stablehlo.transpose" not in text
     for native, plain in zip(ours(x, w), jax.jit(gradients)(x, w), strict=True):
         np.testing.assert_allclose(native, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
-
-
-def called_kernels(function, *args):
-    text = jax.jit(rewrite_function(function, "cpu")).lower(*args).as_text()
-    return sorted(re.findall(r"@(unisono_multiply\w*)", text))
-
-
-def assert_same_within_rounding(function, *args):
-    ours, plain = (jax.tree.leaves(jax.jit(f)(*args)) for f in (rewrite_function(function, "cpu"), function))
-    for native, expected in zip(ours, plain, strict=True):
-        np.testing.assert_allclose(native, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 class TestLargeProducts:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from sizes import cases, slow, tried_on
 from unisono._src.xla.determinism import get_compiler_options
@@ -703,6 +703,32 @@ def test_one_program_met_twice_is_rewritten_once():
     traced = jax.make_jaxpr(rewrite_function(lambda x: (inner(x), inner(2 * x)), "cpu"))(jnp.ones((1, 4, 4, 1)))
     first, second = (eqn.params["jaxpr"] for eqn in traced.jaxpr.eqns if eqn.primitive.name == "jit")
     assert first is second
+
+
+LITERALS = {
+    "reshape": lambda: lax.reshape(1.0, (1,)),
+    "transpose": lambda: lax.transpose(lax.reshape(1.0, (1, 1)), (1, 0)),
+    "maximum": lambda: lax.max(1.0, 0.0),
+    "addition": lambda: lax.add(1.0, 2.0),
+    "selection": lambda: lax.select(True, 1.0, 2.0),
+    "rectifier": lambda: jax.nn.relu(1.0),
+    "call": lambda: jax.jit(lambda x: x + 1)(1.0),
+    "loop": lambda: lax.scan(lambda carry, _: (carry + 1, carry), 1.0, length=3)[1],
+    "branch": lambda: lax.cond(True, lambda x: x, lambda x: x + 1, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", LITERALS)
+def test_equations_of_numbers_that_stand_in_the_program(name):
+    """Such an operand is no variable, and has no hash."""
+
+    def compute(x):
+        return x * LITERALS[name]()
+
+    traced = jax.make_jaxpr(compute)(1.0)
+    assert any(isinstance(atom, Literal) for eqn in traced.eqns[:-1] for atom in eqn.invars)
+    for function in (compute, jax.grad(lambda x: compute(x).sum())):
+        np.testing.assert_array_equal(jax.jit(rewrite_function(function, "cpu"))(1.0), jax.jit(function)(1.0))
 
 
 # Other platforms

@@ -45,6 +45,7 @@ TARGETS = (
     "unisono_digest_parts",
     "unisono_keep_array",
     "unisono_multiply",
+    "unisono_multiply_gated",
     "unisono_multiply_transposed",
     "unisono_multiply_with_bias",
     "unisono_open_step",

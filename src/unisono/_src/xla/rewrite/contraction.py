@@ -121,12 +121,10 @@ def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement
 
     XLA often fuses the transpose with what reads it, for example an optimizer's update. So it costs less than its size says.
     """
-    maker = made_by.find_if_read_once(eqn.invars[0])
-    if maker is None or maker.primitive.name != "dot_general":
+    maker = find_swapped_product(eqn, made_by)
+    if maker is None:
         return None
     product = Product.from_equation(maker)
-    if product.is_left_to_xla or tuple(eqn.params["permutation"]) != product.permutation_to_swapped():
-        return None
     swapped = product.swap()
     native = find_native_form(swapped, maker)
     if native is not None:
@@ -135,6 +133,16 @@ def replace_transposed_product(eqn: JaxprEqn, made_by: Producers) -> Replacement
         return None
     compute = arrange_for_ynnpack(swapped)
     return Replacement(lambda left, right: compute(right, left), maker.invars)
+
+
+def find_swapped_product(eqn: JaxprEqn, made_by: Producers) -> JaxprEqn | None:
+    """Return the product that a transpose turns into the one with the operands swapped, if nothing else reads it."""
+    maker = made_by.find_if_read_once(eqn.invars[0])
+    if maker is None or maker.primitive.name != "dot_general":
+        return None
+    product = Product.from_equation(maker)
+    is_swapped = tuple(eqn.params["permutation"]) == product.permutation_to_swapped()
+    return maker if is_swapped and not product.is_left_to_xla else None
 
 
 def find_native_form(product: Product, eqn: JaxprEqn) -> Callable[[Array, Array], Array] | None:

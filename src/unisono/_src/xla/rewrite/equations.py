@@ -29,6 +29,10 @@ class Producers(dict[Atom, JaxprEqn]):
         read = [atom for eqn in program.eqns for atom in eqn.invars] + list(program.outvars)
         self._times_read = collections.Counter(atom for atom in read if isinstance(atom, Var))
 
+    def find(self, atom: Atom) -> JaxprEqn | None:
+        """Return the equation that made a variable; None for an input of the program, and for a literal, which has no hash."""
+        return self.get(atom) if isinstance(atom, Var) else None
+
     def find_if_read_once(self, atom: Atom) -> JaxprEqn | None:
         """Return the equation that made a variable, if it made nothing else and the variable is read once."""
         eqn = self.get(atom) if isinstance(atom, Var) and self._times_read[atom] == 1 else None
@@ -104,12 +108,20 @@ class Rewriter:
     A program in which nothing is replaced is the same object afterwards.
     """
 
-    def __init__(self, rule: Rule, untouched: Container[str] = (), prepare: Callable[[Jaxpr], Jaxpr] | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        untouched: Container[str] = (),
+        prepare: Callable[[Jaxpr], Jaxpr] | None = None,
+        join: Callable[[Jaxpr], Jaxpr] | None = None,
+    ) -> None:
         """Keep the rule. `untouched` holds the names of the primitives whose nested programs stay as they are.
 
-        `prepare` brings a program into the form in which the rule sees it. It stays in that form if something is replaced.
+        `prepare` brings a program into the form in which the rule sees it. It stays in that form if something is replaced. `join` replaces
+        several equations by one before all that.
         """
         self._rule = rule
+        self._join = join
         self._prepare = prepare
         self._untouched = untouched
         self._done: dict[Traced, Any] = {}
@@ -125,10 +137,11 @@ class Rewriter:
         return program if inner is program.jaxpr else ClosedJaxpr(inner, program.consts)
 
     def _rewrite_open(self, program: Jaxpr) -> Jaxpr:
-        prepared = self._prepare(program) if self._prepare else program
+        joined = self._join(program) if self._join else program
+        prepared = self._prepare(joined) if self._prepare else joined
         made_by = Producers(prepared)
         eqns = [self._rewrite_equation(eqn, made_by) for eqn in prepared.eqns]
-        return program if all(map(operator.is_, eqns, prepared.eqns)) else drop_unread(prepared.replace(eqns=eqns))
+        return joined if all(map(operator.is_, eqns, prepared.eqns)) else drop_unread(prepared.replace(eqns=eqns))
 
     def _rewrite_equation(self, eqn: JaxprEqn, made_by: Producers) -> JaxprEqn:
         substitute = self._rule(eqn, made_by)

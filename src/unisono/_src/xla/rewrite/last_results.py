@@ -44,7 +44,7 @@ def find_carried(eqn: JaxprEqn, made_by: Producers) -> Carried | None:
         return None
     place = eqn.params["start_indices"][0]
     results, is_flipped = find_unflipped(eqn.invars[0], made_by)
-    loop = made_by.get(results)
+    loop = made_by.find(results)
     if not isinstance(results, Var) or loop is None or loop.primitive.name != "scan" or loop.effects:
         return None
     last = 0 if loop.params["reverse"] != is_flipped else whole[0] - 1
@@ -57,7 +57,7 @@ def find_carried(eqn: JaxprEqn, made_by: Producers) -> Carried | None:
 
 def find_unflipped(atom: Atom, made_by: Producers) -> tuple[Atom, bool]:
     """Return the array of which an atom is the reverse along the first dimension, and True; or the atom and False."""
-    maker = made_by.get(atom) if isinstance(atom, Var) else None
+    maker = made_by.find(atom)
     if maker is not None and maker.primitive.name == "rev" and tuple(maker.params["dimensions"]) == (0,):
         return maker.invars[0], True
     return atom, False

@@ -67,7 +67,7 @@ def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
 
 def find_reversed_kernel(params: Params, w: Atom, made_by: Producers) -> Atom | None:
     """Return the kernel of which w is the reverse in space, if its features lie in the order in which the native kernels read it."""
-    eqn = made_by.get(w)
+    eqn = made_by.find(w)
     _, (w_out, w_in, *w_space), _ = params["dimension_numbers"]
     if eqn is None or eqn.primitive.name != "rev" or set(eqn.params["dimensions"]) != set(w_space):
         return None

@@ -1,4 +1,4 @@
-"""A bias and a rectifier in the native kernel of the convolution or product whose result they change.
+"""A bias and a rectifier in the native kernel of the convolution or product whose result they change, and a rectifier's gradient.
 
 The result then passes through memory once, not two or three times. The kernel adds the bias to a finished sum, so that the bits are the same.
 """
@@ -22,7 +22,7 @@ from unisono._src.xla.rewrite.native_convolution import (
     has_native_kernel,
     is_kernel_gradient,
 )
-from unisono._src.xla.rewrite.native_product import compute_product_with_bias, is_for_product_kernel
+from unisono._src.xla.rewrite.native_product import compute_gated_product, compute_product_with_bias, is_for_product_kernel
 from unisono._src.xla.rewrite.phases import has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes
 from unisono._src.xla.rewrite.window import Window
@@ -62,6 +62,25 @@ def replace_rectifier(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     return None if biased is None else biased.replace(is_rectified=True)
 
 
+def replace_gated_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Replace a rectifier's gradient: the selection from a product, which nothing else reads, where an array is positive, and of zeros elsewhere."""
+    which, *cases = eqn.invars
+    maker = made_by.find_if_read_once(cases[-1])
+    if maker is None or maker.primitive.name != "dot_general" or len(cases) != 2 or not is_broadcast_zero(cases[0], made_by):
+        return None
+    comparison = made_by.find(which)
+    if comparison is None or comparison.primitive.name != "gt" or not is_zero(comparison.invars[1]):
+        return None
+    gate = comparison.invars[0]
+    if {get_dtype(atom) for atom in [*maker.invars, *eqn.outvars, gate]} != {"float32"} or get_shape(gate) != get_shape(cases[1]):
+        return None
+    is_transposed = find_product_kernel(maker)
+    if is_transposed is None:
+        return None
+    (contracted, _), _ = maker.params["dimension_numbers"]
+    return Replacement(functools.partial(compute_gated_product, len(contracted), is_transposed), (*maker.invars, gate))
+
+
 def convolve_with_bias(params: Params, is_rectified: bool, x: Array, w: Array, bias: Array) -> Array:
     """Return a convolution in one or two dimensions with a bias."""
 
@@ -97,15 +116,23 @@ def find_features(eqn: JaxprEqn, made_by: Producers) -> tuple[int, ...]:
 
 
 def find_columns(eqn: JaxprEqn) -> tuple[int, ...]:
-    """Return the dimensions that a product has from its right operand, if the native kernel computes it; else none."""
+    """Return the dimensions that a product has from its right operand, if the native kernel can add a bias to it; else none."""
+    if find_product_kernel(eqn) is not False:
+        return ()
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left, right = map(get_shape, eqn.invars)
+    first = len(left) - len(contracted)
+    return tuple(range(first, first + len(right) - len(contracted)))
+
+
+def find_product_kernel(eqn: JaxprEqn) -> bool | None:
+    """Return whether the right operand of a product that the native kernel computes is transposed; None if the kernel does not compute it."""
     (contracted, right_contracted), (batch, _) = eqn.params["dimension_numbers"]
     left, right = map(get_shape, eqn.invars)
     if batch or eqn.params["out_sharding"] is not None:
-        return ()
-    if not is_for_product_kernel((left, right), (tuple(contracted), tuple(right_contracted))):
-        return ()
-    first = len(left) - len(contracted)
-    return tuple(range(first, first + len(right) - len(contracted)))
+        return None
+    axes = tuple(contracted), tuple(right_contracted)
+    return next((form for form in (False, True) if is_for_product_kernel((left, right), axes, is_transposed=form)), None)
 
 
 def is_plain_convolution(eqn: JaxprEqn, made_by: Producers) -> bool:
@@ -122,7 +149,7 @@ def find_bias(atom: Atom, shape: tuple[int, ...], features: tuple[int, ...], mad
     """Return an array that has a number for each feature and nothing else, if it is what is added."""
     if isinstance(atom, Literal):
         return None
-    maker = made_by.get(atom)
+    maker = made_by.find(atom)
     if maker is not None and maker.primitive.name == "broadcast_in_dim" and get_shape(atom) == shape:
         atom = maker.invars[0]
         axes = maker.params["broadcast_dimensions"]
@@ -144,6 +171,12 @@ def is_rectifier(eqn: JaxprEqn) -> bool:
     inner = close_program(eqn.params[name]).jaxpr
     is_whole = len(inner.eqns) == 1 and inner.outvars == inner.eqns[0].outvars and inner.eqns[0].invars[:1] == inner.invars
     return is_whole and is_rectifier(inner.eqns[0])
+
+
+def is_broadcast_zero(atom: Atom, made_by: Producers) -> bool:
+    """Return whether every element of an array is the number 0.0."""
+    maker = made_by.find(atom)
+    return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0])
 
 
 def is_zero(atom: Atom) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from jax import Array, lax
 
 from unisono._src.native.library import load_kernels
-from unisono._src.native.products import call_product, call_product_with_bias, call_transposed_product
+from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.typing import Shape
 
 LEAST_SUMMED = 128
@@ -73,28 +73,39 @@ def is_for_product_kernel(shapes: tuple[Shape, Shape], contracted: tuple[Axes, A
 
 def compute_transposed_product(count: int, left: Array, right: Array) -> Array:
     """Return the product of two arrays that is summed over the first `count` dimensions of both."""
-    rows = math.prod(left.shape[:count])
-    matrices = (lax.reshape(array, (rows, array.size // rows)) for array in (left, right))
-    return lax.reshape(call_transposed_product(*matrices), (*left.shape[count:], *right.shape[count:]))
+    product = call_transposed_product([flatten_rows(left, count)], flatten_rows(right, count))
+    return lax.reshape(product, (*left.shape[count:], *right.shape[count:]))
+
+
+def flatten_rows(array: Array, count: int) -> Array:
+    """Return an array as a matrix, whose rows are its first `count` dimensions."""
+    rows = math.prod(array.shape[:count])
+    return lax.reshape(array, (rows, array.size // rows))
 
 
 def compute_product(count: int, is_transposed: bool, left: Array, right: Array) -> Array:
     """Return the product that is summed over the last `count` dimensions of `left`, and the first ones of `right`, or its last ones."""
-    rows, depth, columns = count_sizes(count, left, right)
-    matrix = lax.reshape(right, (columns, depth) if is_transposed else (depth, columns))
-    product = call_product(lax.reshape(left, (rows, depth)), matrix, is_transposed)
+    product = call_product(*flatten_operands(count, is_transposed, left, right), is_transposed)
     return lax.reshape(product, (*left.shape[:-count], *(right.shape[:-count] if is_transposed else right.shape[count:])))
 
 
 def compute_product_with_bias(count: int, is_rectified: bool, left: Array, right: Array, bias: Array) -> Array:
     """Return `compute_product` of a right operand that is not transposed, with a bias and, if it is rectified, a rectifier."""
-    rows, depth, columns = count_sizes(count, left, right)
-    matrices = lax.reshape(left, (rows, depth)), lax.reshape(right, (depth, columns))
-    product = call_product_with_bias(*matrices, lax.reshape(bias, (columns,)), is_rectified)
+    matrices = flatten_operands(count, False, left, right)
+    product = call_product_with_bias(*matrices, lax.reshape(bias, (bias.size,)), is_rectified)
     return lax.reshape(product, (*left.shape[:-count], *right.shape[count:]))
 
 
-def count_sizes(count: int, left: Array, right: Array) -> tuple[int, int, int]:
-    """Return the rows, the depth and the columns of a product that is summed over the last `count` dimensions of `left`."""
+def compute_gated_product(count: int, is_transposed: bool, left: Array, right: Array, gate: Array) -> Array:
+    """Return `compute_product` where `gate`, which has its shape, is positive, and zeros elsewhere."""
+    matrices = flatten_operands(count, is_transposed, left, right)
+    rows = matrices[0].shape[0]
+    gates = lax.reshape(gate, (rows, gate.size // rows))
+    return lax.reshape(call_gated_product(*matrices, gates, is_transposed), gate.shape)
+
+
+def flatten_operands(count: int, is_transposed: bool, left: Array, right: Array) -> tuple[Array, Array]:
+    """Return the operands of a product that is summed over the last `count` dimensions of `left` as matrices."""
     depth = math.prod(left.shape[-count:])
-    return left.size // depth, depth, right.size // depth
+    shape = (right.size // depth, depth) if is_transposed else (depth, right.size // depth)
+    return lax.reshape(left, (left.size // depth, depth)), lax.reshape(right, shape)

@@ -62,7 +62,7 @@ def replace_pooling(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     if math.prod(pool.size) > MOST_TAPS or any(distance != 1 for distance in params["base_dilation"] + params["window_dilation"]):
         return None
     if eqn.primitive.name == "reduce_window_sum" and set(pool.strides) == {1} and not any(map(any, padding)):
-        gradient = replace_sum_gradient(pool.size, made_by.get(x), results)
+        gradient = replace_sum_gradient(pool.size, made_by.find(x), results)
         if gradient:
             return gradient
     fold, identity = FOLDS[eqn.primitive.name]
@@ -81,7 +81,7 @@ def replace_flattening(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     five times as long.
     """
     (x,) = eqn.invars
-    maker = made_by.get(x)
+    maker = made_by.find(x)
     is_flattened = len(get_shape(eqn.outvars[0])) < len(get_shape(x))
     if maker is None or maker.primitive.name not in FOLDS or not is_flattened or not has_place_in_memory(get_dtype(x)):
         return None
@@ -126,11 +126,11 @@ def is_biased_convolution(x: Atom, made_by: Producers) -> bool:
     Normalization has more steps: to compute it again takes longer than to read it again.
     """
     for _ in range(2):
-        maker = made_by.get(x)
+        maker = made_by.find(x)
         if maker is None or maker.primitive.name not in ("add", "max", "jit", "custom_jvp_call"):
             break
         x = next((operand for operand in maker.invars if get_shape(operand) == get_shape(x)), x)
-    return (maker := made_by.get(x)) is not None and maker.primitive.name == "conv_general_dilated"
+    return (maker := made_by.find(x)) is not None and maker.primitive.name == "conv_general_dilated"
 
 
 def compute_max_gradient(

@@ -101,7 +101,7 @@ def find_recipe(made: Var, made_by: Producers, others: Mapping[Var, Var]) -> Rec
         if atom in others:
             needed[atom] = others[atom]
             return True
-        eqn = made_by.get(atom)
+        eqn = made_by.find(atom)
         if eqn is None or eqn.primitive.name not in CHEAP or not all(map(collect, eqn.invars)):
             return False
         equations[atom] = eqn

@@ -10,7 +10,17 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
-from unisono._src.xla.rewrite import contraction, convolution, fourier, loops, native_epilogue, native_loop, pooling, reduction
+from unisono._src.xla.rewrite import (
+    contraction,
+    convolution,
+    fourier,
+    loops,
+    native_epilogue,
+    native_gradients,
+    native_loop,
+    pooling,
+    reduction,
+)
 from unisono._src.xla.rewrite.before_gradient import rewrite_attention, trace_for
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
 from unisono._src.xla.rewrite.residuals import recompute_residuals
@@ -39,13 +49,18 @@ CPU: Rules = {
     "reshape": pooling.replace_flattening,
     "scan": native_loop.replace_loop,
     "select_and_scatter_add": pooling.replace_max_gradient,
+    "select_n": native_epilogue.replace_gated_product,
 }
 CPU_LOOPS: Rules = {"scan": loops.hoist_products}
 """Rules for loops, applied first: what leaves a loop is then put into other forms too."""
 GPU: Rules = {"select_and_scatter_add": pooling.replace_max_gradient_without_overlap}
 BY_PLATFORM: Mapping[str, Rules] = {"cpu": CPU, "gpu": GPU, "cuda": GPU, "rocm": GPU}
 DTYPES = ("float32", "bfloat16", "float16")
-DTYPES_BY_PRIMITIVE = {"fft": ("float32", "float64", "complex64", "complex128"), "scan": ("float32", "bool")}
+DTYPES_BY_PRIMITIVE = {
+    "fft": ("float32", "float64", "complex64", "complex128"),
+    "scan": ("float32", "bool"),
+    "select_n": ("float32", "bool"),
+}
 """Dtypes of the primitives that do not have `DTYPES`."""
 
 
@@ -69,7 +84,8 @@ def rewrite_function(
     rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
     is_on_cpu = platform == "cpu"
     loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
-    rewrite = Rewriter(rule, prepare=native_epilogue.compare_rectified if is_on_cpu else None)
+    prepare, join = (native_epilogue.compare_rectified, native_gradients.join_gradients) if is_on_cpu else (None, None)
+    rewrite = Rewriter(rule, prepare=prepare, join=join)
     rewrite_loops = Rewriter(loop_rule, prepare=recompute_residuals if is_on_cpu else None)
 
     @functools.wraps(function)

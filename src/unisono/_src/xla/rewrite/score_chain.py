@@ -178,7 +178,7 @@ def read_masked(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, Vi
     except NoAttentionError:
         condition, if_false, if_true = eqn.invars
     for changed, score, is_inverted in ((if_false, if_true, False), (if_true, if_false, True)):
-        change = made_by.get(changed) if changed in made_by else None
+        change = made_by.find(changed)
         if change is not None and change.primitive.name in ("add", "sub") and change.invars[0] is score:
             number = read_constant(change.invars[1], made_by)
             if number is not None:

@@ -48,7 +48,7 @@ def match_labels(labels: Sequence[Label], shape: Shape, other: Shape) -> tuple[L
 
 
 def find_maker(view: View, made_by: Producers) -> JaxprEqn | None:
-    return None if isinstance(view.atom, Literal) else made_by.get(view.atom)
+    return made_by.find(view.atom)
 
 
 def skip_arrangement(view: View, made_by: Producers) -> View:
@@ -86,7 +86,7 @@ def step_back(view: View, eqn: JaxprEqn) -> View | None:
 def read_constant(atom: Atom, made_by: Producers) -> float | None:
     """Return the number that all elements of an array are; None if it is not known from the program."""
     while not isinstance(atom, Literal):
-        eqn = made_by.get(atom)
+        eqn = made_by.find(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "reshape", "convert_element_type"):
             return None
         (atom, *_) = eqn.invars
