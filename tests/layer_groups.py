@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 from keras import layers, ops
 
-from trainings import rows
+from trainings import labels, rows
 
 COUNT = 23
 SERIES, IMAGES, VOLUMES, FEATURES = rows(COUNT, 8, 4), rows(COUNT, 8, 8, 4), rows(COUNT, 4, 4, 4, 2), rows(COUNT, 6)
@@ -173,3 +174,12 @@ OTHERS: dict[str, tuple[np.ndarray, Callable[[Any], Any]]] = {
     "more random places": (IMAGES, more_places),
 }
 """Layers that look at their replica's rows, or draw random numbers for them."""
+
+
+def make_family(name: str) -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
+    """Return a model of a group of layers, what to compile it with, and data."""
+    x, body = (EXACT | OTHERS)[name]
+    inputs = keras.Input(x.shape[1:], dtype=x.dtype)
+    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(layers.Flatten()(body(inputs))))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return model, {"optimizer": "adam", "loss": loss, "metrics": ["accuracy"]}, {"x": x, "y": labels(COUNT, 3)}

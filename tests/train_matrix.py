@@ -14,16 +14,15 @@ import unisono as un  # before keras, so that Keras runs on JAX
 # isort: split
 import keras
 import numpy as np
-from keras import layers, optimizers
+from keras import optimizers
 
 spec = json.loads(sys.argv[1])
 placements = {int(replicas): counts for replicas, counts in spec["placements"].items()}
 un.MirroredStrategy(devices=max(map(max, placements.values())), replicas=max(placements))  # before anything starts JAX
 
 from families import FAMILIES
-from layer_groups import COUNT, EXACT, OTHERS
+from layer_groups import COUNT, make_family
 from sources import SOURCES
-from trainings import labels
 
 BATCH = 10  # batches of ten, ten and three rows: whatever R is, a replica has two rows, one, or none
 
@@ -42,15 +41,6 @@ def scaled(optimizer: Any) -> Any:
     return optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0, dynamic_growth_steps=2)
 
 
-def of_group(name: str) -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
-    """A group of layers as a family: a model, what to compile it with, and data."""
-    x, body = (EXACT | OTHERS)[name]
-    inputs = keras.Input(x.shape[1:], dtype=x.dtype)
-    model = keras.Model(inputs, layers.Dense(3, dtype="float32")(layers.Flatten()(body(inputs))))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return model, {"loss": loss, "metrics": ["accuracy"]}, {"x": x, "y": labels(COUNT, 3)}
-
-
 def first_rows(rows: Any) -> Any:
     """As many as the groups have."""
     return {name: of_name[:COUNT] for name, of_name in rows.items()} if isinstance(rows, dict) else rows[:COUNT]
@@ -61,7 +51,7 @@ def trainings(family: str, optimizer: str, replicas: int, devices: int) -> Itera
     evaluates and predicts."""
     keras.utils.set_random_seed(0)
     with un.MirroredStrategy(devices=devices, replicas=replicas).scope():
-        model, compile_, data = FAMILIES[family]() if family in FAMILIES else of_group(family)
+        model, compile_, data = FAMILIES[family]() if family in FAMILIES else make_family(family)
     model.compile(**compile_ | {"optimizer": scaled(OPTIMIZERS[optimizer]())})
     model.optimizer.build(model.trainable_variables)
     variables = [*model.variables, *model.optimizer.variables]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from families import FAMILIES
+from matrix import FAMILIES
 from processes import environment
 from sizes import thorough
 
