@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from sizes import cases
 from unisono._src.xla.rewrite import loops
 from unisono._src.xla.rewrite.equations import Rewriter
 from unisono._src.xla.rewrite.rules import CPU_LOOPS, find_loop_replacement, rewrite_function
@@ -147,8 +150,20 @@ def operand_is_shared(w, xs, ys):
     return lax.scan(lambda total, place: (total + jnp.tanh(place[0]) @ w, None), ys[0], (xs, ys))
 
 
+def result_of_constants(w, xs, ys):
+    """The state never changes, so that the product is the same at every step."""
+    return lax.scan(lambda state, place: (state, state @ w), xs[0], xs)
+
+
 @pytest.mark.parametrize(
-    ("scan", "left"), [(sum_that_is_read, 1), (state_is_multiplied, 2), (carry_is_a_result_too, 1), (operand_is_shared, 1)]
+    ("scan", "left"),
+    [
+        (sum_that_is_read, 1),
+        (state_is_multiplied, 2),
+        (carry_is_a_result_too, 1),
+        (operand_is_shared, 1),
+        (result_of_constants, 1),
+    ],
 )
 def test_products_that_need_the_step_before_stay(scan, left):
     assert_close(*run(scan, W, XS, YS))
@@ -166,6 +181,44 @@ def test_a_loop_of_one_step_and_one_without_products_stay_as_they_are():
 def test_operands_that_are_large_at_all_steps_together_stay(monkeypatch):
     monkeypatch.setattr(loops, "MOST_STACKED", 7 * 5 * 4 - 1)
     assert count_in_loops(hoist(scan_of_inputs, W, XS, YS).jaxpr) == 1
+
+
+SQUARE = normal((5, 5), 3)
+
+
+@settings(max_examples=cases(30, 600))
+@given(data=st.data())
+def test_random_loops(data):
+    """Of products, sums and functions of constants, states, places and what is made of them, in any order."""
+    names = ("product", "product of the transposed", "sum", "function", "rows")
+    operations = data.draw(st.lists(st.tuples(st.sampled_from(names), st.integers(0, 99), st.integers(0, 99)), max_size=6))
+    outputs = data.draw(st.lists(st.integers(0, 99), min_size=2, max_size=4))
+    length, is_reversed = data.draw(st.sampled_from([1, 2, 5])), data.draw(st.booleans())
+
+    def step(constant, states, place):
+        made = [constant, *states, place, jnp.float32(2) * jnp.eye(5)]
+        for name, first, second in operations:
+            x, y = made[first % len(made)], made[second % len(made)]
+            compute = {
+                "product": lambda x, y: x @ y / 5,
+                "product of the transposed": lambda x, y: x.T @ y / 5,
+                "sum": lambda x, y: (x + y) / 2,
+                "function": lambda x, y: jnp.tanh(x),
+                "rows": lambda x, y: x.sum(0, keepdims=True) * y / 5,
+            }
+            made.append(compute[name](x, y))
+        chosen = [made[place % len(made)] for place in outputs]
+        return tuple(chosen[:2]), chosen[2:]
+
+    def loop(constant, states, places):
+        return lax.scan(functools.partial(step, constant), states, places, reverse=is_reversed)
+
+    def gradient(*args):
+        return jax.grad(lambda *args: sum((leaf**2).sum() for leaf in jax.tree.leaves(loop(*args))), (0, 1, 2))(*args)
+
+    args = SQUARE, (SQUARE + 1, SQUARE.T), normal((length, 5, 5), 4)
+    assert_close(*run(loop, *args), 1e-4)
+    assert_close(*run(gradient, *args), 1e-4)
 
 
 def test_a_second_derivative_of_a_loop():

@@ -153,10 +153,11 @@ def is_of_inputs(body: LoopBody, product: JaxprEqn) -> bool:
 
 
 def find_products_after(body: LoopBody, products: Iterable[JaxprEqn]) -> Iterable[tuple[int, JaxprEqn]]:
-    """Yield the products that are a result of the step and nothing else, by the number of the result."""
+    """Yield the products that are a result of the step and nothing else, by the number of the result. Those of constants stay."""
     for product in products:
         (made,) = product.outvars
-        if body.is_read_once(made) and made in body.results and all(map(body.can_stack, product.invars)):
+        differs = not all(atom in body.consts for atom in product.invars)
+        if body.is_read_once(made) and made in body.results and differs and all(map(body.can_stack, product.invars)):
             yield body.results.index(made), product
 
 
