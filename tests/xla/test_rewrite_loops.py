@@ -186,7 +186,7 @@ def test_operands_that_are_large_at_all_steps_together_stay(monkeypatch):
 SQUARE = normal((5, 5), 3)
 
 
-@settings(max_examples=cases(30, 600))
+@settings(max_examples=cases(12, 600))
 @given(data=st.data())
 def test_random_loops(data):
     """Of products, sums and functions of constants, states, places and what is made of them, in any order."""
