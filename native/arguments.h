@@ -30,10 +30,11 @@ inline float* open_result(Result& result) {
 // A handler of two arrays, which returns one.
 inline auto bind_product() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Ret<Array>(); }
 
-// The same with a bias, and a rectifier or none.
-inline auto bind_product_with_bias() {
-  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Ret<Array>().Attr<bool>("is_rectified");
-}
+// The same with one array more.
+inline auto bind_product_and_array() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Ret<Array>(); }
+
+// With a bias, and a rectifier or none.
+inline auto bind_product_with_bias() { return bind_product_and_array().Attr<bool>("is_rectified"); }
 
 // Adds the numbers of a window to the arguments of a handler.
 template <class Binding>

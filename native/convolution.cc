@@ -57,7 +57,7 @@ static ffi::Error convolve(ffi::ThreadPool& pool, Array input, Array kernel, con
 // is_reversed: the kernel is (y, x, out, in), with the last tap first.
 static ffi::Error Convolve(ffi::ThreadPool pool, Array input, Array kernel, Result output, Integers strides, Integers padding,
                            Integers dilation, bool is_reversed) {
-  return convolve(pool, input, kernel, {nullptr, false}, output, strides, padding, dilation, is_reversed);
+  return convolve(pool, input, kernel, {}, output, strides, padding, dilation, is_reversed);
 }
 
 // The bias has a number for each feature of the output. is_rectified: what is negative becomes zero.

@@ -11,8 +11,8 @@
 namespace unisono {
 
 struct Epilogue {
-  const float* bias;  // of each feature; null if there is no epilogue
-  bool is_rectified;
+  const float* bias = nullptr;  // of each feature; null if there is no epilogue
+  bool is_rectified = false;
 
   Vector finish(Vector sum, Vector added) const {
     if (bias == nullptr) return sum;

@@ -26,13 +26,13 @@ static ffi::Error multiply_matrices(const char* name, ffi::ThreadPool& pool, Arr
 }
 
 static ffi::Error Multiply(ffi::ThreadPool pool, Array left, Array right, Result result, bool is_transposed) {
-  return multiply_matrices("unisono_multiply", pool, left, right, {{nullptr, false}}, result, is_transposed);
+  return multiply_matrices("unisono_multiply", pool, left, right, {}, result, is_transposed);
 }
 
 // Where the gate, which has the sizes of the result, is not positive, the result is zero.
 static ffi::Error MultiplyGated(ffi::ThreadPool pool, Array left, Array right, Array gate, Result result, bool is_transposed) {
   if (gate.element_count() != result->element_count()) return ffi::Error::InvalidArgument("A gate has a number for each number of a product.");
-  return multiply_matrices("unisono_multiply_gated", pool, left, right, {{nullptr, false}, gate.typed_data()}, result, is_transposed);
+  return multiply_matrices("unisono_multiply_gated", pool, left, right, {{}, gate.typed_data()}, result, is_transposed);
 }
 
 // The bias has a number for each column. is_rectified: what is negative becomes zero.
@@ -46,13 +46,6 @@ static ffi::Error MultiplyWithBias(ffi::ThreadPool pool, Array left, Array right
 
 #pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply, unisono::Multiply, unisono::bind_product().Attr<bool>("is_transposed"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_gated, unisono::MultiplyGated,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Ret<unisono::Array>()
-                                  .Attr<bool>("is_transposed"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_gated, unisono::MultiplyGated, unisono::bind_product_and_array().Attr<bool>("is_transposed"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_multiply_with_bias, unisono::MultiplyWithBias, unisono::bind_product_with_bias());
 #pragma GCC visibility pop

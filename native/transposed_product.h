@@ -61,6 +61,7 @@ class PartsAhead {
     parts_.clear();
     next_ = 0;
     now_ = {};
+    column_ = 0;
   }
 
   void add(const Part& part) { parts_.push_back(part); }
@@ -133,9 +134,8 @@ inline void add_parts(const MatricesBeside& left, int64_t first, int64_t count, 
   left.for_each_part(first, count, columns, [&](const Part& part, int64_t) { ahead.add(part); });
 }
 
-// Adds up the rows of a panel, or adds them to what is there. Even rows and odd ones have sums of their own.
-template <bool ADD>
-inline void add_up_panel(const float* panel, int64_t rows, int64_t width, float* to) {
+// Adds up the rows of a panel; `is_added`: to what is there. Even rows and odd ones have sums of their own.
+inline void add_up_panel(const float* panel, int64_t rows, int64_t width, bool is_added, float* to) {
   Vector sums[2][TILE_VECTORS] = {};
   const auto add = [&](int parity, int64_t k) {
     for (int j = 0; j < TILE_VECTORS; j++) sums[parity][j] += load(panel + k * TILE_COLUMNS + j * LANES);
@@ -148,7 +148,7 @@ inline void add_up_panel(const float* panel, int64_t rows, int64_t width, float*
   for (int64_t j = 0; j < width; j += LANES) {
     const int64_t count = std::min<int64_t>(LANES, width - j);
     const Vector sum = sums[0][j / LANES] + sums[1][j / LANES];
-    store_some(to + j, ADD ? load_some(to + j, count) + sum : sum, count);
+    store_some(to + j, is_added ? load_some(to + j, count) + sum : sum, count);
   }
 }
 
@@ -191,14 +191,12 @@ void multiply_transposed(ffi::ThreadPool& pool, const Sizes& sizes, const Left& 
         const int64_t width = std::min<int64_t>(TILE_COLUMNS, wide.size() - panel * TILE_COLUMNS);
         const float* rows_of_b = b + panel * b_panel;
         float* to = result + panel * TILE_COLUMNS;
-        float* sums_to = last == nullptr ? nullptr : last + panel * TILE_COLUMNS;
-        if (first == summed.begin) {
-          if (last != nullptr) add_up_panel<false>(rows_of_b, count, width, sums_to);
-          multiply_panel<false, false>(high.size(), count, a, a_row, rows_of_b, to, columns, width, nullptr, ahead);
-        } else {
-          if (last != nullptr) add_up_panel<true>(rows_of_b, count, width, sums_to);
+        const bool is_added = first > summed.begin;
+        if (last != nullptr) add_up_panel(rows_of_b, count, width, is_added, last + panel * TILE_COLUMNS);
+        if (is_added)
           multiply_panel<true, false>(high.size(), count, a, a_row, rows_of_b, to, columns, width, nullptr, ahead);
-        }
+        else
+          multiply_panel<false, false>(high.size(), count, a, a_row, rows_of_b, to, columns, width, nullptr, ahead);
       }
     }
   });

@@ -62,7 +62,11 @@ def join_gradients(program: Jaxpr) -> Jaxpr:
 def find_gradients(program: Jaxpr) -> Iterator[Gradient]:
     """Yield the gradients by kernels that the native kernel computes, and sums over first dimensions, in the program's order."""
     made_by = Producers(program)
-    transposes = {id(find_swapped_product(eqn, made_by)): eqn for eqn in program.eqns if eqn.primitive.name == "transpose"}
+    transposes = {
+        id(product): eqn
+        for eqn in program.eqns
+        if eqn.primitive.name == "transpose" and (product := find_swapped_product(eqn, made_by)) is not None
+    }
     for eqn in program.eqns:
         if eqn.primitive.name == "dot_general" and has_floats(eqn):
             gradient = read_product(eqn, transposes.get(id(eqn)))

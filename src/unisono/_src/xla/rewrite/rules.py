@@ -84,8 +84,11 @@ def rewrite_function(
     rule = functools.partial(find_replacement, BY_PLATFORM.get(platform, {}))
     is_on_cpu = platform == "cpu"
     loop_rule = functools.partial(find_loop_replacement, CPU_LOOPS if is_on_cpu else {})
-    prepare, join = (native_epilogue.compare_rectified, native_gradients.join_gradients) if is_on_cpu else (None, None)
-    rewrite = Rewriter(rule, prepare=prepare, join=join)
+    rewrite = Rewriter(
+        rule,
+        prepare=native_epilogue.compare_rectified if is_on_cpu else None,
+        join=native_gradients.join_gradients if is_on_cpu else None,
+    )
     rewrite_loops = Rewriter(loop_rule, prepare=recompute_residuals if is_on_cpu else None)
 
     @functools.wraps(function)
