@@ -61,9 +61,13 @@ print(un.__version__, un.native)
 """
 
 
-def build(folder: pathlib.Path, sources: pathlib.Path = ROOT) -> list[pathlib.Path]:
-    """Copy the sources into a folder, build there, and return the wheel and the sdist."""
-    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+def build(folder: pathlib.Path, sources: pathlib.Path = ROOT, keeps_kernels: bool = False) -> list[pathlib.Path]:
+    """Copy the sources into a folder, build there, and return the wheel and the sdist.
+
+    `keeps_kernels`: kernels that are compiled from these sources already are not compiled again.
+    """
+    left_out = [name for name in NOT_COPIED if not (keeps_kernels and name == "libraries")]
+    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns(*left_out))
     run(sys.executable, "-m", "hatchling", "build", "--directory", "dist", folder=folder)
     wheel, sdist = (next((folder / "dist").glob(pattern)) for pattern in ("*.whl", "*.tar.gz"))
     return [wheel, sdist]

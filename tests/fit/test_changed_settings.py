@@ -68,3 +68,15 @@ def test_an_attribute_that_one_of_several_optimizers_does_not_have_is_refused():
     inner.lr = 0.1
     with pytest.raises(AttributeError, match=r"optimizer.lr was set, but \w+ has no such attribute"):
         fit(model)
+
+
+def test_a_misspelt_setting_is_refused_and_a_note_is_not():
+    model = compiled(optimizers.SGD(), 1, 2)
+    model.optimizer.initial_learning_rate = 0.1
+    model.optimizer.tag = "first"
+    fit(model)
+    model.optimizer.clip_norm = 1.0
+    with pytest.raises(
+        AttributeError, match=r"optimizer.clip_norm was set, but SGD has no such.*or give the attribute another name"
+    ):
+        fit(model)

@@ -102,6 +102,18 @@ def test_weights_on_a_loss_of_one_number_are_refused():
         run(regressor(scalar_loss), fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE), on(3))
 
 
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_one_replica_weighs_a_loss_of_one_number_as_keras(reduction):
+    """Keras multiplies the number by each weight."""
+
+    class OneNumber(losses.Loss):
+        def call(self, y_true, y_pred):
+            return scalar_loss(y_true, y_pred)
+
+    fit = fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE)
+    assert_equals_keras(regressor(OneNumber(reduction=reduction)), fit, replicas=(1,))
+
+
 def test_class_weights():
     """Class weights are sample weights looked up by label."""
 

@@ -33,9 +33,9 @@ EXTRAS = {
 @pytest.mark.processes
 @pytest.mark.slow
 def test_a_wheel_trains_with_kernels_where_there_is_no_compiler(tmp_path):
-    """The quick form: dependencies are those of this environment."""
+    """The quick form: dependencies and compiled kernels are those of this environment."""
     pytest.importorskip("hatchling")
-    wheel, sdist = packages.build(tmp_path / "sources")
+    wheel, sdist = packages.build(tmp_path / "sources", keeps_kernels=True)
     names = zipfile.ZipFile(wheel).namelist()
     assert wheel.name.startswith(f"unisono-{un.__version__}-py3-none-linux_")
     assert {name.split("/")[0] for name in names} == {"unisono", f"unisono-{un.__version__}.dist-info"}

@@ -236,6 +236,15 @@ def used(model, state, data):
     return {"norm": keras.ops.sum(weights[0])}, (weights, others, slots, metrics)
 
 
+def differentiated(model, state, data):
+    """As networks do that train each other."""
+    weights, others, slots, metrics = state
+    gradient = jax.value_and_grad(lambda weights: sum(keras.ops.sum(w) for w in weights))
+    weights, slots = model.optimizer.stateless_apply(slots, gradient(weights)[1], weights)
+    gradient(weights)
+    return {}, (weights, others, slots, metrics)
+
+
 def changed(model, state, data):
     weights, others, slots, metrics = state
     new, slots = model.optimizer.stateless_apply(slots, [keras.ops.zeros_like(w) for w in weights], weights)
@@ -252,6 +261,7 @@ def by_hand(model, state, data):
     [
         (applied_twice, "applies gradients twice"),
         (used, "uses the updated weights or optimizer variables"),
+        (differentiated, "uses the updated weights or optimizer variables"),
         (changed, "returns other trainable variables"),
         (by_hand, "returns other trainable variables than it was given, without optimizer.stateless_apply"),
     ],

@@ -58,6 +58,7 @@ class Twins:
         self.verified, self.twin = (
             Training(un.MirroredStrategy(devices=devices, replicas=REPLICAS, verify=verify)) for verify in (1, None)
         )
+        self.step()  # makes the optimizer's variables, which a fingerprint covers
 
     def step(self):
         """Train both, the twin only if the first made its step; return the error of the first."""

@@ -10,7 +10,7 @@ from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.models import list_layers
-from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_attributes
+from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_settings
 from unisono._src.keras_private.trainer_state import find_stateless_scope
 from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes import agreement
@@ -240,10 +240,10 @@ def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 def check_optimizer_attributes(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse attributes that older programs set, and that do nothing."""
-    dead = list_dead_attributes(optimizer)
+    dead = list_dead_settings(optimizer)
     if not dead:
         return
-    write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or keep the value elsewhere."
+    write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or give the attribute another name."
     raise AttributeError(
         f"optimizer.{dead[0]} was set, but {type(optimizer).__name__} has no such attribute: the line does nothing in Keras 3, and "
         f"training would go on as before. {write}"

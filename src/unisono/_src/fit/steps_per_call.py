@@ -35,12 +35,12 @@ class StepsPerCall:
         """Return the number of steps of the next call."""
         return self._steps
 
-    def note_call(self, count: int, logs: Logs, says_more: bool = False) -> Logs:
+    def note_call(self, count: int, logs: Logs, are_own: bool = False) -> Logs:
         """Note a call of `count` steps that was just started, and wait for the call before it: at most two run at a time.
 
         Returns:
             The logs to show: these logs, or the logs that were shown last, if that was just now. At the end Keras asks the metrics, not the
-            last logs, unless logs say more than the metrics.
+            last logs, unless the step has logs of its own.
         """
         if self._running is not None:
             count_before, logs_before = self._running
@@ -49,7 +49,7 @@ class StepsPerCall:
             self._steps = min(choose_step_count(max(now - self._since, 1e-9) / count_before), GROWTH * self._steps, MOST_STEPS)
         self._running = count, logs
         self._since = time.perf_counter()
-        if self._since - self._shown_at > SECONDS_BETWEEN_LOGS or self._shown is None or says_more:
+        if self._since - self._shown_at > SECONDS_BETWEEN_LOGS or self._shown is None or are_own:
             self._shown = logs
             self._shown_at = self._since
         return self._shown

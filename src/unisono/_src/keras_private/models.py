@@ -41,6 +41,12 @@ def list_layers(model: keras.Layer) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+def list_own_state(model: keras.Model) -> list[keras.Variable]:
+    """Return the non-trainable variables of the layers whose classes are not Keras'."""
+    layers = [layer for layer in list_layers(model) if not type(layer).__module__.startswith("keras.")]
+    return [variable for layer in layers for variable in layer._non_trainable_variables]
+
+
 def supports_jit(model: keras.Model) -> bool:
     """Return whether all layers of the model declare that they can be compiled. If one does not, Keras compiles nothing."""
     return all(layer.supports_jit for layer in list_layers(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import types
 from collections.abc import Sequence
@@ -51,16 +52,32 @@ def list_holders(value: object) -> list[KerasObject]:
     return [item for item in items if isinstance(item, SETTING_HOLDERS)]
 
 
-def list_dead_attributes(optimizer: KerasObject, seen: frozenset[int] = frozenset()) -> list[str]:
-    """Return the attributes that were set on an optimizer, or on an optimizer in it, and that its class does not know."""
+OLD_SETTINGS = ("lr", "decay")
+"""Names of settings in earlier versions of Keras."""
+
+
+def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset()) -> list[str]:
+    """Return the attributes that were set on an optimizer, or on an optimizer in it, with the name of an old setting or nearly that of a
+    setting. Other attributes that its class does not know are notes of the user's."""
     known = list_known_names(type(optimizer))
     seen |= {id(optimizer)}
     unknown = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+    settings = ["learning_rate", *(name for name in vars(optimizer) if name in known)]
+    unknown = [name for name in unknown if is_like_setting(name, settings)]
     for value in vars(optimizer).values():
         for part in () if type(value) in PLAIN_TYPES else list_holders(value):
             if isinstance(part, BaseOptimizer) and id(part) not in seen:
-                unknown += list_dead_attributes(part, seen)
+                unknown += list_dead_settings(part, seen)
     return unknown
+
+
+def is_like_setting(name: str, settings: Sequence[str]) -> bool:
+    """Return whether an attribute was probably meant to be a setting.
+
+    >>> [is_like_setting(name, ["learning_rate", "clipnorm"]) for name in ("lr", "clip_norm", "learning_rates", "initial_learning_rate")]
+    [True, True, True, False]
+    """
+    return name in OLD_SETTINGS or bool(difflib.get_close_matches(name, settings, n=1, cutoff=0.85))
 
 
 @functools.lru_cache

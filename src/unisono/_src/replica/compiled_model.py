@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import keras
-from keras import ops
 
 from unisono._src.keras_private.compiled_losses import list_loss_terms, list_metrics_without_trackers
 from unisono._src.keras_private.masks import hide_masks
@@ -22,6 +21,7 @@ from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.probe import ModelProbe, ProbedFunctions
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_coupling import OutputRows
+from unisono._src.replica.step_logs import StepLogs
 from unisono._src.typing import Array, Logs, PyTree
 
 
@@ -40,6 +40,7 @@ class ModelComputation(ProbedFunctions):
         self.eager = eager
         self._by_rows = OutputRows(eager, self.has_one_replica)
         self.growth = Growth()
+        self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
 
     @hide_masks()
@@ -56,7 +57,11 @@ class ModelComputation(ProbedFunctions):
 
     @hide_masks()
     def results(self, state: State) -> Logs:
-        return optimizer_update.compute_logs(self.model, state[0], state[-1])
+        return self._logs.compute(state[0], state[-1])
+
+    @property
+    def has_own_logs(self) -> bool:
+        return not self._logs.are_results
 
     def read(self) -> list[bool]:
         """Return, for each group of the state, whether replicas read it. A user step may read all of the state."""
@@ -79,7 +84,7 @@ class ModelComputation(ProbedFunctions):
     def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         """Find out how the user's numbers and metrics are merged."""
         user_metrics = metrics.find_unproven_metrics(self._fed_metrics)
-        if self.has_one_replica or not (user_metrics or self.growth.number_names):
+        if self.has_one_replica or not (user_metrics or self.growth.number_names or self._state.has_own):
             return False
         if self._probe is None:
             self._probe = ModelProbe(self, user_metrics)
@@ -91,6 +96,9 @@ class ModelComputation(ProbedFunctions):
             self._state.assigned = assigned
         self._batch_means = self._probe.batch_means
         return (self.growth.decision_count, self._batch_means) != before
+
+    def list_own_changes(self, contribution: Contribution, batch: PyTree) -> list[tuple[keras.Variable, Array]]:
+        return self._state.list_own_changes(contribution.assigned, batch)
 
     @property
     def needs_probe(self) -> bool:
@@ -115,14 +123,3 @@ class ModelComputation(ProbedFunctions):
         loss_functions = [term.loss for term in list_loss_terms(self.model)]
         as_mean = as_mean or overrides_method(self.model, "compute_loss")
         return losses.LossTerms(loss_functions, row_fraction, self.growth, self._by_rows, divisors, as_mean)
-
-    def _weigh_extra_logs(self, logs: Logs | None, after: list[Array], row_fraction: Array) -> dict[str, Array]:
-        """Return the replica's contribution to the logs that no metric gives."""
-        with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, after, strict=True))):
-            metric_names = set(self.model.get_metrics_result())
-        extra_logs = {
-            name: ops.cast(value, "float32")
-            for name, value in metrics.flatten_logs(logs or {}).items()
-            if name not in metric_names
-        }
-        return {name: self.growth.weighted(f"the log {name!r}", value, row_fraction) for name, value in extra_logs.items()}

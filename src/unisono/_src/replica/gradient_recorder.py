@@ -60,8 +60,8 @@ def refuse_use(*_: object, **__: object) -> NoReturn:
 class UpdatedValue:
     """A placeholder for the value of a weight or an optimizer variable after the update."""
 
-    shape = dtype = ndim = size = property(refuse_use)
-    __jax_array__ = __array__ = __len__ = __getitem__ = __iter__ = __float__ = __bool__ = refuse_use
+    shape = dtype = ndim = size = __jax_array__ = property(refuse_use)
+    __array__ = __len__ = __getitem__ = __iter__ = __float__ = __bool__ = refuse_use
     __neg__ = __abs__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = refuse_use
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = refuse_use
     __lt__ = __le__ = __gt__ = __ge__ = refuse_use

@@ -18,7 +18,7 @@ from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.typed_jax import grad, vjp
-from unisono._src.typing import Array, Outputs, PyTree
+from unisono._src.typing import Array, Logs, Outputs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
 
 
@@ -50,7 +50,7 @@ class KerasStepComputation(ModelComputation):
             )
         else:
             _, (loss, terms, y_pred, non_trainable_after, metrics_after) = compute_loss(weights)
-        metric_changes, extra_logs = self._run_metrics(means, metrics_after, y_pred, batch, row_fraction)
+        metric_changes, extra_logs = self._run_metrics(means, weights, metrics_after, y_pred, batch, row_fraction)
         assigned = self._state.collect_assigned(non_trainable, non_trainable_after, batch, replica)
         return Contribution(gradients, assigned, metric_changes, loss, terms, extra_logs), ()
 
@@ -79,7 +79,7 @@ class KerasStepComputation(ModelComputation):
             y_pred, _ = self._compute_loss(batch, terms)
         if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
             start = metric_values if self.has_one_replica else self._state.reset_metrics()
-            self._run_metrics(self._make_means(), start, y_pred, batch, row_fraction)
+            self._run_metrics(self._make_means(), weights, start, y_pred, batch, row_fraction)
         return terms.divisors
 
     @hide_masks()
@@ -126,20 +126,30 @@ class KerasStepComputation(ModelComputation):
             return optimizer.scale_loss(loss)
 
     def _run_metrics(
-        self, means: metrics.BatchLevelMeans, start: list[Array], y_pred: Outputs, batch: PyTree, row_fraction: Array
+        self,
+        means: metrics.BatchLevelMeans,
+        weights: list[Array],
+        start: list[Array],
+        y_pred: Outputs,
+        batch: PyTree,
+        row_fraction: Array,
     ) -> tuple[list[Array], dict[str, Array]]:
-        """Return (what the rows add to the metrics' variables, the logs of `compute_metrics` that no metric gives). One replica alone has
-        the metrics' new state in the first place."""
+        """Return (what the rows add to the metrics' variables, the contribution to the logs of `compute_metrics` that are numbers of rows).
+        One replica alone has the metrics' new state in the first place."""
         variables = self.model.metrics_variables
         x, y, sample_weight = unpack_batch(batch)
-        reset = self._state.reset_metrics()
-        with keras.StatelessScope(state_mapping=list(zip(variables, start, strict=True))) as scope, means.watch():
-            logs = self.model.compute_metrics(x, y, y_pred, sample_weight)
-            after = list_scope_values(scope, variables)
-        extra_logs = self._weigh_extra_logs(logs, after, row_fraction)
+
+        def compute_metrics(values: list[Array]) -> tuple[list[Array], Logs]:
+            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
+                logs = self.model.compute_metrics(x, y, y_pred, sample_weight)
+                return list_scope_values(scope, variables), logs
+
+        with means.watch():
+            after, logs = compute_metrics(start)
+        numbers = self._logs.weigh_numbers(logs, weights, after, row_fraction, compute_metrics)
         if self.has_one_replica:
-            return after, extra_logs
-        return means.compute_changes(variables, self._batch_means, reset, after, row_fraction), extra_logs
+            return after, numbers
+        return means.compute_changes(variables, self._batch_means, self._state.reset_metrics(), after, row_fraction), numbers
 
 
 def concatenate_raveled(arrays: list[Array]) -> Array:

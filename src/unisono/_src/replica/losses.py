@@ -134,16 +134,19 @@ class LossTerms:
         has_rows = by_rows(loss, loss.call, *tensors)
         if not has_rows or not is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
             by_rows.warn_if_coupled(loss, loss.call, *tensors)
-        if not has_rows:
-            if sample_weight is not None:
-                raise ValueError(
-                    f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
-                    f"weights cannot reach the rows. Return one value for each row, or fit without weights."
-                )
-            mean_or_sum = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
-            return self._weigh(loss, mean_or_sum), None
         masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
         mask = functools.reduce(lambda one, other: one & other, masks) if masks else None
+        if not has_rows:
+            if sample_weight is None:
+                value = reduce_weighted_values(values, reduction=loss.reduction, dtype=loss.dtype)
+            elif by_rows.alone:
+                value = reduce_weighted_values(values, sample_weight, mask, reduction=loss.reduction, dtype=loss.dtype)
+            else:
+                raise ValueError(
+                    f"The loss {loss.name!r} returns values of shape {tuple(values.shape)} for all rows together, so sample or class "
+                    f"weights cannot reach the rows. Return one value for each row, fit without weights, or write replicas=1."
+                )
+            return self._weigh(loss, value), None
         numerator = reduce_weighted_values(values, sample_weight, mask, reduction="sum", dtype=loss.dtype)
         return numerator, compute_divisor(loss, values, sample_weight, mask)
 

@@ -9,6 +9,7 @@ import keras
 from unisono._src.keras_private.compiled_losses import call_model
 from unisono._src.keras_private.data_adapters import count_static_rows, unpack_batch
 from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.models import list_own_state
 from unisono._src.keras_private.trainer_state import RecordingScope, list_scope_values
 from unisono._src.replica import metrics, state_merging
 from unisono._src.replica.contribution import AssignedState
@@ -24,6 +25,8 @@ class ModelState:
         self._model = model
         self._is_training = is_training
         self._has_one_replica = has_one_replica
+        self._own = {id(variable) for variable in list_own_state(model)}
+        """The ids of the variables of the user's own layers."""
         self.assigned: list[int] = []
         """Positions, among the non-trainable variables, of the variables that the replica's code assigns. A trace finds them; they are the
         same for every number of rows."""
@@ -89,6 +92,17 @@ class ModelState:
         variables = self._model.non_trainable_variables
         rows = jax.tree.leaves(batch)[0].shape[0]
         return state_merging.collect_assigned(variables, self.assigned, self._has_one_replica, before, after, rows, replica)
+
+    @property
+    def has_own(self) -> bool:
+        """Return whether layers of the user's own have state."""
+        return bool(self._own)
+
+    def list_own_changes(self, assigned: AssignedState, batch: PyTree) -> list[tuple[keras.Variable, Array]]:
+        """Return the changes of the state of the user's own layers that replicas average, or on which they must agree."""
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        changes = state_merging.list_shared_changes(self._model.non_trainable_variables, self.assigned, assigned, rows)
+        return [(variable, change) for variable, change in changes if id(variable) in self._own]
 
     def merge_assigned(
         self, before: list[Array], total: AssignedState, rows: Array, present: Array

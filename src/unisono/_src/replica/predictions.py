@@ -80,6 +80,10 @@ class PredictComputation:
     def results(self, state: State) -> Logs:
         return {}
 
+    @property
+    def has_own_logs(self) -> bool:
+        return True
+
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 

@@ -17,6 +17,8 @@ import numpy as np
 
 from unisono._src.keras_private.evaluation import call_as_in_evaluation, have_coarse_layers
 from unisono._src.replica import random_keys
+from unisono._src.replica.added_state import AddedState
+from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.fixed_draws import SteadyFunction
 from unisono._src.replica.growth import (
     APPLIED_GRADIENTS,
@@ -64,6 +66,10 @@ class ProbedFunctions(ReplicaComputation, Protocol):
         """Return the gradient of each loss that is one number for all rows, as one vector."""
         ...
 
+    def list_own_changes(self, contribution: Contribution, batch: PyTree) -> list[tuple[keras.Variable, Array]]:
+        """Return the changes of the state of the user's own layers that replicas average, or on which they must agree."""
+        ...
+
 
 class ModelProbe:
     """A probe of one replica's functions on global batches."""
@@ -89,6 +95,9 @@ class ModelProbe:
         self._is_random: bool | None = None
         """Whether the step draws random numbers that cannot be held still; None before it was tried."""
         self._decisions = MetricDecisions(metrics)
+        self._added_state = AddedState()
+        self._state_names: set[str] = set()
+        """The paths of variables of the user's own layers that a step changes."""
 
     @property
     def batch_means(self) -> dict[int, bool]:
@@ -169,6 +178,8 @@ class ModelProbe:
                     if what in other and what in both:
                         evidence.setdefault(what, []).append(Measurement.of(one[what], other[what], both[what]))
                 updates.append((updates_of_one, UpdatesOnOtherRows(updates_of_other, updates_of_both)))
+            for path in self._state_names & evidence.keys():
+                self._added_state.check(path, evidence.pop(path), self._tolerance)
             if not self._growth.decide_kinds(evidence, self._tolerance):
                 return updates
 
@@ -198,7 +209,10 @@ class ModelProbe:
 
     def _contribute(self, state: State, rows: PyTree, row_fraction: Array, totals: Array) -> None:
         with self._growth.listen(self._note_number), note_updates(self._metrics, self._note_update):
-            self._functions.contribution(state, rows, jnp.int32(0), row_fraction, totals, ())
+            contribution, _ = self._functions.contribution(state, rows, jnp.int32(0), row_fraction, totals, ())
+        for variable, change in self._functions.list_own_changes(contribution, rows):
+            self._state_names.add(variable.path)
+            self._note_number(variable.path, [change])
 
     def _note_number(self, what: str, arrays: list[Array]) -> None:
         """Keep a number when the traced code runs. A callback takes it out of any trace, also inside of a gradient."""

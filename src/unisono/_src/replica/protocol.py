@@ -62,6 +62,11 @@ class ReplicaComputation(Protocol):
         """Return the logs of the state's metrics."""
         ...
 
+    @property
+    def has_own_logs(self) -> bool:
+        """Return whether logs are others than these results; known after a trace."""
+        ...
+
     def run_alone(self, state: State, batch: PyTree) -> tuple[State, Contribution] | None:
         """Return (new state, what is told) of one replica alone whose step is no sum of contributions; None for all other steps."""
         ...

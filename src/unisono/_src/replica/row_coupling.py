@@ -39,7 +39,7 @@ class OutputRows:
         """`eager`: functions are called with arrays, since code that is not compiled need not be traceable.
         `alone`: one replica has all rows."""
         self._eager = eager
-        self._alone = alone
+        self.alone = alone
         self._have_rows: dict[Hashable, bool] = {}
         self._are_coupled: dict[int, bool] = {}
 
@@ -55,7 +55,7 @@ class OutputRows:
 
     def warn_if_coupled(self, loss: object, function: UserFunction, *batch: PyTree) -> None:
         """Warn once of a loss whose value does not follow from its values on parts of the rows."""
-        if id(loss) not in self._are_coupled and not self._alone:
+        if id(loss) not in self._are_coupled and not self.alone:
             self._are_coupled[id(loss)] = couples_rows(function, batch)
             if self._are_coupled[id(loss)]:
                 warn_of_coupling(f"The loss {find_loss_name(loss)!r}")

@@ -186,6 +186,10 @@ class UserComputation:
     def results(self, state: State) -> dict[str, Array]:
         return {}
 
+    @property
+    def has_own_logs(self) -> bool:
+        return True
+
     def run_alone(self, state: State, batch: PyTree) -> None:
         return None
 

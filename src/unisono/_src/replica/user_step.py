@@ -63,7 +63,7 @@ class UserStepComputation(ModelComputation):
             means.compute_changes(self.model.metrics_variables, self._batch_means, reset, result.metrics, row_fraction),
             jnp.float32(0),
             jnp.zeros(len(list_loss_terms(self.model))),
-            self._weigh_extra_logs(result.logs, result.metrics, row_fraction),
+            self._weigh_logs_of(result, (weights, start, *slots), batch, row_fraction),
         )
         return contribution, ()
 
@@ -79,7 +79,7 @@ class UserStepComputation(ModelComputation):
             start = weights, self._state.start_values(non_trainable, replica), *more
             result = run_user_step(self.model, self._mode, start, batch)
         self._weigh_gradients(result, row_fraction)
-        self._weigh_extra_logs(result.logs, result.metrics, row_fraction)
+        self._weigh_logs_of(result, start[:-1], batch, row_fraction)
         return terms.divisors
 
     @hide_masks()
@@ -89,7 +89,15 @@ class UserStepComputation(ModelComputation):
             return None
         logs, new_state = call_user_step(self.model, self._mode, state, batch)
         changes = [new - old for new, old in zip(new_state[-1], state[-1], strict=True)]
-        return new_state, contribute_alone(changes, self._weigh_extra_logs(logs, new_state[-1], jnp.float32(1)))
+
+        def run_step(values: list[Array]) -> tuple[list[Array], Logs]:
+            logs, new_state = call_user_step(self.model, self._mode, (*state[:-1], values), batch)
+            return new_state[-1], logs
+
+        numbers = self._logs.weigh_numbers(
+            logs, new_state[0] if self._mode == "train" else state[0], new_state[-1], jnp.float32(1), run_step
+        )
+        return new_state, contribute_alone(changes, numbers)
 
     def read_loss(self, part: Contribution, total: Contribution) -> Array:
         """Return the log "loss" of the step, or what the step has fed to the mean of this name, as Keras' guides do.
@@ -119,6 +127,16 @@ class UserStepComputation(ModelComputation):
     def _list_updated(self, result: StepResult) -> list[keras.Variable]:
         """Return the weights that the step updates: all, or none."""
         return self.model.trainable_variables if result.gradients else []
+
+    def _weigh_logs_of(self, result: StepResult, state: State, batch: PyTree, row_fraction: Array) -> dict[str, Array]:
+        """Return the replica's contribution to the logs of a step that are numbers of rows. `state` is that before it, without the metrics."""
+
+        def run_step(values: list[Array]) -> tuple[list[Array], Logs]:
+            with replace_losses(self.model, self._make_terms(row_fraction, None, as_mean=True).loss_functions):
+                again = run_user_step(self.model, self._mode, (*state, values), batch)
+            return again.metrics, again.logs
+
+        return self._logs.weigh_numbers(result.logs, state[0], result.metrics, row_fraction, run_step)
 
     def _weigh_gradients(self, result: StepResult, row_fraction: Array) -> list[Array]:
         """Return the replica's contribution to the gradients that a user step applies, from those on the replica's rows."""

@@ -61,7 +61,7 @@ class StepInput(NamedTuple):
 class EagerStep:
     """A step with the interface of `Step`, whose functions are called with arrays."""
 
-    has_more_logs = True
+    has_own_logs = True
 
     def __init__(
         self, functions: ReplicaComputation, placement: Placement, exchange: Exchange, recorder: StepRecorder | None = None

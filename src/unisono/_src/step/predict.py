@@ -26,7 +26,7 @@ from unisono._src.xla.programs import DeviceProgram
 class PredictStep:
     """The step of predict: takes (weights, other state) and global batches; returns outputs, on the lead device, and the new state."""
 
-    has_more_logs = True
+    has_own_logs = True
 
     def __init__(self, functions: PredictComputation, placement: Placement, exchange: Exchange) -> None:
         self._functions = functions

@@ -120,8 +120,6 @@ class StepProgram:
         self._replicas = replicas
         self._digest_stage = DigestStage(functions, replicas, is_recorded)
         self.__name__ = name
-        self.has_more_logs = False
-        """Whether logs hold more than the metrics' state; known when the program was traced."""
 
     def __call__(
         self, work: StepBuffers, order_values: Array, numbers: Array, divisors: Array, constants: Sequence[Array], batches: PyTree
@@ -140,7 +138,6 @@ class StepProgram:
         row_fraction, rows = numbers
         replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
         extras = make_zeros(replica.logs)
-        self.has_more_logs = bool(extras)
         disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
         outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
         digests = self._digest_stage.make_room(work.state, replica, batches)

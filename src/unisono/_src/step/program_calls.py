@@ -52,24 +52,22 @@ class ProgramCalls:
         self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
         # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
         self._contribution = jit(functools.partial(functions.contribution))
-        self._blocks = {
-            counted: StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded)
-            for counted in (False, True)
-        }
         self._digests: dict[Hashable, int] = {}
         """Of the programs, where several processes train together."""
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
         note_traced = self._note_traced if placement.processes else None
         self._programs = {
-            counted: DeviceProgram(rewrite_function(block, placement.lead.platform, note_traced), donate=(0,))
-            for counted, block in self._blocks.items()
+            counted: DeviceProgram(
+                rewrite_function(
+                    StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded),
+                    placement.lead.platform,
+                    note_traced,
+                ),
+                donate=(0,),
+            )
+            for counted in (False, True)
         }
-
-    @property
-    def has_more_logs(self) -> bool:
-        """Return whether logs have values that the metrics' state has not."""
-        return any(block.has_more_logs for block in self._blocks.values())
 
     def output_shapes(self, batch: GlobalBatch, rows: int, state: State) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the outputs of a replica with this number of rows."""

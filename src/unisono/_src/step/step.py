@@ -169,9 +169,9 @@ class Step:
         return self._call.output_shapes(batch, rows, self._device_state[0].state)
 
     @property
-    def has_more_logs(self) -> bool:
-        """Return whether logs have values that the metrics' state has not."""
-        return self._call.has_more_logs
+    def has_own_logs(self) -> bool:
+        """Return whether logs are others than the results of the metrics; known after the first call."""
+        return self._functions.has_own_logs
 
     def forget(self) -> None:
         """Drop what lies on the devices; the next step sends it again."""

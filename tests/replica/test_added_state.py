@@ -1,0 +1,87 @@
+"""State of the user's own layers that adds up over rows is told, and other state is not."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import unisono as un
+from trainings import rows
+
+X, Y = rows(24, 3), rows(24, 2, seed=1)
+
+
+class Keeping(layers.Layer):
+    """Changes its state in every forward pass of training."""
+
+    def __init__(self, change, dtype="float32", **options):
+        super().__init__()
+        self.change = change
+        self.state = self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False, name="state", **options)
+
+    def call(self, x, training=False):
+        if training:
+            self.state.assign(self.change(self.state, x))
+        return x
+
+
+def fit(*inner, replicas=4, batch_size=8, epochs=2):
+    keras.utils.set_random_seed(0)
+    with un.OneDeviceStrategy(replicas=replicas).scope():
+        model = keras.Sequential([keras.Input((3,)), *(make() for make in inner), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=batch_size, epochs=epochs, verbose=0)
+    return model
+
+
+def count_rows(state, x):
+    return state + ops.shape(x)[0]
+
+
+def add_up(state, x):
+    return state + ops.sum(ops.square(x))
+
+
+def follow_mean(state, x):
+    return 0.9 * state + 0.1 * ops.mean(ops.square(x))
+
+
+def count_steps(state, _):
+    return state + 1
+
+
+TOLD = [lambda: Keeping(count_rows, "int32"), lambda: Keeping(count_rows), lambda: Keeping(add_up)]
+NOT_TOLD = [
+    lambda: Keeping(count_steps, "int32"),
+    lambda: Keeping(count_steps),
+    lambda: Keeping(follow_mean),
+    lambda: Keeping(add_up, aggregation="sum"),
+    lambda: Keeping(count_rows, "int32", aggregation="sum"),
+    layers.BatchNormalization,
+]
+
+
+@pytest.mark.parametrize("make", TOLD)
+def test_what_adds_up_over_rows_is_told_once(make):
+    text = r"adds up over the rows in 'keeping(_\d+)?/state'.* one R-th .*aggregation=\"sum\""
+    with pytest.warns(UserWarning, match=text) as told:
+        fit(make)
+    assert len(told) == 1
+
+
+def test_other_state_is_not():
+    """Nor is any with one replica."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(*NOT_TOLD)
+        fit(*TOLD, replicas=1)
+
+
+@pytest.mark.parametrize("batch_size", [8, 10])
+def test_what_the_warning_says_to_write_counts_all_rows(batch_size):
+    plain = fit(lambda: Keeping(count_rows, "int32"), lambda: Keeping(add_up), replicas=1, batch_size=batch_size)
+    ours = fit(*NOT_TOLD[3:5][::-1], batch_size=batch_size)
+    assert int(ours.layers[0].state.value) == int(plain.layers[0].state.value) == 48
+    np.testing.assert_allclose(ours.layers[1].state.value, plain.layers[1].state.value, rtol=1e-6)

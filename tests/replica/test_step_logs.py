@@ -1,0 +1,232 @@
+"""Logs of a step that are not simply the results of the metrics: those of plain Keras, for every R and placement."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import layers, ops
+
+import unisono as un
+from trainings import assert_close_logs, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from unisono._src.inlining import inline_calls
+from unisono._src.replica.metrics_function import CutProgram
+
+X, Y = rows(40, 5), labels(40, 2)
+FIT = fitting(X, Y, batch_size=16, epochs=2, validation_data=(X[:24], Y[:24]))
+
+
+class Net(keras.Model):
+    """A binary classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1, "sigmoid")
+
+    def call(self, x):
+        return ops.squeeze(self.out(x), -1)
+
+
+class OwnLoss(Net):
+    """Its steps return numbers of their own, one with the name of a metric that they do not feed."""
+
+    def train_step(self, state, data):
+        weights, others, slots, metrics = state
+        x, y = data
+
+        def compute_loss(weights):
+            y_pred, _ = self.stateless_call(weights, others, x)
+            return ops.mean(ops.square(ops.cast(y, "float32") - y_pred))
+
+        loss, gradients = jax.value_and_grad(compute_loss)(weights)
+        weights, slots = self.optimizer.stateless_apply(slots, gradients, weights)
+        return {"loss": loss, "twice": 2 * loss}, (weights, others, slots, metrics)
+
+    def test_step(self, state, data):
+        x, y = data
+        y_pred, _ = self.stateless_call(*state[:2], x)
+        error = ops.cast(y, "float32") - y_pred
+        return {"loss": ops.mean(ops.square(error)), "bias": ops.mean(error)}, state
+
+
+class OtherName(OwnLoss):
+    """What it logs is not the name of a metric."""
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        return {"my_loss": logs["loss"]}, state
+
+
+class FromResults(Net):
+    """Its logs are results of the metrics, and what is computed from them."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        both = logs["precision"] + logs["recall"]
+        return logs | {"f1": 2 * logs["precision"] * logs["recall"] / both, "perplexity": ops.exp(logs["loss"])}
+
+
+class SomeResults(Net):
+    """It logs some results of the metrics, and a number of rows."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {"recall": logs["recall"], "size": ops.mean(ops.abs(y_pred))}
+
+
+class FromStep(Net):
+    """It adds to the logs of Keras' step, in a jitted function."""
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        return logs | {"perplexity": jax.jit(lambda loss: ops.exp(loss) + 1)(logs["loss"])}, state
+
+
+MODELS = [OwnLoss, OtherName, FromResults, SomeResults, FromStep]
+
+
+def make(model_class, **options):
+    model = model_class()
+    model(X[:1])
+    metrics = [keras.metrics.Precision(name="precision"), keras.metrics.Recall(name="recall")]
+    model.compile(keras.optimizers.SGD(0.01), "binary_crossentropy", metrics=metrics, **options)
+    return model
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_logs_are_those_of_keras(model_class):
+    """In training and in validation, of steps that are compiled together."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        plain = assert_equals_keras(lambda: make(model_class), FIT, replicas=(1, 4), devices=(1, 2))
+    assert all(np.isfinite(values).all() for values in plain.logs.values())
+
+
+@pytest.mark.parametrize("model_class", [OwnLoss, FromResults, SomeResults])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_logs_of_eager_steps(model_class, replicas):
+    def fit(model):
+        return model.fit(X, Y, batch_size=20, shuffle=False, verbose=0)
+
+    plain = run(lambda: make(model_class), fit)
+    with on(1, replicas).scope():
+        keras.utils.set_random_seed(0)
+        eager = make(model_class, run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # eager steps are slow, and a batch says so
+        logs = fit(eager).history
+    assert_close_logs(logs, plain.logs)
+
+
+class Reading(Net):
+    """Its step reads a value, which no trace can do."""
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        return logs | {"size": ops.convert_to_tensor(float(logs["loss"]))}, state
+
+
+def test_logs_of_eager_steps_that_cannot_be_traced():
+    """What has the value of a result is this result."""
+
+    def make_reading():
+        model = Reading()
+        model(X[:1])
+        model.compile(keras.optimizers.SGD(0.01), "binary_crossentropy", run_eagerly=True)
+        return model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        runs = [run(make_reading, fitting(X, Y, batch_size=40), strategy).logs for strategy in (None, on(1, 1), on(1, 2))]
+    assert set(runs[0]) == {"loss", "size"}
+    for logs in runs[1:]:
+        assert_close_logs(logs, runs[0])
+
+
+def test_callbacks_follow_a_loss_of_the_steps_own():
+    """A tracker that is not fed is no loss of zero: training would stop."""
+    with un.MirroredStrategy(replicas=4).scope():
+        model = make(OwnLoss)
+    stop = keras.callbacks.EarlyStopping(monitor="val_loss", patience=1)
+    history = model.fit(X, Y, batch_size=8, epochs=4, verbose=0, validation_data=(X, Y), callbacks=[stop]).history
+    assert len(history["val_loss"]) == 4
+    assert min(history["val_loss"]) > 0.05
+
+
+class Mixed(Net):
+    """A log of a metric and of rows."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return logs | {"gap": logs["recall"] - ops.mean(y_pred)}
+
+
+def test_a_log_of_metrics_and_rows_warns():
+    text = r"The log 'gap' is made of metrics' variables and of something else.*get_metrics_result\(\).*or write replicas=1"
+    with pytest.warns(UserWarning, match=text):
+        run(lambda: make(Mixed), FIT, on(1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        alone = run(lambda: make(Mixed), FIT, on(1, 1))
+    assert_close_logs(alone.logs, run(lambda: make(Mixed), FIT).logs)
+
+
+class ByResult(Net):
+    """What the warning says: the log is computed from what all replicas have added."""
+
+    def get_metrics_result(self):
+        logs = super().get_metrics_result()
+        return logs | {"double": 2 * logs["recall"]}
+
+
+def test_a_log_of_get_metrics_result():
+    plain = assert_equals_keras(lambda: make(ByResult), FIT, replicas=(1, 4), devices=(1, 2))
+    np.testing.assert_allclose(plain.logs["double"], 2 * np.asarray(plain.logs["recall"]), rtol=1e-6)
+
+
+def test_bits_do_not_depend_on_the_placement():
+    for model_class in (FromResults, SomeResults):
+        assert_same_bits(lambda model_class=model_class: make(model_class), FIT, (1, 2, 4), 4)
+
+
+OPERATIONS = [
+    lambda a, b: a + b,
+    lambda a, b: a * b,
+    jax.jit(lambda a, b: jnp.maximum(a, b) - a),
+    lambda a, _: jnp.exp(-a) * jnp.array([1.0, 2.0])[1],
+    lambda a, b: jax.lax.cond(a > b, lambda: a, lambda: b),
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=12))
+def test_random_programs_are_cut_where_the_metrics_are(steps):
+    """What is computed of the variables' last values alone is a function of them with the same value; what reads more is not."""
+
+    def compute(values, row):
+        after = [values[0] + row, values[1], values[2] * row]
+        numbers = [*after, jnp.float32(3), row]
+        read = [{0}, {1}, {2}, set(), {"row"}]
+        for operation, one, other in steps:
+            one, other = one % len(numbers), other % len(numbers)
+            numbers.append(operation(numbers[one], numbers[other]))
+            read.append(read[one] | (read[other] if operation is not OPERATIONS[3] else set()))
+        reads.append(read[5:])
+        return after, numbers[5:]
+
+    reads = []
+    start, row = [jnp.float32(value) for value in (0.5, 0.25, 2.0)], jnp.float32(1.5)
+    after, logs = compute(start, row)
+    cut = CutProgram(inline_calls(jax.make_jaxpr(compute)(start, row)), 3)
+    for index, (log, read) in enumerate(zip(logs, reads[-1], strict=True)):
+        function, is_mixed = cut.find_function(index)
+        if function is None:
+            assert "row" in read or not read
+            assert is_mixed == (read >= {"row"} and len(read) > 1)
+        else:
+            assert "row" not in read
+            np.testing.assert_array_equal(function(after), log)
+            assert set(function.read) <= read
