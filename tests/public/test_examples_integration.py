@@ -54,6 +54,7 @@ def test_half_precision_prints_its_dtypes():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_fit_and_loop_end_with_the_same_bits_and_the_wrong_loop_is_refused(tmp_path):
     picture = tmp_path / "curves.png"
     finished = python(str(EXAMPLES / "cifar_fit_and_loop.py"), "--seeds", str(SEEDS), "--picture", str(picture), timeout=500)

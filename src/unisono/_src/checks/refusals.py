@@ -186,7 +186,7 @@ def check_assigned_variables(variables: list[keras.Variable], strategy: OwningSt
     if unclear and strategy.num_replicas_in_sync > 1:
         raise ValueError(
             f"Replica code assigns {unclear[0].path!r}, a variable of your own, and each of {strategy.num_replicas_in_sync} replicas leaves "
-            f'another value in it. Make it with aggregation="sum" (what the replicas add to it is added up), "mean" (averaged, by rows) or '
+            f'a value in it. Make it with aggregation="sum" (what the replicas add to it is added up), "mean" (averaged, by rows) or '
             f'"only_first_replica" (a counter of steps), or use a keras.metrics.Sum; or return the value and write strategy.reduce.'
         )
 
