@@ -117,10 +117,10 @@ format: $(VENV)/dev.stamp
 clean:
 	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
 
-# A stamp is an extra of pyproject.toml that .venv has.
+# A stamp is an extra of pyproject.toml that .venv has. Modules are compiled when they are imported: most never are.
 $(VENV)/%.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS) $(VENV)/made
 	@echo "Installing unisono[$*] into $(VENV); this takes a minute or two the first time."
-	$(BIN)/python -m pip install --quiet $(KERAS) --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile $(KERAS) --editable '.[$*]'
 	@touch $@
 
 $(VENV)/made:
@@ -134,5 +134,5 @@ $(VENV)-all/made $(VENV)-bench/made: WITH := $(KERAS)
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
 $(VENV)-%/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@

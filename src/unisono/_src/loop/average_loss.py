@@ -9,6 +9,7 @@ from keras import ops
 
 from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.near_names import says_near_names
+from unisono._src.replica.losses import spread_weights
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject
 
@@ -28,17 +29,15 @@ def compute_average_loss(
         A number; the sum of all replicas' numbers is the mean over the global batch.
     """
     code = require_replica_code("compute_average_loss")
-    values: KerasObject = ops.convert_to_tensor(per_example_loss)
+    values: KerasObject = code.axes.restore(ops.convert_to_tensor(per_example_loss), need_rows=True)
     if not values.ndim:
         raise ValueError(
             "compute_average_loss received one number; it needs one loss for each example. Make the loss with reduction=None."
         )
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = ops.cast(values, "float32")
-    shape = () if sample_weight is None else jnp.shape(sample_weight)
-    if shape and (abs(len(shape) - values.ndim) > 1 or shape[0] not in (1, values.shape[0])):
-        raise ValueError(f"sample_weight has the shape {shape}, which does not fit losses of the shape {tuple(values.shape)}.")
-    total: KerasObject = reduce_weighted_values(values, sample_weight, reduction="sum", dtype=values.dtype)
+    weights = None if sample_weight is None else spread_weights(values, sample_weight)
+    total: KerasObject = reduce_weighted_values(values, weights, reduction="sum", dtype=values.dtype)
     if global_batch_size is None:
         code.note("vector", values)
         return code.note("share", code.note("mean", code.divided(total, float(values.shape[0]))))

@@ -15,7 +15,7 @@ from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import RecordingScope, find_stateless_scope
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.losses import compute_mean_divisor
+from unisono._src.replica.losses import compute_mean_divisor, spread_weights
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
 from unisono._src.xla.rewrite import rewrite_before_gradient
@@ -80,6 +80,7 @@ def value_and_grad(
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
         with scope, contextlib.nullcontext() if code is None else code.trace_gradients():
             loss, aux = split_returned(fn(), has_aux)
+            loss = restore_row(code, loss)
             note_loss(code, loss)
         loss = compute_loss_share(loss, code, masks[known_masks:])
         assigned[:] = scope.assigned.values()
@@ -125,6 +126,13 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
     return without_scale
 
 
+def restore_row(code: ReplicaCode | None, loss: PyTree) -> PyTree:
+    """Return a loss of one row with its axis, if the code has removed it."""
+    if code is None or not hasattr(loss[0] if isinstance(loss, tuple) else loss, "dtype"):
+        return loss
+    return (code.axes.restore(loss[0], need_rows=True), *loss[1:]) if isinstance(loss, tuple) else code.axes.restore(loss)
+
+
 def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
     """Note, in replica code, a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
     if code is None:
@@ -144,6 +152,7 @@ def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array
         if weights is not None:
             raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
         return ops.cast(values, "float32")
+    weights = None if weights is None else spread_weights(values, weights)
     mask = find_mask(values, masks)
     numerator: KerasObject = reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
     divisor = compute_mean_divisor(values, weights, mask)

@@ -54,7 +54,9 @@ def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Pl
         count, total = sum_over_replicas(put_on_lead(value, placement), axis, placement.replicas)
     if op is ReduceOp.MEAN:
         return total / count
-    return total if value.dtype in (bool, total.dtype) else total.astype(value.dtype)
+    return (
+        total.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else total
+    )  # sums of integers may need more bits
 
 
 def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, jax.Array]:
@@ -65,7 +67,7 @@ def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, j
 def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: int) -> tuple[int, jax.Array]:
     """Return (number of added values, sum): over replicas, in the order of the reduction tree, and over an axis if one is given."""
     count = len(parts)
-    parts = {r: part.astype(jnp.int32) if part.dtype == bool else part for r, part in parts.items()}
+    parts = {r: widen_integers(part) for r, part in parts.items()}
     if axis is not None:
         if any(not -part.ndim <= axis < part.ndim for part in parts.values()):
             rank = min(part.ndim for part in parts.values())
@@ -87,6 +89,11 @@ def sum_over_replicas(parts: dict[int, jax.Array], axis: int | None, replicas: i
 
 def add_widened(left: jax.Array, right: jax.Array) -> jax.Array:
     return widen_half(left) + widen_half(right)
+
+
+def widen_integers(array: jax.Array) -> jax.Array:
+    """Return bools and short integers in the dtype of their sums, and every other array as it is."""
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.sum(jnp.zeros(0, array.dtype)).dtype)
 
 
 def widen_half(array: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_g
 from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
 from unisono._src.replica.metric_probe import MetricDecisions
 from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, note_updates
+from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import State
 from unisono._src.replica.trace_recorder import ReplicaCode
@@ -42,8 +43,18 @@ class ProbedFunction(Protocol):
 
     def start_values(self, state: State, replica: Array) -> State: ...
 
+    def find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes: ...
+
+    def make_means(self, axes: RowAxes) -> metrics.BatchLevelMeans: ...
+
     def run(
-        self, values: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
+        self,
+        values: State,
+        batch: PyTree,
+        replica: Array,
+        row_fraction: Array,
+        divisors: Array | None,
+        axes: RowAxes | None = None,
     ) -> AbstractContextManager[ReplicaCode]: ...
 
 
@@ -166,9 +177,11 @@ class FunctionProbe:
     ) -> tuple[list[list[Array | None]], list[Array]]:
         """Return (the arrays of each metric update, the gradients that the code applies), and note the metric calls of these rows."""
         start = self._functions.start_values(state, jnp.int32(0))
+        axes = self._functions.find_axes(state, rows, constants)
         with (
-            self._functions.run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS)) as code,
+            self._functions.run(start, rows, jnp.int32(0), row_fraction, jnp.ones(MOST_DIVISORS), axes) as code,
             note_updates(self._metrics, code.note),
+            self._functions.make_means(axes).watch(),
             hide_masks(),
         ):
             self._functions.call(rows, constants)

@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax import lax
 from keras import ops
 
 from unisono._src.keras_private.compiled_losses import (
@@ -31,7 +32,7 @@ from unisono._src.keras_private.models import overrides_method
 from unisono._src.replica.growth import Growth
 from unisono._src.replica.protocol import Divisor
 from unisono._src.replica.row_coupling import OutputRows, find_loss_name
-from unisono._src.typing import Array, Outputs, PyTree, UserFunction
+from unisono._src.typing import AnyArray, Array, Outputs, PyTree, UserFunction
 
 LossFunction: TypeAlias = keras.losses.Loss | UserFunction
 """A loss of compile()."""
@@ -49,6 +50,18 @@ def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array
 def compute_mean_divisor(values: Array, sample_weight: Array | None, mask: Array | None) -> float | Array:
     """Return the divisor of the mean of these values: the sum of the weights that are not masked, or the number of values not masked."""
     return count_values(values, mask) if sample_weight is None else sum_weights(values, sample_weight, mask, values.dtype)
+
+
+def spread_weights(values: Array, sample_weight: AnyArray) -> Array:
+    """Return weights in the shape of the values: those of examples, and of their first axes, hold for all values behind them."""
+    weights = jnp.asarray(sample_weight)
+    shape = tuple(values.shape)
+    given = tuple(weights.shape[:-1] if weights.ndim == values.ndim + 1 and weights.shape[-1] == 1 else weights.shape)
+    if given == tuple(weights.shape) == shape:
+        return weights
+    if len(given) > len(shape) or any(size not in (1, length) for size, length in zip(given, shape, strict=False)):
+        raise ValueError(f"sample_weight has the shape {tuple(weights.shape)}, which does not fit losses of the shape {shape}.")
+    return jnp.broadcast_to(lax.expand_dims(lax.reshape(weights, given), range(len(given), len(shape))), shape)
 
 
 def sum_weights(values: Array, sample_weight: Array | None, mask: Array | None, dtype: np.dtype | str) -> Array:

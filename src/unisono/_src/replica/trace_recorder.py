@@ -21,6 +21,7 @@ from unisono._src.keras_private.optimizers import (
 )
 from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.replica import refused_calls
+from unisono._src.replica.one_row import RowAxes
 from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObject, is_traced
 
 T = TypeVar("T")
@@ -117,6 +118,8 @@ class ReplicaCode:
         """The functions that JAX is tracing, as far as their arrays can be handed out: the code, and what `value_and_grad` differentiates."""
         self.rows: int | None = None
         """The rows of this replica."""
+        self.axes = RowAxes()
+        """Which losses and values for means have rows."""
 
     def begin(self) -> None:
         """Note that the trace begins in which the code is run."""

@@ -16,11 +16,13 @@ from unisono._src.replica import metrics, optimizer_update, overwritten, state_m
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
 from unisono._src.replica.function_probe import FunctionProbe
+from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.protocol import Divisor, RecordedVariables, State
-from unisono._src.replica.row_coupling import OutputRows
+from unisono._src.replica.row_coupling import OutputRows, describe_shapes
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.replica.used_variables import UsedVariables
+from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import Array, Outputs, PyTree
 
 CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
@@ -53,6 +55,7 @@ class UserComputation:
         self.call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
+        self._eager = eager
         self.variables = variables
         self.has_one_replica = replicas == 1
         self.returned: PyTree = None
@@ -70,8 +73,9 @@ class UserComputation:
         _, others, _, metric_values = state
         *start, reset = self.start_values(state, replica)
         start = *start, metric_values if self.has_one_replica else reset
-        means = metrics.BatchLevelMeans(variables.metrics, self._by_rows)
-        with self.run(start, batch, replica, row_fraction, divisors) as code, means.watch():
+        axes = self.find_axes(state, batch, constants)
+        means = self.make_means(axes)
+        with self.run(start, batch, replica, row_fraction, divisors, axes) as code, means.watch():
             returned = self.call(batch, constants)
             outputs, self.returned = split_outputs(returned, code)
         self.fixed_divisors = code.fixed_divisors
@@ -101,7 +105,9 @@ class UserComputation:
     def divisors(
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
     ) -> Sequence[Divisor]:
-        with self.run(self.start_values(state, replica), batch, replica, row_fraction, None) as code:
+        axes = self.find_axes(state, batch, constants)
+        start = self.start_values(state, replica)
+        with self.run(start, batch, replica, row_fraction, None, axes) as code, self.make_means(axes).watch():
             self.call(batch, constants)
         self._probe.changes_gradients |= code.changes_gradients
         return code.divisors
@@ -113,9 +119,36 @@ class UserComputation:
         reset = metrics.compute_reset_values(variables.metrics, variables.metric_variables)
         return weights, state_merging.make_start_values(variables.non_trainable, others, replica), slots, reset
 
+    def make_means(self, axes: RowAxes) -> metrics.BatchLevelMeans:
+        return metrics.BatchLevelMeans(self.variables.metrics, self._by_rows, axes)
+
+    def find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes:
+        """Return what tells of values of one row whether the code has removed their axis: a trace for two rows."""
+        is_one_row = count_batch_rows(batch) == 1
+        if not (is_one_row and self._can_be_cut) or self._eager:
+            return RowAxes(is_one_row=is_one_row)
+        axes = RowAxes()
+
+        def trace(state: State, batch: PyTree, constants: Sequence[Array]) -> None:
+            start = self.start_values(state, jnp.int32(0))
+            with self.run(start, batch, jnp.int32(0), jnp.float32(1), None, axes), self.make_means(axes).watch():
+                self.call(batch, constants)
+
+        try:
+            eval_shape(trace, state, describe_shapes(batch, 2), constants)
+        except Exception:  # the code is for one row alone
+            return RowAxes(is_one_row=True)
+        return RowAxes(axes.noted)
+
     @contextlib.contextmanager
     def run(
-        self, values: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None
+        self,
+        values: State,
+        batch: PyTree,
+        replica: Array,
+        row_fraction: Array,
+        divisors: Array | None,
+        axes: RowAxes | None = None,
     ) -> Generator[ReplicaCode]:
         """Run the block as the code of a replica, with these values of the variables."""
         mapping = [
@@ -125,6 +158,7 @@ class UserComputation:
         ]
         code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, divisors)
         code.rows = count_batch_rows(batch)
+        code.axes = axes or RowAxes()
         code.scalers = find_loss_scalers(self.variables.applied_optimizers)
         code.begin()
         with run_as_replica(code, self.variables.metrics):

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.optimizers import open_name_scope
 from unisono._src.replica.function_outputs import split_outputs
+from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.used_variables import UsedVariables, sort_variables
 from unisono._src.replica.user_function import CallUserFunction
@@ -148,6 +149,7 @@ def trace_code(
 ) -> ClosedJaxpr:
     """Return the program of the code, and of the arrays that it notes."""
     code.rows = jax.tree.leaves(batch)[0].shape[0]
+    code.axes = RowAxes(is_one_row=code.rows == 1)
     code.is_inspected = True
 
     def outputs(
@@ -168,6 +170,7 @@ def call_code(
 ) -> None:
     """Call the code, which cannot be traced."""
     code.rows = jax.tree.leaves(batch)[0].shape[0]
+    code.axes = RowAxes(is_one_row=code.rows == 1)
     code.replica = jnp.int32(0)
     code.row_fraction = jnp.float32(1)
     code.begin()

@@ -1,0 +1,131 @@
+"""Replicas of one row: what `ops.squeeze` makes of it is one number, and is the value of the row all the same."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+import unisono as un
+from sizes import cases
+from trainings import on
+
+
+def train(strategy, batches, step):
+    """Return (losses, the variable after each step, the mean, its count) of a loop over batches."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        factor = keras.Variable(1.0, name="factor")
+        optimizer = keras.optimizers.SGD(0.01)
+        mean = keras.metrics.Mean()
+    run = un.function(lambda batch: strategy.run(step, args=(batch, factor, optimizer, mean)))
+    losses, factors = [], []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A batch of .* replicas without rows have nothing to do")
+        for batch in strategy.distribute_dataset(batches):
+            losses.append(float(strategy.reduce("SUM", run(batch), axis=None)))
+            factors.append(float(factor.value))
+    return losses, factors, float(mean.result()), float(mean.count)
+
+
+def squeezed(x, factor, optimizer, mean):
+    """Where there is one row, the losses and the values for the mean are numbers."""
+    mean.update_state(ops.squeeze(x))
+    loss, gradients = un.value_and_grad(lambda: ops.squeeze(factor * x) ** 2, [factor])
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+def weighted(x, factor, optimizer, mean):
+    mean.update_state(ops.squeeze(x))
+    loss, gradients = un.value_and_grad(lambda: (ops.squeeze(factor * x), ops.squeeze(ops.abs(x)) + 1), [factor])
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+def averaged(x, factor, optimizer, mean):
+    mean.update_state(ops.squeeze(x))
+    loss, gradients = un.value_and_grad(lambda: un.compute_average_loss(ops.squeeze(factor * x)), [factor])
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+def summed(x, factor, optimizer, mean):
+    """A number for any rows: it is taken as it is."""
+    mean.update_state(x[:, 0])
+    loss, gradients = un.value_and_grad(lambda: ops.sum(factor * x) / 8, [factor])
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+@pytest.mark.parametrize("step", [squeezed, weighted, averaged, summed])
+@settings(max_examples=cases(3, 20))
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=3), st.integers(2, 9), st.integers(1, 3))
+def test_one_row_is_a_row(step, sizes, replicas, devices):
+    """Some replicas have one row, others more or none, and plain Keras all rows."""
+    sizes = [8] * len(sizes) if step is summed else sizes
+    draw = np.random.default_rng(sum(sizes))
+    batches = [draw.normal(size=(size, 1)).astype("float32") for size in sizes]
+    plain = train(on(1, 1), batches, step)
+    ours = train(on(min(devices, replicas), replicas), batches, step)
+    for mine, theirs in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_code_for_one_row_alone_runs():
+    """It cannot be traced for two."""
+    strategy = on(1, 4)
+
+    def step(x):
+        return un.value_and_grad(lambda: ops.reshape(x, ()) * 1.0, [])[0] if x.shape[0] == 1 else 1 / 0
+
+    (batch,) = strategy.distribute_dataset([np.arange(4, dtype="float32")[:, None]])
+    assert float(strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)) == 6.0
+
+
+SHAPES = [(6, 3), (6, 3, 2), (4, 4), (6, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("replicas", [1, 2, 3, 6])
+@pytest.mark.parametrize("how", ["tuple", "average"])
+def test_weights_of_examples_hold_for_all_values_of_an_example(shape, replicas, how):
+    """Also where a replica has as many rows as an example has values."""
+    values = np.random.default_rng(0).normal(size=shape).astype("float32")
+    weights = np.arange(1, shape[0] + 1, dtype="float32")
+    whole = np.broadcast_to(weights.reshape(-1, *[1] * (len(shape) - 1)), shape)
+    expected = np.sum(values * whole) / (np.sum(whole) if how == "tuple" else shape[0])
+    strategy = on(1, replicas)
+    with strategy.scope():
+        factor = keras.Variable(1.0)
+
+    def step(batch):
+        x, w = batch
+        if how == "tuple":
+            return un.value_and_grad(lambda: (factor * x, w), [factor])[0]
+        return un.compute_average_loss(x, sample_weight=w)
+
+    for given_weights in (weights, weights[:, None]):
+        (batch,) = strategy.distribute_dataset([(values, given_weights)])
+        loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+        np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_weights_that_do_not_begin_with_the_rows_are_refused():
+    strategy = on(1, 2)
+    (batch,) = strategy.distribute_dataset([np.ones((6, 4), "float32")])
+    with pytest.raises(ValueError, match=r"sample_weight has the shape \(4,\), which does not fit losses of the shape \(3, 4\)"):
+        strategy.run(lambda x: un.compute_average_loss(x, sample_weight=np.ones(4, "float32")), args=(batch,))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "bool"])
+def test_short_integers_are_summed_as_numpy_does(dtype):
+    strategy = on(1, 3)
+    rows = np.full((8, 1), 100).astype(dtype)
+    (batch,) = strategy.distribute_dataset([rows])
+    value = strategy.run(lambda x: x, args=(batch,))
+    assert strategy.reduce("SUM", value, axis=0).tolist() == rows.sum(0).tolist()
+    np.testing.assert_allclose(strategy.reduce("MEAN", value, axis=0), rows.mean(0))
