@@ -102,6 +102,70 @@ def test_what_is_put_into_a_list_or_a_dict(whole):
     assert float(asked()) == 128
 
 
+class Base:
+    factor = 1.0
+
+
+class Powers(Base):
+    power = 1
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["run", "un.function"])
+def test_other_attributes_of_a_class_and_other_values_in_an_array(whole):
+    strategy = on(1, 2)
+    table, shared, inside = np.ones(3, "float32"), un.replicate(np.ones(3, "float32")), {"a": [np.ones(2, "float32")]}
+    batch = next(iter(strategy.distribute_dataset([np.full(8, 2, "float32")])))
+
+    def code(rows):
+        rest = ops.sum(table) + ops.sum(shared.value) + ops.sum(inside["a"][0])
+        return ops.sum(rows**Powers.power) * Powers.factor * ops.cast(rest, "float32")
+
+    call = un.function(code) if whole else code
+
+    def total():
+        if whole:
+            return float(call(np.full(8, 2, "float32")))
+        return float(strategy.reduce("SUM", strategy.run(call, args=(batch,)), axis=None))
+
+    def change_class():
+        Base.factor = 3.0
+
+    def change_power():
+        Powers.power = 2
+
+    changes = [change_class, change_power, lambda: table.fill(2), lambda: shared.value.fill(3), lambda: inside["a"][0].fill(-1)]
+    try:
+        seen = [total()]
+        for change in changes:
+            change()
+            seen.append(total())
+    finally:
+        Base.factor, Powers.power = 1.0, 1
+    assert seen == [16 * 8, 16 * 3 * 8, 32 * 3 * 8, 32 * 3 * 11, 32 * 3 * 17, 32 * 3 * 13]
+
+
+def test_an_array_into_which_the_code_writes_in_its_trace_is_compared_by_identity():
+    strategy, traces, seen = on(1, 2), np.zeros(1, "int32"), []
+    batch = next(iter(strategy.distribute_dataset([np.ones(4, "float32")])))
+
+    def code(rows):
+        traces[0] += 1
+        return ops.sum(rows)
+
+    for _ in range(3):
+        strategy.run(code, args=(batch,))
+        seen.append(int(traces[0]))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_arrays_that_are_large_or_of_other_dtypes_are_compared_by_identity():
+    for array in (np.zeros(2**14, "float32"), np.zeros(2), np.array(["text"])):  # JAX converts float64 once
+        assert staleness.snapshot_value(array, frozenset()) is array
+    one, other = np.zeros((2, 2, 3), "float32")[:, :, 0]
+    assert staleness.is_same_value(one, staleness.snapshot_value(one, frozenset()))
+    assert not staleness.is_same_value(other, staleness.snapshot_value(one, frozenset()))
+
+
 def test_numbers_that_compute_differently_are_not_the_same():
     assert not staleness.is_same_value(-0.0, 0.0)
     assert not staleness.is_same_value(True, 1)

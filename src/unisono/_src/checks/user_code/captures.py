@@ -131,8 +131,20 @@ def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int])
                 yield from _walk_value(path, item, names, seen)
     elif isinstance(value, property):
         yield from _walk_function(value.fget, seen)
-    elif not isinstance(value, keras.Variable | Replicated | type) and not is_array(value):
+    elif isinstance(value, type):
+        yield from _walk_class(path, value, names, seen)
+    elif not isinstance(value, keras.Variable | Replicated) and not is_array(value):
         yield from _walk_object(path, value, names, seen)
+
+
+def _walk_class(path: str, kind: type, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
+    """Yield the attributes of a user's class, also those of its bases, that have these names."""
+    if id(kind) in seen or not is_user_module(kind.__module__):
+        return
+    seen.add(id(kind))
+    methods, names = find_methods(kind, names)
+    for holder, name in methods:
+        yield from _walk_capture(capture_item(f"{path}.{name}", holder, name), names, seen)
 
 
 def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
 
+import jax
+import numpy as np
+
 from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, Capture
+from unisono._src.replica.replicated import Replicated
 from unisono._src.typing import UserObject
 
+MOST_BYTES = 2**14
+"""Of an array of NumPy whose values are compared; a larger one is compared by identity."""
 VALUE_TYPES = (bool, int, float, str, bytes)
 """Types of numbers and texts, which are compared by value."""
 
@@ -36,8 +42,8 @@ class CaptureSnapshot:
     def __init__(self, find_captures: Callable[[], list[Capture]], before: CaptureSnapshot | None = None) -> None:
         """Keep the values that a function captures now.
 
-        `before` are the values of before the trace. Lists and dicts that changed in the trace, as in code that counts its traces, are compared
-        by identity alone.
+        `before` are the values of before the trace. Arrays, lists and dicts that changed in the trace, as in code that counts its traces, are
+        compared by identity alone.
         """
         self._find_captures = find_captures
         self._changed_by_code: list[UserObject] = []
@@ -45,7 +51,7 @@ class CaptureSnapshot:
             changed = [
                 then.thing
                 for _, then in before._values
-                if isinstance(then, CollectionSnapshot) and not is_same_value(then.thing, then)
+                if isinstance(then, CollectionSnapshot | ArraySnapshot) and not is_same_value(then.thing, then)
             ]
             self._changed_by_code = [*before._changed_by_code, *changed]
         skipped = frozenset(map(id, self._changed_by_code))
@@ -71,8 +77,29 @@ class CollectionSnapshot(NamedTuple):
         return sum(item.size if isinstance(item, CollectionSnapshot) else 1 for item in self.items.values())
 
 
+class ArraySnapshot(NamedTuple):
+    """An array of NumPy, or what is replicated of one, and its bytes at the trace: code may write into the array."""
+
+    thing: UserObject
+    content: bytes
+
+
+def find_small_array(value: object) -> np.ndarray | None:
+    """Return the array that code may write into, if it is small: it is compared at every step.
+
+    Where JAX has no such dtype, None: it converts an array once, and keeps what it has made of it.
+    """
+    array: object = value.value if isinstance(value, Replicated) else value
+    if not isinstance(array, np.ndarray) or array.nbytes > MOST_BYTES or array.dtype.kind not in "biufc":
+        return None
+    return array if jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype else None
+
+
 def snapshot_value(value: UserObject, skipped: frozenset[int]) -> object:
-    """Return a value, or a copy of a list or dict with its items. Those with the ids `skipped` are not copied."""
+    """Return a value, or a copy of a small array, a list or a dict with its items. Those with the ids `skipped` are not copied."""
+    array = find_small_array(value)
+    if array is not None and id(value) not in skipped:
+        return ArraySnapshot(value, array.tobytes())
     if not isinstance(value, COLLECTION_TYPES) or len(value) > MOST_ITEMS or id(value) in skipped:
         return value
     snapshot = CollectionSnapshot(
@@ -88,6 +115,9 @@ def find_items(collection: UserObject) -> Mapping[object, object]:
 
 def is_same_value(now: object, then: object) -> bool:
     """Return whether a value is the one of the trace, with the same items."""
+    if isinstance(then, ArraySnapshot):
+        array = find_small_array(now)
+        return now is then.thing and array is not None and array.tobytes() == then.content
     if isinstance(then, CollectionSnapshot):
         items = find_items(now) if now is then.thing else {}
         return (
