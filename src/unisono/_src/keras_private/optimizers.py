@@ -61,14 +61,14 @@ def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset(
     setting. Other attributes that its class does not know are notes of the user's."""
     known = list_known_names(type(optimizer))
     seen |= {id(optimizer)}
-    unknown = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
     settings = ["learning_rate", *(name for name in vars(optimizer) if name in known)]
-    unknown = [name for name in unknown if is_like_setting(name, settings)]
+    own = [name for name in vars(optimizer) if name not in known and not name.startswith("_")]
+    dead = [name for name in own if is_like_setting(name, settings)]
     for value in vars(optimizer).values():
         for part in () if type(value) in PLAIN_TYPES else list_holders(value):
             if isinstance(part, BaseOptimizer) and id(part) not in seen:
-                unknown += list_dead_settings(part, seen)
-    return unknown
+                dead += list_dead_settings(part, seen)
+    return dead
 
 
 def is_like_setting(name: str, settings: Sequence[str]) -> bool:

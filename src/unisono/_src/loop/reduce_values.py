@@ -54,9 +54,7 @@ def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Pl
         count, total = sum_over_replicas(put_on_lead(value, placement), axis, placement.replicas)
     if op is ReduceOp.MEAN:
         return total / count
-    return (
-        total.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else total
-    )  # sums of integers may need more bits
+    return total.astype(value.dtype) if is_half(value.dtype) else total  # a sum of short integers may need more bits
 
 
 def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, jax.Array]:
@@ -98,7 +96,12 @@ def widen_integers(array: jax.Array) -> jax.Array:
 
 def widen_half(array: jax.Array) -> jax.Array:
     """Return an array of half precision in float32, and every other array as it is."""
-    return array.astype(jnp.float32) if array.dtype in (jnp.float16, jnp.bfloat16) else array
+    return array.astype(jnp.float32) if is_half(array.dtype) else array
+
+
+def is_half(dtype: np.dtype) -> bool:
+    """Return whether sums are of another dtype than these floats."""
+    return dtype in (jnp.float16, jnp.bfloat16)
 
 
 def reduce_host_value(op: ReduceOp, value: UserObject, replicas: int) -> UserObject:

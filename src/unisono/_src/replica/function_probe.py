@@ -54,7 +54,7 @@ class ProbedFunction(Protocol):
         replica: Array,
         row_fraction: Array,
         divisors: Array | None,
-        axes: RowAxes | None = None,
+        axes: RowAxes,
     ) -> AbstractContextManager[ReplicaCode]: ...
 
 

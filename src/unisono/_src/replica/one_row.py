@@ -15,7 +15,7 @@ from unisono._src.typing import AnyArray
 
 
 class RowAxes:
-    """What a trace hands over: whether it has axes, in the order of the calls. Or, for one row, what it would have for more rows."""
+    """The record of whether values that a trace hands over have axes, in the order of the calls, and of whether those of more rows have."""
 
     def __init__(self, known: Sequence[bool] | None = None, is_one_row: bool = False) -> None:
         """`known` is `noted` of a trace for two rows; None where this trace has more rows itself, or where there is no such trace."""

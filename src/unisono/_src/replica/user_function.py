@@ -148,7 +148,7 @@ class UserComputation:
         replica: Array,
         row_fraction: Array,
         divisors: Array | None,
-        axes: RowAxes | None = None,
+        axes: RowAxes,
     ) -> Generator[ReplicaCode]:
         """Run the block as the code of a replica, with these values of the variables."""
         mapping = [
@@ -158,7 +158,7 @@ class UserComputation:
         ]
         code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, divisors)
         code.rows = count_batch_rows(batch)
-        code.axes = axes or RowAxes()
+        code.axes = axes
         code.scalers = find_loss_scalers(self.variables.applied_optimizers)
         code.begin()
         with run_as_replica(code, self.variables.metrics):

@@ -122,7 +122,8 @@ def choose_gradients(gradients: Sequence[Gradient], made_at: Mapping[Var, int]) 
 
 def make_joined_call(joined: Sequence[Gradient], place: JaxprEqn) -> JaxprEqn:
     """Return an equation that makes the results of gradients, in the place of another."""
-    right, summed = joined[0].right, joined[0].summed
+    right = joined[0].right
+    summed = joined[0].summed
     lefts = [gradient.left for gradient in joined if gradient.left is not None]
     compute = functools.partial(compute_gradients, summed, len(lefts) < len(joined))
     return make_call(Replacement(compute, [right, *lefts]), place.replace(outvars=[gradient.result for gradient in joined]))
