@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from unisono._src.audit import audit
 from unisono._src.audit.record_comparison import find_difference, measure_divergence
+from unisono._src.audit.run_plan import RunPlan
+from unisono._src.audit.script_run import FinishedRun, ScriptRunner
 from unisono._src.record.run_record import Program, RecordedStep, RunRecord, Start, Variable
 
 VARIABLES = [
@@ -91,3 +94,25 @@ def test_divergence_is_the_fraction_of_a_layer_by_step():
     divergence = measure_divergence(("one", "other"), make_record(*PLAIN), other)
     assert divergence.steps == (1, 2)
     assert dict(zip(divergence.layers, divergence.fractions, strict=True)) == {"net/wide": (0.0, 0.5), "optimizer": (0.0, 0.0)}
+
+
+class Runner:
+    """Every run of the script has the same record."""
+
+    def run_to_end(self, plan: RunPlan, name: str) -> FinishedRun:
+        return FinishedRun(plan, pathlib.Path(name), 0, 1.0, "", (make_record(*PLAIN),))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (PLAIN[2:], r"The record in 'run' begins with step 3 of its process, and an audit compares from step 1 on"),
+        ([], r"The record in 'run' has no steps"),
+    ],
+)
+def test_a_record_that_has_not_the_first_step_is_refused(monkeypatch, steps, said):
+    """A process that trained before it was recorded has counted its steps."""
+    monkeypatch.setattr(audit, "read_run_record", lambda _: make_record(*steps))
+    settings = audit.AuditSettings(("train.py",), against=pathlib.Path("run"))
+    with pytest.raises(audit.AuditError, match=said):
+        audit.Audit(cast("ScriptRunner", Runner()), settings, lambda _: None).make_report()

@@ -507,6 +507,37 @@ def test_other_objects(tmp_path):
         un.Checkpoint(**{"a/b": keras.Variable(0)})
 
 
+def held(seed):
+    """A seed generator, and objects in a list and in a dict."""
+    seeds = keras.random.SeedGenerator(seed)
+    counts = [keras.Variable(float(seed)), keras.Variable(10.0 * seed)]
+    towers = {"left": sequential(3), "right": (sequential(3),)}
+    return {"seeds": seeds, "counts": counts, "towers": towers}
+
+
+def drawn(seeds):
+    return keras.random.normal((3,), seed=seeds).tolist()
+
+
+def test_seed_generators_and_what_lists_and_dicts_hold(tmp_path):
+    things, others = held(1), held(2)
+    drawn(things["seeds"])
+    path = saved(tmp_path, **things)
+    others["counts"].append(keras.Variable(5.0))
+    with pytest.raises(ValueError, match=r"holds no counts\[2\]"):
+        un.Checkpoint(**others).restore(path)
+    others["counts"].pop()
+    assert un.Checkpoint(**others).restore(path)
+    assert drawn(others["seeds"]) == drawn(things["seeds"])
+    assert [float(count) for count in others["counts"]] == [1.0, 10.0]
+    assert un.fingerprint(others["towers"]["left"]) == un.fingerprint(things["towers"]["left"])
+    assert un.fingerprint(others["towers"]["right"][0]) == un.fingerprint(things["towers"]["right"][0])
+    with pytest.raises(ValueError, match=r"also holds counts\[1\]. Give counts\[1\] to Checkpoint as well"):
+        un.Checkpoint(**others | {"counts": others["counts"][:1]}).restore(path)
+    with pytest.raises(TypeError, match=r"Checkpoint\(counts\[1\]=\.\.\.\) received 3 of type int"):
+        un.Checkpoint(counts=[keras.Variable(0), 3])
+
+
 class Stubborn(keras.Variable):
     def assign(self, value):
         pass

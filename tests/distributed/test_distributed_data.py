@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keras import layers
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
@@ -245,6 +246,34 @@ def test_rows_that_were_dealt_out_train_to_the_same_bits(sizes):
         loop.model.fit(dataset(loop.strategy), epochs=2, verbose=0)
         seen.add(loop.train(X, Y, epochs=0))
     assert len(seen) == 1
+
+
+class Steps(layers.Layer):
+    """Counts steps, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x):
+        self.steps.assign(self.steps + 1)
+        return x + keras.random.normal((), seed=self.seeds)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_state_moves_on_where_the_first_replica_has_no_rows_left(devices):
+    def of_replica(context):
+        me = context.input_pipeline_id
+        return [(X[2 * me : 2 * me + 2], Y[2 * me : 2 * me + 2])] * (4 if me else 1)
+
+    strategy = on(devices, 3)
+    with strategy.scope():
+        model = keras.Sequential([Steps(), layers.Dense(5)])
+    model.compile("sgd", crossentropy())
+    model.fit(strategy.distribute_datasets_from_function(of_replica), verbose=0)
+    assert int(model.layers[0].steps.value) == 4
+    assert np.asarray(model.layers[0].seeds.state.value).tolist() == [1, 4]
 
 
 def test_sizes_of_replicas():

@@ -6,7 +6,7 @@ import pytest
 from keras import layers, optimizers
 
 import unisono as un
-from trainings import on, rows
+from trainings import assert_equals_keras, on, rows
 
 X, Y = rows(24, 5) * 100, rows(24, 2)
 
@@ -80,3 +80,33 @@ def test_a_misspelt_setting_is_refused_and_a_note_is_not():
         AttributeError, match=r"optimizer.clip_norm was set, but SGD has no such.*or give the attribute another name"
     ):
         fit(model)
+
+
+def test_a_schedule_takes_the_place_of_a_learning_rate():
+    """With a schedule the optimizer has one variable less."""
+
+    def train(model):
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        model.optimizer.learning_rate = optimizers.schedules.ExponentialDecay(1e-6, 2, 0.5)
+        return model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+
+    assert_equals_keras(lambda: compiled_anywhere(optimizers.SGD(1e-6)), train, replicas=(1, 4))
+
+
+def compiled_anywhere(optimizer):
+    model = keras.Sequential([layers.Input((5,)), layers.Dense(2)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def test_notes_with_the_name_of_a_setting_in_them_are_the_users():
+    class OneCycle(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.max_learning_rate = 1e-5
+            self.model.optimizer.learning_rate_at_start = 1e-6
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.optimizer.learning_rate = self.model.optimizer.max_learning_rate / (epoch + 1)
+
+    fit_twice = lambda model: model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False, callbacks=[OneCycle()])
+    assert_equals_keras(lambda: compiled_anywhere(optimizers.SGD(1e-6)), fit_twice, replicas=(4,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -38,6 +40,33 @@ def test_dtypes_can_be_printed():
     hidden, last = model.layers
     assert (hidden.compute_dtype, hidden.variable_dtype, last.compute_dtype) == ("float16", "float32", "float32")
     assert {v.dtype for v in model.trainable_variables} == {"float32"}
+
+
+class Counted(keras.Model):
+    """Has a counter and a factor of its own, beside those of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+        self.factor = self.add_weight(shape=(), initializer=keras.initializers.Constant(1.001), name="factor")
+
+    def call(self, x, training=False):
+        if training:
+            self.steps.assign_add(1.0)
+        return self.dense(x) * self.factor
+
+
+@pytest.mark.parametrize("replicas", [None, 1, 4])
+def test_variables_of_the_model_itself_are_not_rounded(replicas):
+    """In bfloat16 there is no number 257. Keras' fit does not cast them either."""
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    with un.OneDeviceStrategy(replicas=replicas).scope() if replicas else contextlib.nullcontext():
+        model = Counted()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.steps.assign(250.0)
+    model.fit(np.tile(ROWS, (2, 1)), np.tile(TARGETS, (2, 1)), batch_size=4, verbose=0)
+    assert float(model.steps.value) == 262
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])

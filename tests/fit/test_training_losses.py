@@ -227,6 +227,54 @@ def test_what_does_not(loss):
     assert not couples_rows(loss, (shapes, shapes))
 
 
+def squeezed(y_true, y_pred):
+    """Of one row it is a number."""
+    return ops.square(ops.squeeze(y_true) - ops.squeeze(y_pred))
+
+
+@pytest.mark.parametrize("count", [5, 13])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_loss_that_squeezes_the_axis_of_one_row(count, weighted):
+    """Beside replicas of two rows and of none."""
+
+    def make():
+        model = keras.Sequential([layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), squeezed, metrics=[squeezed])
+        return model
+
+    x, y = X[:count], Y[:count, :1]
+    weights = {"sample_weight": WEIGHTS[:count]} if weighted else {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "A batch of .* replicas without rows have nothing to do")
+        assert_equals_keras(make, fitting(x, y, batch_size=8, epochs=2, **weights), replicas=(1, 4))
+
+
+class Reduced(losses.Loss):
+    """Reduces by itself."""
+
+    def __init__(self):
+        super().__init__(reduction=None)
+
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred))
+
+
+def test_a_loss_that_reduces_by_itself_needs_no_reduction():
+    assert_equals_keras(regressor(Reduced), fitting(X[:40], Y[:40], batch_size=8), replicas=(1, 4))
+
+
+def test_a_model_without_weights_to_train():
+    def make():
+        model = keras.Sequential([layers.BatchNormalization(center=False, scale=False), layers.Dense(3, trainable=False)])
+        model.compile("sgd", scalar_loss)
+        return model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The model does not have any trainable weights")
+        assert_equals_keras(make, fitting(X[:40], Y[:40], batch_size=8), replicas=(1,))
+        assert_same_bits(make, fitting(X[:40], Y[:40], batch_size=8), replicas=4)
+
+
 def test_regularizers_count_once():
     """The only gradient is a regularizer's, 2 from 1.0: a step of rate 1 lands on -1.0, whatever R."""
 

@@ -1,5 +1,6 @@
 """Metrics of an epoch are those of its real rows, each counted once, whatever the replicas and batches."""
 
+import warnings
 from functools import partial
 
 import keras
@@ -117,6 +118,47 @@ class Watched(layers.Layer):
     def call(self, x):
         self.seen.update_state(ops.mean(x, axis=-1))
         return x
+
+
+def test_losses_in_the_place_of_metrics():
+    """A sum of rows is one; what is made of all rows is told."""
+
+    def make(*metrics):
+        model = keras.Sequential([layers.Dense(2, "sigmoid")])
+        model.compile("sgd", "mse", metrics=list(metrics))
+        return model
+
+    x, y = rows(32, 3), (rows(32, 2, seed=1) > 0.5).astype("float32")
+    sums = lambda: make(keras.losses.MeanSquaredError(reduction="sum", name="squares"), keras.losses.mean_absolute_error)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert_equals_keras(sums, fitting(x, y, batch_size=16), replicas=(1, 4))
+    with on(1, 4).scope():
+        model = make(keras.losses.Dice(name="dice"))
+    with pytest.warns(UserWarning, match="The metric 'dice' is fed with one number for all rows of a replica that is neither"):
+        model.evaluate(x, y, batch_size=16, verbose=0)
+
+
+class Encoder(keras.Model):
+    """Keeps a metric, which Keras leaves out where the model is a part of another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.size = layers.Dense(4), keras.metrics.Mean(name="size")
+
+    def call(self, x):
+        codes = self.dense(x)
+        self.size.update_state(ops.mean(ops.abs(codes), axis=-1))
+        return codes
+
+
+def test_a_metric_of_a_model_in_the_model_is_left_out():
+    def make():
+        model = keras.Sequential([Encoder(), layers.Dense(2)])
+        model.compile("sgd", "mse")
+        return model
+
+    assert_equals_keras(make, fitting(rows(32, 3), rows(32, 2, seed=1), batch_size=8), replicas=(1, 4))
 
 
 def test_a_metric_that_a_layer_keeps():

@@ -86,6 +86,16 @@ def test_code_for_one_row_alone_runs():
     assert float(strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)) == 6.0
 
 
+@pytest.mark.parametrize("rows", [4, 5, 8])
+def test_what_the_code_returns_of_one_row_has_its_axis(rows):
+    strategy = on(1, 4)
+    x = np.arange(rows, dtype="float32")
+    (batch,) = strategy.distribute_dataset([x[:, None]])
+    values, total = strategy.run(lambda x: (ops.squeeze(x), ops.sum(x)), args=(batch,))
+    assert strategy.gather(values, axis=0).tolist() == x.tolist()
+    assert float(strategy.reduce("SUM", values, axis=0)) == float(strategy.reduce("SUM", total, axis=None)) == x.sum()
+
+
 SHAPES = [(6, 3), (6, 3, 2), (4, 4), (6, 1)]
 
 

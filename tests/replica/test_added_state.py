@@ -16,10 +16,10 @@ X, Y = rows(24, 3), rows(24, 2, seed=1)
 class Keeping(layers.Layer):
     """Changes its state in every forward pass of training."""
 
-    def __init__(self, change, dtype="float32", **options):
+    def __init__(self, change, dtype="float32", initializer="zeros", **options):
         super().__init__()
         self.change = change
-        self.state = self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False, name="state", **options)
+        self.state = self.add_weight(shape=(), dtype=dtype, initializer=initializer, trainable=False, name="state", **options)
 
     def call(self, x, training=False):
         if training:
@@ -52,6 +52,14 @@ def count_steps(state, _):
     return state + 1
 
 
+def follow_sum(state, x):
+    return 0.9 * state + 0.1 * ops.sum(ops.square(x))
+
+
+def keep_largest(state, x):
+    return ops.maximum(state, ops.max(ops.square(x)))
+
+
 TOLD = [lambda: Keeping(count_rows, "int32"), lambda: Keeping(count_rows), lambda: Keeping(add_up)]
 NOT_TOLD = [
     lambda: Keeping(count_steps, "int32"),
@@ -66,6 +74,14 @@ NOT_TOLD = [
 @pytest.mark.parametrize("make", TOLD)
 def test_what_adds_up_over_rows_is_told_once(make):
     text = r"adds up over the rows in 'keeping(_\d+)?/state'.* one R-th .*aggregation=\"sum\""
+    with pytest.warns(UserWarning, match=text) as told:
+        fit(make)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: Keeping(follow_sum, initializer="ones"), lambda: Keeping(keep_largest)])
+def test_what_is_neither_a_mean_nor_a_sum_is_told_once(make):
+    text = r"all rows in 'keeping(_\d+)?/state' is neither the mean nor the sum.* as a maximum, or a sum that decays"
     with pytest.warns(UserWarning, match=text) as told:
         fit(make)
     assert len(told) == 1

@@ -165,6 +165,26 @@ class Mixed(Net):
         return logs | {"gap": logs["recall"] - ops.mean(y_pred)}
 
 
+class FewerLogs(Net):
+    """Its step returns a log of long batches alone."""
+
+    def train_step(self, state, data):
+        x, _ = data
+        logs, state = super().train_step(state, data)
+        largest = ops.max(ops.abs(x))
+        return {"error": logs["loss"]} | ({"long": 0 * largest + 7} if len(x) > 2 else {}), state
+
+
+def test_a_step_that_returns_other_logs_of_other_batches():
+    """The last batch of 8 rows is the one that Keras shows."""
+    strategy = on(1, 4)
+    with strategy.scope():
+        model = FewerLogs()
+        model.compile("sgd", "binary_crossentropy", steps_per_execution=1)
+    history = model.fit(X[:24], Y[:24], batch_size=16, shuffle=False, verbose=0)
+    assert list(history.history) == ["error"]
+
+
 def test_a_log_of_metrics_and_rows_warns():
     text = r"The log 'gap' is made of metrics' variables and of something else.*get_metrics_result\(\).*or write replicas=1"
     with pytest.warns(UserWarning, match=text):

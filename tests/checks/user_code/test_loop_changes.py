@@ -292,6 +292,36 @@ def test_a_function_that_is_compiled_as_a_whole_sees_changes_too():
     assert results == [10, 15]
 
 
+@pytest.mark.parametrize("what", ["clipping", "a frozen weight", "a schedule of the model's optimizer"])
+def test_a_function_that_is_compiled_as_a_whole_sees_other_settings(what):
+    model = keras.Sequential([layers.Input((2,)), layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5))
+    optimizer = model.optimizer
+    kernel, bias = model.trainable_variables
+    gradients = [np.full(variable.shape, 4, "float32") for variable in (kernel, bias)]
+
+    @un.function
+    def update():
+        (optimizer if what == "clipping" else model.optimizer).apply(gradients, [kernel, bias])
+        return kernel.trainable
+
+    update()
+    before = np.array(kernel.value)
+    if what == "clipping":
+        optimizer.clipvalue = 1.0
+    elif what == "a frozen weight":
+        kernel.trainable = False
+    else:
+        optimizer.learning_rate = keras.optimizers.schedules.ExponentialDecay(0.125, 1, 1.0)
+    trainable = update()
+    moved = {"clipping": 0.5, "a frozen weight": 2.0, "a schedule of the model's optimizer": 0.5}[what]
+    np.testing.assert_allclose(before - np.asarray(kernel.value), moved, rtol=1e-6)
+    assert bool(trainable) is (what != "a frozen weight")
+    optimizer.lr = 0.1
+    with pytest.raises(AttributeError, match="optimizer.lr was set"):
+        update()
+
+
 class Settings:
     def __init__(self):
         self.factor = 1.0

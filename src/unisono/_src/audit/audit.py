@@ -103,7 +103,13 @@ class Audit:
         self._runs.append(recorded)
         if not recorded.steps:
             raise AuditError(f"The record in {str(self._settings.against)!r} has no steps. Record a run that trains.")
-        theirs = next(iter(recorded.steps.values())).program.facts["replicas"]
+        begin = min(recorded.steps)
+        if begin:
+            raise AuditError(
+                f"The record in {str(self._settings.against)!r} begins with step {begin + 1} of its process, and an audit compares from step 1 "
+                f"on. Record the whole program: UNISONO_RECORD=DIRECTORY python script.py."
+            )
+        theirs = recorded.steps[0].program.facts["replicas"]
         ours = first.steps[0].program.facts["replicas"]
         if theirs != ours:
             raise AuditError(

@@ -6,9 +6,11 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
+
+import keras
 
 from unisono._src.checkpoint.object_state import KerasThing
 from unisono._src.checkpoint.reading import DamagedError, find_checkpoints, load_checkpoint, read_first_good
@@ -45,16 +47,20 @@ class LoopDataset(Protocol):
     def will_be_saved(self) -> None: ...
 
 
-Trackable: TypeAlias = KerasThing | Stateful
+Trackable: TypeAlias = KerasThing | keras.random.SeedGenerator | Stateful
 """An object that `Checkpoint` saves."""
+
+Trackables: TypeAlias = "Trackable | Sequence[Trackables] | Mapping[str, Trackables]"
+"""An object that `Checkpoint` saves, or a list, a tuple or a dict of such objects."""
 
 
 class Checkpoint:
     """The state of a training, saved and restored as a whole.
 
     Args:
-        trackables: The objects, by names of your own: models, layers, optimizers, metrics and Keras variables; the distributed
-            dataset of the loop (`data=`); and any object with `get_state()` and `set_state(state)`.
+        trackables: The objects, by names of your own: models, layers, optimizers, metrics, Keras variables and seed generators; the
+            distributed dataset of the loop (`data=`); any object with `get_state()` and `set_state(state)`; and lists, tuples and
+            dicts of these.
 
     Example:
         >>> import keras, tempfile
@@ -65,23 +71,26 @@ class Checkpoint:
         True
     """
 
-    def __init__(self, **trackables: Trackable) -> None:
+    def __init__(self, **trackables: Trackables) -> None:
         self._stateful: dict[str, Stateful] = {}
         keras_things: dict[str, KerasThing] = {}
-        for name, thing in trackables.items():
+        for name in trackables:
             if not name.isidentifier():
                 raise ValueError(
                     f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
                 )
+        for name, thing in open_containers(trackables.items()):
             if isinstance(thing, KerasThing):
                 keras_things[name] = thing
+            elif isinstance(thing, keras.random.SeedGenerator):
+                keras_things[name] = thing.state
             elif is_stateful(thing):
                 self._stateful[name] = thing
             else:
                 raise TypeError(
                     f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
-                    f"Keras variables, distributed datasets, and objects with get_state() and set_state(state). Write keras.Variable(...) for "
-                    f"a number that changes."
+                    f"Keras variables, seed generators, distributed datasets, objects with get_state() and set_state(state), and lists and "
+                    f"dicts of these. Write keras.Variable(...) for a number that changes."
                 )
         self._datasets = [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
         for dataset in self._datasets:
@@ -191,6 +200,23 @@ class Checkpoint:
         for name, thing in self._stateful.items():
             thing.set_state(states[name])
         return True
+
+
+def open_containers(things: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
+    """Yield (name, object), with the items of lists, tuples and dicts in their place, by names like `towers[0]`.
+
+    >>> list(open_containers([("a", 1), ("b", [2, {"c": 3}])]))
+    [('a', 1), ('b[0]', 2), ("b[1]['c']", 3)]
+    """
+    for name, thing in things:
+        if is_stateful(thing):
+            yield name, thing
+        elif isinstance(thing, list | tuple):
+            yield from open_containers((f"{name}[{index}]", item) for index, item in enumerate(thing))
+        elif isinstance(thing, Mapping):
+            yield from open_containers((f"{name}[{key!r}]", item) for key, item in thing.items())
+        else:
+            yield name, thing
 
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:

@@ -27,8 +27,9 @@ def check_objects(where: str, theirs: Collection[str], ours: Collection[str], pa
             f"The checkpoint {where} holds no {' and no '.join(missing)}, only {', '.join(sorted(theirs))}. Nothing was restored."
         )
     if left and not partial:
+        argument = f"{left[0]}=" if left[0].isidentifier() else left[0]  # an item of a list has no argument of its own
         raise ValueError(
-            f"The checkpoint {where} also holds {', '.join(left)}. Give {left[0]}= to Checkpoint as well, or write restore(path, partial=True) "
+            f"The checkpoint {where} also holds {', '.join(left)}. Give {argument} to Checkpoint as well, or write restore(path, partial=True) "
             f"to leave it, where this is not trained on. Nothing was restored."
         )
 

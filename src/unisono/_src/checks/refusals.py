@@ -9,7 +9,7 @@ import keras
 from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
 from unisono._src.keras_private.instances import set_untracked
-from unisono._src.keras_private.models import list_layers
+from unisono._src.keras_private.models import list_layers, overrides_method
 from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_settings
 from unisono._src.keras_private.trainer_state import find_stateless_scope
 from unisono._src.ownership import OwningStrategy, find_strategy
@@ -54,6 +54,15 @@ def check_changed_model(model: keras.Model, training: bool) -> None:
         raise ValueError(
             f"The variables of the model {model.name!r} are other ones than when it was compiled: layers were frozen, freed or "
             f"added. Write model.compile(...) again, so that the optimizer has the variables that are trained now."
+        )
+
+
+def check_made_function(model: keras.Model, step: str) -> None:
+    """Refuse a class that makes the function of a loop by itself: it would never be called. `step` is "train", "test" or "predict"."""
+    if overrides_method(model, f"make_{step}_function"):
+        raise TypeError(
+            f"The class {type(model).__name__} overrides make_{step}_function, but under a strategy the function is made by the strategy, and "
+            f"the class's would not be called. Override {step}_step instead, or write a loop of your own."
         )
 
 

@@ -246,16 +246,27 @@ def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
     """Return the number of rows, on which all arrays of a batch must agree."""
     where = "A batch" if position is None else f"Batch {position[1]}"
     counts = {shape[0] if shape else None for shape in shapes}
-    if not shapes or None in counts:
+    if not shapes:
+        raise ValueError(f"{where} holds no array; every batch needs arrays with a first axis of rows.")
+    if None in counts:
         raise ValueError(
-            f"{where} holds {'a scalar' if shapes else 'no array'}; every array needs a first axis of rows. {UNBATCHED * bool(shapes)}".rstrip()
+            f"{where} holds a scalar; every array needs a first axis of rows. {UNBATCHED} In a loop, a number for the whole batch is an "
+            f"argument of its own: strategy.run(step, args=(batch, number))."
         )
     if len(counts) > 1:
+        numbers = [shape[0] for shape in shapes]
         raise ValueError(
-            f"{where} holds arrays of {' and '.join(str(shape[0]) for shape in shapes)} rows; x, y and sample weights "
-            f"need the same number. {UNBATCHED}"
+            f"{where} holds arrays of {' and '.join(map(str, numbers))} rows; x, y and sample weights need the same number. "
+            f"{advise_same_rows(min(numbers), max(numbers))}"
         )
     (rows,) = counts
     if not rows:
         raise ValueError(f"{where} has no rows. Leave empty batches out of the dataset.")
     return rows
+
+
+def advise_same_rows(least: int, most: int) -> str:
+    """Return what to write where arrays of a batch have other numbers of rows."""
+    if least < 2 or most % least:
+        return UNBATCHED
+    return f"If {most // least} rows of one array belong to each row of another, make one row of them: reshape(({least}, {most // least}, ...))."

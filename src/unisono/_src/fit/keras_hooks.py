@@ -23,7 +23,13 @@ from unisono._src.fit.model_building import build_model
 from unisono._src.fit.step_function import StepFunction
 from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import EpochSteps, make_adapter, replace_adapter
-from unisono._src.keras_private.models import get_class_method, is_built, release_state, replace_trainer_method
+from unisono._src.keras_private.models import (
+    get_class_method,
+    is_built,
+    overrides_method,
+    release_state,
+    replace_trainer_method,
+)
 from unisono._src.keras_private.trainer_state import take_state as take_model_state
 from unisono._src.replica.protocol import State
 from unisono._src.typing import Arguments, KerasObject, Keywords, Logs, Outputs, UserBatch, UserObject
@@ -52,6 +58,7 @@ class TrainerHooks:
 
     def make_train_function(self, force: bool = False) -> None:
         refusals.check_model_scope(self._model, SCOPES.innermost)
+        refusals.check_made_function(self._model, "train")
         function: StepFunction | None = self._model.train_function
         if function is not None and function.has_other_variables:
             refusals.check_changed_model(self._model, training=True)
@@ -60,11 +67,13 @@ class TrainerHooks:
             self._model.train_function = StepFunction(self._bond, "train")
 
     def make_test_function(self, force: bool = False) -> None:
+        refusals.check_made_function(self._model, "test")
         function: StepFunction | None = self._model.test_function
         if function is None or force or function.has_other_variables or function.has_other_mode:
             self._model.test_function = StepFunction(self._bond, "evaluate")
 
     def make_predict_function(self, force: bool = False) -> None:
+        refusals.check_made_function(self._model, "predict")
         function: StepFunction | None = self._model.predict_function
         if function is None or force or function.has_other_variables or function.has_other_mode:
             self._model.predict_function = StepFunction(self._bond, "predict")
@@ -89,7 +98,13 @@ class TrainerHooks:
         with self._grouping.allow("evaluate", "test", args, kwargs):
             return self._call_and_restore("evaluate", *args, **kwargs)
 
-    def predict(
+    def predict(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
+        if overrides_method(self._model, "predict"):  # the class may take other arguments, and gives Keras others
+            args, kwargs = replace_datasets(self._strategy, "predict", args, kwargs)
+            return self._call_and_restore("predict", *args, **kwargs)
+        return self._predict(*args, **kwargs)
+
+    def _predict(
         self,
         x: UserObject,
         batch_size: int | None = None,

@@ -68,6 +68,9 @@ class StepFunction:
         if isinstance(iterator, NoStep):
             return self._bond.repeat_logs(), state
         is_training = self._mode == "train"
+        if is_training:
+            refusals.check_optimizer_attributes(self._model.optimizer)
+            self._follow_settings()
         sizes = tuple(map(len, state))
         if self._sizes not in (None, sizes):
             refusals.check_changed_model(self._model, is_training)
@@ -75,9 +78,6 @@ class StepFunction:
         group = iterator if isinstance(iterator, BatchGroup) else None
         batches, error = take_batches(iterator, group.count if group else self._model.steps_per_execution)
         self._sizes = sizes
-        if is_training:
-            refusals.check_optimizer_attributes(self._model.optimizer)
-            self._follow_settings()
         replicas = self._strategy.num_replicas_in_sync
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
@@ -98,6 +98,9 @@ class StepFunction:
         if settings != self._settings:
             self._settings = settings
             self._step = self._make_step()
+            if self._sizes is not None:  # a schedule in place of a learning rate takes a variable from the optimizer
+                place = STATE_NAMES.index("optimizer_variables")
+                self._sizes = (*self._sizes[:place], len(self._model.optimizer.variables), *self._sizes[place + 1 :])
 
     def forget(self) -> None:
         """Release the state on the devices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import keras
 from jax import Array
@@ -67,17 +67,31 @@ def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
     """Return the outputs of the forward pass of a training step, inside a scope that holds the state.
 
     The forward pass is Keras' own, with one difference: in mixed precision, layers that do not cast by themselves (Embedding) add up their
-    gradients in float32, as they do if a loop calls `model(x)`.
+    gradients in float32, as they do if a loop calls `model(x)`. Variables of the model itself are not cast, as in Keras' steps.
     """
     forget_added_losses(model)
     is_mixed = model.compute_dtype != model.variable_dtype and backend.is_float_dtype(model.compute_dtype)
     kwargs = {"training": training} if model._call_has_training_arg else {}
-    with make_crops_compilable(model), backend.AutocastScope(model.compute_dtype) if is_mixed else contextlib.nullcontext():
+    with make_crops_compilable(model), autocast_layers(model) if is_mixed else contextlib.nullcontext():
         if model.dtype_policy.quantization_mode is not None:
             return model.quantized_call(x, **kwargs)
         if model._remat_mode is not None:
             return model.rematerialized_call(model.call, x, **kwargs)(x, **kwargs)
         return model.call(x, **kwargs)
+
+
+@contextlib.contextmanager
+def autocast_layers(model: keras.Model) -> Generator[None]:
+    """Cast the variables of the model's layers to its precision where they are read in the block, and none of the model's own."""
+    own = [variable for variable in (*model._trainable_variables, *model._non_trainable_variables) if variable._autocast]
+    for variable in own:
+        variable._autocast = False
+    try:
+        with backend.AutocastScope(model.compute_dtype):
+            yield
+    finally:
+        for variable in own:
+            variable._autocast = True
 
 
 def forget_added_losses(model: keras.Model) -> None:

@@ -66,6 +66,12 @@ def is_built(model: keras.Layer) -> bool:
     return all(layer.built for layer in list_layers(model))
 
 
+def list_inner_metric_ids(model: keras.Model) -> set[int]:
+    """Return the ids of the variables of metrics that models in the model keep. Keras leaves these metrics out."""
+    inner = [layer for layer in list_layers(model) if isinstance(layer, keras.Model) and layer is not model]
+    return {id(variable) for layer in inner for variable in layer.metrics_variables}
+
+
 def overrides_method(model: keras.Model, method: str) -> bool:
     """Return whether the model's class overrides a method of Keras' trainer."""
     return getattr(type(model), method) is not getattr(keras.Model, method)

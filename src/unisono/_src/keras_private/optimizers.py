@@ -52,6 +52,12 @@ def list_holders(value: object) -> list[KerasObject]:
     return [item for item in items if isinstance(item, SETTING_HOLDERS)]
 
 
+def list_optimizers(holder: keras.Model | keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """Return an optimizer, or the optimizers that are attributes of a model."""
+    values = [holder] if isinstance(holder, keras.optimizers.Optimizer) else list(vars(holder).values())
+    return [part for value in values for part in list_holders(value) if isinstance(part, keras.optimizers.Optimizer)]
+
+
 OLD_SETTINGS = ("lr", "decay")
 """Names of settings in earlier versions of Keras."""
 
@@ -74,10 +80,14 @@ def list_dead_settings(optimizer: KerasObject, seen: frozenset[int] = frozenset(
 def is_like_setting(name: str, settings: Sequence[str]) -> bool:
     """Return whether an attribute was probably meant to be a setting.
 
-    >>> [is_like_setting(name, ["learning_rate", "clipnorm"]) for name in ("lr", "clip_norm", "learning_rates", "initial_learning_rate")]
+    A setting with a word before or behind it is another name.
+
+    >>> [is_like_setting(name, ["learning_rate", "clipnorm"]) for name in ("lr", "clip_norm", "learning_rates", "max_learning_rate")]
     [True, True, True, False]
     """
-    return name in OLD_SETTINGS or bool(difflib.get_close_matches(name, settings, n=1, cutoff=0.85))
+    close = difflib.get_close_matches(name, settings, n=3, cutoff=0.85)
+    longer = [one for one in close if name.endswith(f"_{one.lstrip(chr(95))}") or name.startswith(f"{one}_")]
+    return name in OLD_SETTINGS or len(close) > len(longer)
 
 
 @functools.lru_cache

@@ -38,6 +38,7 @@ def compute_average_loss(
         values = ops.cast(values, "float32")
     weights = None if sample_weight is None else spread_weights(values, sample_weight)
     total: KerasObject = reduce_weighted_values(values, weights, reduction="sum", dtype=values.dtype)
+    code.note("weights", sample_weight)
     if global_batch_size is None:
         code.note("vector", values)
         return code.note("share", code.note("mean", code.divided(total, float(values.shape[0]))))

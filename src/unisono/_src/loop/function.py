@@ -18,6 +18,7 @@ import numpy as np
 
 from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_function_errors
+from unisono._src.checks.refusals import check_optimizer_attributes
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import can_run_replicas
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
@@ -27,6 +28,7 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.optimizers import list_optimizers, read_attributes
 from unisono._src.keras_private.trainer_state import (
     ReadingScope,
     RecordingScope,
@@ -100,6 +102,28 @@ class TracedFunction(NamedTuple):
     """Takes (values of the variables, arguments that are arrays), and returns (what the function returns, new values by position)."""
     captured: CaptureSnapshot
     """What the program takes as fixed."""
+    models_and_optimizers: list[keras.Model | keras.optimizers.Optimizer]
+    """Those that the function finds by names."""
+    settings: list[object]
+    """What decides, beside arrays, how the function updates variables."""
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether all that the trace took as fixed is unchanged."""
+        return self.captured.is_unchanged and self.settings == self.read_settings()
+
+    def read_settings(self) -> list[object]:
+        """Return the settings as they are now; refuse settings that do nothing."""
+        read: list[object] = [[variable.trainable for variable in self.variables]]
+        for holder in self.models_and_optimizers:
+            for optimizer in list_optimizers(holder):
+                check_optimizer_attributes(optimizer)
+                read.append(read_attributes(optimizer))
+        return read
+
+    def take_again(self) -> TracedFunction:
+        """Return the function with what is fixed now, after the trace."""
+        return self._replace(captured=self.captured.take_again(), settings=self.read_settings())
 
 
 class Function:
@@ -139,7 +163,7 @@ class Function:
         traced = self._traced.get(key)
         is_new = traced is None
         try:
-            if traced is not None and traced.captured.is_unchanged:
+            if traced is not None and traced.is_current:
                 self._traced.move_to_end(key)
                 return self._call_program(traced, arguments.constants)
             traced = self._compile(arguments)
@@ -148,7 +172,7 @@ class Function:
             self._runs_replicas = True
             return self._fn(*args, **kwargs)
         # Read after the trace: the code may change its surroundings by itself.
-        self._traced[key] = traced._replace(captured=traced.captured.take_again())
+        self._traced[key] = traced.take_again()
         if is_new:
             self._warn_of_python_numbers((structure, arguments.constant_shapes))
             self._warn_of_remade_functions(traced)
@@ -178,9 +202,12 @@ class Function:
                 returned = call(arrays)
             return returned, {i: scope.state_mapping[id(v)] for i, v in enumerate(variables) if id(v) in scope.assigned}
 
-        refuse_compiled_captures(find_captures())
-        platform = jax.default_backend()
-        return TracedFunction(variables, DeviceProgram(rewrite_function(pure, platform)), captured)
+        captures = find_captures()
+        refuse_compiled_captures(captures)
+        values = {id(capture.value): capture.value for capture in captures}
+        holders = [value for value in values.values() if isinstance(value, keras.Model | keras.optimizers.Optimizer)]
+        program = DeviceProgram(rewrite_function(pure, jax.default_backend()))
+        return TracedFunction(variables, program, captured, holders, [])
 
     def _warn_of_python_numbers(self, kind: Hashable) -> None:
         """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""

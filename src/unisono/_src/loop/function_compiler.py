@@ -14,6 +14,7 @@ import numpy as np
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import Capture
+from unisono._src.checks.user_code.fixed_losses import warn_of_fixed_loss
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -21,7 +22,7 @@ from unisono._src.checks.user_code.inspection import (
     name_array_in_errors,
 )
 from unisono._src.checks.user_code.jaxpr import has_float16
-from unisono._src.checks.user_code.loss_growth import ReplicaInputs, find_loss_parts
+from unisono._src.checks.user_code.loss_growth import LossPart, ReplicaInputs, find_loss_parts
 from unisono._src.checks.user_code.loss_scaling import DivisorCheck, find_vector_losses, is_additive
 from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.checks.user_code.row_independence import warn_of_coupled_rows
@@ -217,10 +218,15 @@ class FunctionCompiler:
         constants = self._arguments.constants
         parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
         if self._replicas > 1:
-            of_rows = [part for part in parts if part.of_rows]
-            with_losses = bool(of_rows) and all(is_additive(part, self._replicas) for part in of_rows)
-            warn_of_coupled_rows(self._call.name, sources, self._trace_rows, self._rows, constants, with_losses)
+            self._warn_of_losses(sources, [part for part in parts if part.of_rows])
         return DivisorCheck(self._call.name, self._replicas, parts, find_vector_losses(sources), sources.mean_scalings)
+
+    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart]) -> None:
+        """Warn of a loss that replicas do not add up to that of the whole batch; `parts` are what the code scales by itself."""
+        traced = self._call.name, sources, self._trace_rows, self._rows
+        with_losses = bool(parts) and all(is_additive(part, self._replicas) for part in parts)
+        if not warn_of_fixed_loss(*traced, self._replicas):
+            warn_of_coupled_rows(*traced, self._arguments.constants, with_losses)
 
     def _warn_of_float16(self, sources: Provenance, variables: UsedVariables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied_optimizers if not list_loss_scales(optimizer)]

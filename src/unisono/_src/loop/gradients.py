@@ -139,6 +139,7 @@ def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
         return
     if isinstance(loss, tuple):
         code.note("vector", loss[0], origin="weighted")
+        code.note("weights", loss[1])
     elif not ops.ndim(loss) and hasattr(loss, "dtype"):
         code.note("loss", loss)
     else:

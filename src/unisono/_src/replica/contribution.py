@@ -15,11 +15,10 @@ class AssignedState(NamedTuple):
 
     float_changes: list[jax.Array]
     """The change of floating-point state, times the rows. One replica alone has the new state here."""
-    counter_changes: list[tuple[jax.Array, jax.Array, jax.Array]]
-    """The growth of each integer or bool: in the first replica only, in this replica, and the square of the latter."""
+    counter_changes: list[tuple[jax.Array, jax.Array]]
+    """The growth of each integer or bool, and its square."""
     advances: list[jax.Array]
-    """The advance of each random state, in the first replica only. And the advance of each state whose `aggregation` asks for it, in the
-    first replica or in this one."""
+    """The advance of each random state. And the advance of each state whose `aggregation` asks for it, in the first replica or in this one."""
 
 
 class Contribution(NamedTuple):

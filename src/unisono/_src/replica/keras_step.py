@@ -154,4 +154,4 @@ class KerasStepComputation(ModelComputation):
 
 def concatenate_raveled(arrays: list[Array]) -> Array:
     """Return one vector of all numbers."""
-    return jnp.concatenate([jnp.ravel(array).astype(jnp.float32) for array in arrays])
+    return jnp.concatenate([jnp.zeros(0, jnp.float32), *(jnp.ravel(array).astype(jnp.float32) for array in arrays)])

@@ -135,19 +135,21 @@ class LossTerms:
             return self._weigh(
                 loss, cast(Array, loss(y_true, y_pred, sample_weight))
             ), None  # its parts are hidden: one number for all rows
-        if loss.reduction in (None, "none"):
-            raise ValueError(
-                f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
-                f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
-            )
         input_mask = get_keras_mask(y_pred)
         convert = functools.partial(ops.convert_to_tensor, dtype=loss.dtype)
         tensors = [keras.tree.map_structure(convert, argument) for argument in (y_true, y_pred)]
         values = loss.call(*tensors)
+        if loss.reduction in (None, "none") and values.ndim:
+            raise ValueError(
+                f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
+                f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
+            )
         has_rows = by_rows(loss, loss.call, *tensors)
+        mask_of_values = get_keras_mask(values)
+        values = by_rows.restore(values, loss, loss.call, *tensors)
         if not has_rows or not is_loss_of_keras(loss) or isinstance(loss, keras.losses.Circle):
             by_rows.warn_if_coupled(loss, loss.call, *tensors)
-        masks = [mask for mask in (input_mask, get_keras_mask(values)) if mask is not None]
+        masks = [mask for mask in (input_mask, mask_of_values) if mask is not None]
         mask = functools.reduce(lambda one, other: one & other, masks) if masks else None
         if not has_rows:
             if sample_weight is None:

@@ -66,9 +66,10 @@ class BatchLevelMeans:
 
     def _wrap_function(self, metric: keras.metrics.MeanMetricWrapper, function: UserFunction) -> UserFunction:
         def call_and_note(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            if not self._by_rows(metric, functools.partial(function, **kwargs), *args):
+            with_options = functools.partial(function, **kwargs)
+            if not self._by_rows(metric, with_options, *args):
                 self._batch_level.append(metric)
-            return function(*args, **kwargs)
+            return self._by_rows.restore(function(*args, **kwargs), metric, with_options, *args)
 
         return call_and_note
 
@@ -106,8 +107,11 @@ def flatten_logs(logs: Logs) -> Logs:
 
 
 def find_unproven_metrics(metrics: Iterable[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
-    """Return the metrics that may be no sums: the user's classes and functions, and the metrics of Keras that are fed by hand."""
-    return [metric for metric in metrics if not is_metric_of_keras(metric) or type(metric) in FED_BY_HAND]
+    """Return the metrics that may be no sums: the user's classes and functions, losses in the place of metrics, and the metrics of Keras that
+    are fed by hand."""
+    return [metric for metric in metrics if not is_metric_of_keras(metric) or type(metric) in UNPROVEN]
 
 
 FED_BY_HAND = (keras.metrics.Mean, keras.metrics.Sum)
+UNPROVEN = (*FED_BY_HAND, keras.metrics.MeanMetricWrapper)
+"""Keras makes a MeanMetricWrapper of a loss in the place of a metric."""

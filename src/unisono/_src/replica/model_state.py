@@ -9,7 +9,7 @@ import keras
 from unisono._src.keras_private.compiled_losses import call_model
 from unisono._src.keras_private.data_adapters import count_static_rows, unpack_batch
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.models import list_own_state
+from unisono._src.keras_private.models import list_inner_metric_ids, list_own_state
 from unisono._src.keras_private.trainer_state import RecordingScope, list_scope_values
 from unisono._src.replica import metrics, state_merging
 from unisono._src.replica.contribution import AssignedState
@@ -58,6 +58,9 @@ class ModelState:
         positions = {id(variable): index for index, variable in enumerate(model.non_trainable_variables)}
         known = positions.keys() | {id(variable) for variable in model.metrics_variables}
         dropped = [variable for i, variable in scope.assigned.items() if i not in known]
+        if dropped:
+            left_out = list_inner_metric_ids(model)
+            dropped = [variable for variable in dropped if id(variable) not in left_out]
         if dropped and not (self._has_one_replica or self._are_same_for_all(dropped, (weights, non_trainable), batch)):
             kind = "a trainable variable, by the rows" if dropped[0].trainable else "a variable that the model does not track"
             raise ValueError(

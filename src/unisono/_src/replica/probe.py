@@ -96,8 +96,8 @@ class ModelProbe:
         """Whether the step draws random numbers that cannot be held still; None before it was tried."""
         self._decisions = MetricDecisions(metrics)
         self._added_state = AddedState()
-        self._state_names: set[str] = set()
-        """The paths of variables of the user's own layers that a step changes."""
+        self._own_state: dict[str, keras.Variable] = {}
+        """The variables of the user's own layers that a step changes, by their paths."""
 
     @property
     def batch_means(self) -> dict[int, bool]:
@@ -178,8 +178,8 @@ class ModelProbe:
                     if what in other and what in both:
                         evidence.setdefault(what, []).append(Measurement.of(one[what], other[what], both[what]))
                 updates.append((updates_of_one, UpdatesOnOtherRows(updates_of_other, updates_of_both)))
-            for path in self._state_names & evidence.keys():
-                self._added_state.check(path, evidence.pop(path), self._tolerance)
+            for path in self._own_state.keys() & evidence.keys():
+                self._added_state.check(self._own_state[path], evidence.pop(path), self._tolerance)
             if not self._growth.decide_kinds(evidence, self._tolerance):
                 return updates
 
@@ -211,7 +211,7 @@ class ModelProbe:
         with self._growth.listen(self._note_number), note_updates(self._metrics, self._note_update):
             contribution, _ = self._functions.contribution(state, rows, jnp.int32(0), row_fraction, totals, ())
         for variable, change in self._functions.list_own_changes(contribution, rows):
-            self._state_names.add(variable.path)
+            self._own_state[variable.path] = variable
             self._note_number(variable.path, [change])
 
     def _note_number(self, what: str, arrays: list[Array]) -> None:

@@ -6,6 +6,7 @@ fewer pairs in a replica. The root of a mean is not the mean of roots.
 
 from __future__ import annotations
 
+import enum
 import functools
 import warnings
 from collections.abc import Hashable, Iterable, Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from unisono._src.replica.drawn_values import ShapedValue, draw_rows_like
 from unisono._src.replica.marks import find_compared_values, mark_rows
 from unisono._src.typed_jax import eval_shape, make_jaxpr, map_tree
-from unisono._src.typing import Array, PyTree, UserFunction
+from unisono._src.typing import Array, PyTree, Shape, UserFunction
 
 ROWS = 8
 MOST_ELEMENTS = 1 << 24
@@ -26,6 +27,14 @@ CLOSE = 1e-5
 """The tolerance for rounding. It is small, since rows of a saturated function have nearly the same values."""
 CLOSE_IN_HALF = 1e-2
 """The tolerance where an argument has half precision."""
+
+
+class OutputAxis(enum.Enum):
+    """The axis of rows in the output of a function."""
+
+    FIRST = "the first"
+    SQUEEZED = "of one row, removed, as `ops.squeeze` does"
+    ABSENT = "none"
 
 
 class OutputRows:
@@ -40,18 +49,27 @@ class OutputRows:
         `alone`: one replica has all rows."""
         self._eager = eager
         self.alone = alone
-        self._have_rows: dict[Hashable, bool] = {}
+        self._axes: dict[Hashable, OutputAxis] = {}
         self._are_coupled: dict[int, bool] = {}
 
     def __call__(self, owner: object, function: UserFunction, *batch: PyTree) -> bool:
         """Return whether the output of `function` grows with the rows of its arguments. `owner` is the loss or the metric of the function."""
+        return self._find_axis(owner, function, batch) != OutputAxis.ABSENT
+
+    def restore(self, values: Array, owner: object, function: UserFunction, *batch: PyTree) -> Array:
+        """Return an output of `function` with the axis of one row, if the function has removed it."""
+        is_squeezed = self._find_axis(owner, function, batch) == OutputAxis.SQUEEZED
+        return jnp.expand_dims(values, 0) if is_squeezed else values
+
+    def _find_axis(self, owner: object, function: UserFunction, batch: tuple[PyTree, ...]) -> OutputAxis:
         leaves = jax.tree.leaves(batch)
         key = id(owner), tuple((array.shape, str(array.dtype)) for array in leaves)
-        if key not in self._have_rows:
-            has_axes = all(array.shape for array in leaves)
-            once, twice = (self._measure_output(function, batch, times) if has_axes else None for times in (1, 2))
-            self._have_rows[key] = once is not None and twice is not None and twice > once
-        return self._have_rows[key]
+        if key not in self._axes:
+            self._axes[key] = OutputAxis.ABSENT
+            if all(array.shape for array in leaves):
+                once, twice = (self._measure_output(function, batch, times) for times in (1, 2))
+                self._axes[key] = find_output_axis(once, twice, all(array.shape[0] == 1 for array in leaves))
+        return self._axes[key]
 
     def warn_if_coupled(self, loss: object, function: UserFunction, *batch: PyTree) -> None:
         """Warn once of a loss whose value does not follow from its values on parts of the rows."""
@@ -64,15 +82,26 @@ class OutputRows:
         """Return whether `warn_if_coupled` has warned of this loss."""
         return self._are_coupled.get(id(loss), False)
 
-    def _measure_output(self, function: UserFunction, batch: tuple[PyTree, ...], times: int) -> int | None:
-        """Return the length of the first axis of the output for `times` as many rows; None for one number."""
+    def _measure_output(self, function: UserFunction, batch: tuple[PyTree, ...], times: int) -> Shape:
+        """Return the shape of the output for `times` as many rows."""
 
         def repeat(array: Array) -> Array:
             return jnp.concatenate([array] * times)
 
         shapes = describe_shapes(batch, times)
         output = function(*map_tree(repeat, batch)) if self._eager else eval_shape(function, *shapes)
-        return output.shape[0] if output.shape else None
+        return tuple(output.shape)
+
+
+def find_output_axis(once: Shape, twice: Shape, is_one_row: bool) -> OutputAxis:
+    """Return the axis of rows from the shapes of the output for some rows, and for twice as many.
+
+    >>> find_output_axis((4, 3), (8, 3), False).name, find_output_axis((3,), (2, 3), True).name, find_output_axis((3,), (3,), False).name
+    ('FIRST', 'SQUEEZED', 'ABSENT')
+    """
+    if is_one_row and len(twice) == len(once) + 1:
+        return OutputAxis.SQUEEZED
+    return OutputAxis.FIRST if once and len(once) == len(twice) and twice[0] > once[0] else OutputAxis.ABSENT
 
 
 def describe_shapes(arrays: PyTree, times: int = 1) -> PyTree:

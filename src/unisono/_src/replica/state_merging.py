@@ -49,8 +49,7 @@ def collect_assigned(
         old = before[index]
         new = after[index]
         if random_keys.is_seed_state(variable):
-            growth = new - random_keys.derive_replica_key(old, replica)
-            contribution.advances.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
+            contribution.advances.append(new - random_keys.derive_replica_key(old, replica))
         elif is_added(variable, alone):
             growth = widen_counter(new) - widen_counter(old)
             is_sum = variable.aggregation == "sum"
@@ -64,7 +63,7 @@ def collect_assigned(
             contribution.float_changes.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif is_counter_dtype(new.dtype):
             growth = widen_counter(new) - widen_counter(old)
-            contribution.counter_changes.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth, growth * growth))
+            contribution.counter_changes.append((growth, growth * growth))
         else:
             raise ValueError(
                 f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
@@ -83,7 +82,7 @@ def list_shared_changes(
     for variable in (variables[index] for index in assigned):
         if not random_keys.is_seed_state(variable) and not is_added(variable, False):
             is_counter = is_counter_dtype(jnp.dtype(variable.dtype))
-            changes.append((variable, next(counters)[1] if is_counter else next(floats) / rows))
+            changes.append((variable, next(counters)[0] if is_counter else next(floats) / rows))
     return changes
 
 
@@ -123,16 +122,21 @@ def merge_assigned(
     grown = iter(total.advances)
     for index in assigned:
         old = before[index]
-        if random_keys.is_seed_state(variables[index]) or is_added(variables[index], alone):
+        if random_keys.is_seed_state(variables[index]):  # every replica draws as often, and the first one may have no rows
+            after[index] = old + next(grown) // present.astype(old.dtype)
+        elif is_added(variables[index], alone):
             after[index] = (widen_counter(old) + next(grown)).astype(old.dtype)
         elif not is_counter_dtype(old.dtype):
             change = next(moving)
             after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
-            first, growth, squares = next(counters)
-            after[index] = (widen_counter(old) + first).astype(old.dtype)
-            count = present.astype(first.dtype)  # the squares too: 1, 0 and 2 add up to three times the first
-            disagree.append(jnp.any((growth != first * count) | (squares != first * first * count)))
+            growth, squares = next(counters)
+            count = present.astype(growth.dtype)
+            mean = growth // count
+            after[index] = (widen_counter(old) + mean).astype(old.dtype)
+            disagree.append(
+                jnp.any((growth != mean * count) | (squares != mean * mean * count))
+            )  # 1, 0 and 2 have the mean of all ones
     return after, disagree
 
 

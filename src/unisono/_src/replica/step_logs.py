@@ -40,6 +40,8 @@ class StepLogs:
         """Whether the results of the metrics are shown."""
         self._functions: dict[str, MetricsFunction | str | None] = {}
         """For each log of a step how it is computed from the metrics: a function, or the name of a result; None for a number of rows."""
+        self._names: list[str] = []
+        """The logs that the step returned last; it may return others of other batches."""
 
     def weigh_numbers(
         self, logs: Logs | None, weights: list[Array], after: list[Array], row_fraction: Array, run_step: RunStep
@@ -65,6 +67,7 @@ class StepLogs:
                 if not self._eager:
                     raise
                 self._functions = find_equal_results(flat, results)
+        self._names = list(flat)
         return {
             name: self._growth.weighted(f"the log {name!r}", keras.ops.cast(value, "float32"), row_fraction)
             for name, value in flat.items()
@@ -76,7 +79,8 @@ class StepLogs:
         if self.are_results:
             return optimizer_update.compute_logs(self._model, weights, metric_values)
         logs: Logs = {}
-        for name, function in self._functions.items():
+        for name in self._names:
+            function = self._functions[name]
             if isinstance(function, MetricsFunction):
                 logs[name] = function(metric_values)
             elif function is not None:

@@ -35,9 +35,9 @@ class NotedArrays(NamedTuple):
 
     kind: str
     """"share": a loss that is a replica's part of the global loss, or, with an `origin`, a sum of such losses; "loss": a loss that the code has
-    scaled by itself; "vector": losses of examples, which the engine divides; "fed": what a mean was fed with; "update": the arguments of a
-    user's metric; "given": what a layer or a loss was called with; "gave": what it returned; "gradients": what an optimizer was applied
-    with."""
+    scaled by itself; "vector": losses of examples, which the engine divides; "weights": their weights; "fed": what a mean was fed with; "update":
+    the arguments of a user's metric; "given": what a layer or a loss was called with; "gave": what it returned; "gradients": what an optimizer
+    was applied with."""
     arrays: PyTree
     origin: UserObject = None
 

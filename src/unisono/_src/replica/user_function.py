@@ -78,6 +78,7 @@ class UserComputation:
         with self.run(start, batch, replica, row_fraction, divisors, axes) as code, means.watch():
             returned = self.call(batch, constants)
             outputs, self.returned = split_outputs(returned, code)
+            outputs = [jnp.asarray(axes.restore(output)) for output in outputs]
         self.fixed_divisors = code.fixed_divisors
         after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
         _, others_after, _, metrics_after = after
@@ -131,8 +132,9 @@ class UserComputation:
 
         def trace(state: State, batch: PyTree, constants: Sequence[Array]) -> None:
             start = self.start_values(state, jnp.int32(0))
-            with self.run(start, batch, jnp.int32(0), jnp.float32(1), None, axes), self.make_means(axes).watch():
-                self.call(batch, constants)
+            with self.run(start, batch, jnp.int32(0), jnp.float32(1), None, axes) as code, self.make_means(axes).watch():
+                for output in split_outputs(self.call(batch, constants), code)[0]:
+                    axes.restore(output)
 
         try:
             eval_shape(trace, state, describe_shapes(batch, 2), constants)

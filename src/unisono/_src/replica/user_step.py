@@ -33,6 +33,9 @@ from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
+OF_LOSSES = ("compute_loss_and_updates", "stateless_call", "stateless_compute_loss")
+PARTS = {"train": OF_LOSSES, "evaluate": OF_LOSSES, "predict": ("stateless_call",)}
+"""The methods that Keras' own steps call. Where a class overrides one, Keras' step runs as a step of the user's."""
 
 
 class UserStepComputation(ModelComputation):
@@ -164,8 +167,8 @@ class StepResult(NamedTuple):
 
 
 def is_user_step(model: keras.Model, mode: str) -> bool:
-    """Return whether the model's class overrides the step of this mode."""
-    return mode in METHODS and overrides_method(model, METHODS[mode])
+    """Return whether the model's class overrides the step of this mode, or a method that it calls."""
+    return mode in METHODS and any(overrides_method(model, name) for name in (METHODS[mode], *PARTS[mode]))
 
 
 def call_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> UserObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Hashable, Sequence
 from typing import cast
@@ -19,7 +20,7 @@ from unisono._src.step.eager import EagerStep
 from unisono._src.step.run_outputs import RunOutput
 from unisono._src.step.step import Step
 from unisono._src.typed_jax import device_put, map_tree
-from unisono._src.typing import Array, Outputs
+from unisono._src.typing import Array, Outputs, Shape
 from unisono._src.xla.programs import DeviceProgram
 
 
@@ -37,6 +38,8 @@ class PredictStep:
         self._step: Step | EagerStep = step
         self._structures: dict[Hashable, jax.tree_util.PyTreeDef] = {}
         """The structures of the outputs, by the kinds of batches."""
+        self._checked: set[Hashable] = set()
+        """The kinds of batches, with their rows, whose outputs have rows."""
         self._join_rows = functools.cache(make_row_joiner)
         self._rows_of_all = get_row_gatherer(placement) if placement.processes else None
 
@@ -65,7 +68,7 @@ class PredictStep:
         if self._functions.has_one_replica:
             return [array[0] for array in runs[0].arrays]
         for run_output in runs:
-            check_output_rows([array.shape[1:] for array in run_output.arrays], run_output.run.size)
+            self._check_rows(batch, [array.shape[1:] for array in run_output.arrays], run_output.run.size)
         lead = self._placement.lead
         arrays = device_put([list(run_output.arrays) for run_output in runs], lead)
         shapes = tuple(tuple((array.shape, array.dtype) for array in run) for run in arrays)
@@ -73,13 +76,27 @@ class PredictStep:
         own: list[Array] = self._join_rows(counts)(lead, shapes, arrays) if runs else []
         return own if self._rows_of_all is None else self._gather_rows(batch, own)
 
+    def _check_rows(self, batch: GlobalBatch, shapes: Sequence[Shape], rows: int) -> None:
+        """Refuse outputs whose first axis does not count rows: the outputs of replicas are joined along it."""
+        key = batch.signature, rows
+        if key in self._checked:
+            return
+        grown = None
+        if any(
+            shape and shape[0] != rows for shape in shapes
+        ):  # several entries for each row, or a length that is a multiple of the rows
+            with contextlib.suppress(Exception):  # of the user's code, which was not written for more rows
+                grown = [tuple(shape.shape) for shape in self._step.output_shapes(batch, 2 * rows)]
+        check_output_rows(shapes, rows, grown)
+        self._checked.add(key)
+
     def _gather_rows(self, batch: GlobalBatch, own: list[Array]) -> list[Array]:
         """Return the outputs of all processes."""
         assert self._rows_of_all is not None
         sizes = count_shard_rows(batch, self._placement.replicas)
         rows_of_last = max(filter(None, reversed(sizes)))
         like = self._step.output_shapes(batch, rows_of_last)
-        check_output_rows([shape.shape for shape in like], rows_of_last)
+        self._check_rows(batch, [shape.shape for shape in like], rows_of_last)
         own = own or list(device_put([jnp.zeros((0, *shape.shape[1:]), shape.dtype) for shape in like], self._placement.lead))
         process_rows = [sum(sizes[block.start : block.stop]) for block in self._placement.of_processes]
         counts = [[shape.shape[0] // rows_of_last * rows for rows in process_rows] for shape in like]
@@ -99,10 +116,13 @@ def join_rows(counts: Sequence[int], runs: Sequence[Sequence[Array]]) -> list[Ar
     return [jnp.concatenate(parts) for parts in zip(*by_output, strict=True)]
 
 
-def check_output_rows(shapes: Sequence[tuple[int, ...]], rows: int) -> None:
-    """Refuse outputs whose first axis does not count rows: the outputs of replicas are concatenated along it."""
-    for shape in shapes:
-        if not shape or shape[0] % rows:
+def check_output_rows(shapes: Sequence[Shape], rows: int, grown: Sequence[Shape] | None) -> None:
+    """Refuse outputs whose first axis does not count rows: the outputs of replicas are joined along it.
+
+    `grown` are their shapes for twice as many rows, if these are known.
+    """
+    for shape, more in zip(shapes, grown or shapes, strict=True):
+        if not shape or shape[0] % rows or (grown is not None and more[:1] != (2 * shape[0],)):
             raise ValueError(
                 f"predict received an output of shape {shape} for {rows} rows: outputs of several replicas are put together "
                 f"by their first axis, which must count rows. Return one entry for each row, or write replicas=1."

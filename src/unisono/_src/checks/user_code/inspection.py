@@ -13,6 +13,7 @@ from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.jaxpr import check_collectives, find_origins
 from unisono._src.checks.user_code.loss_scaling import is_near_number, list_products
 from unisono._src.checks.user_code.provenance import LossTerm
+from unisono._src.checks.user_code.same_draws import warn_of_same_draws
 from unisono._src.checks.user_code.undistributed_arrays import (
     check_data_in_variables,
     check_numpy_draws,
@@ -32,6 +33,7 @@ def inspect_program(code: InspectedCode) -> None:
     check_data_in_variables(code)
     check_same_gradients(code)
     check_summed_gradients(code)
+    warn_of_same_draws(code)
 
 
 def find_returned_shares(code: InspectedCode) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -67,14 +67,22 @@ def slice_program(program: core.Jaxpr, targets: Iterable[Atom], known: Container
 
 def evaluate_variables(program: core.ClosedJaxpr, targets: Sequence[Atom], given: AtomValues) -> list[Array]:
     """Return the values of variables of a program, from those that are given; only the equations that lead to them are computed."""
-    part = slice_program(program.jaxpr, targets, given)
-    values = dict(zip(program.jaxpr.constvars, program.consts, strict=True)) | dict(given)
+    return compile_variables(program, targets, given)(given)
+
+
+def compile_variables(
+    program: core.ClosedJaxpr, targets: Sequence[Atom], known: Container[Atom]
+) -> Callable[[AtomValues], list[Array]]:
+    """Return a compiled function that computes variables of a program from values of the known ones."""
+    part = slice_program(program.jaxpr, targets, known)
+    constants = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
     equations = [
-        equation.replace(outvars=[core.DropVar(result.aval) if result in given else result for result in equation.outvars])
+        equation.replace(outvars=[core.DropVar(result.aval) if result in known else result for result in equation.outvars])
         for equation in part.equations
     ]
     alone = program.jaxpr.replace(constvars=[], invars=part.leaves, outvars=list(targets), eqns=equations)
-    return jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())))(*[values[leaf] for leaf in part.leaves])
+    function = jax.jit(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ())))
+    return lambda values: function(*[values[leaf] if leaf in values else constants[leaf] for leaf in part.leaves])
 
 
 class Origins(NamedTuple):

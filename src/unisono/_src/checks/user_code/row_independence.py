@@ -20,6 +20,7 @@ from unisono._src.checks.user_code.jaxpr import (
     slice_program,
 )
 from unisono._src.checks.user_code.loss_growth import evaluate_terms
+from unisono._src.checks.user_code.mixed_rows import mixes_rows
 from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.replica.drawn_values import draw_rows_like
 from unisono._src.replica.marks import find_compared_values, mark_rows
@@ -35,7 +36,8 @@ def warn_of_coupled_rows(
     constants: Sequence[AnyArray],
     with_losses: bool,
 ) -> None:
-    """Warn of a function that returns values for each row that are made of other rows too, or differentiates a number of this kind.
+    """Warn of a function that returns values for each row that are made of other rows too, gives them to layers, or differentiates a number of
+    this kind.
 
     Args:
         name: The name of the function.
@@ -45,7 +47,11 @@ def warn_of_coupled_rows(
         constants: The other arrays that the function gets.
         with_losses: Whether the parts of its losses are checked too: not where another warning is about them.
     """
-    if not with_losses and not set(sources.list_noted("vector")) - set(sources.list_noted("gave")):
+    made = {variable for _, variable in list_row_values(sources)} - set(sources.list_noted("gave"))
+    if mixes_rows(sources, trace_of, size, constants):
+        warn_of_coupling(f"The function {name!r}")
+        return
+    if not (with_losses or made):
         return
     try:
         on_both = trace_of(2 * size)
@@ -95,10 +101,8 @@ def has_coupled_rows(
     for traced, known, times in runs:
         others = traced.program.jaxpr.invars[traced.trace.arrays :]
         known |= zip(others, [*constants, np.int32(0), np.float32(times)], strict=True)
-    are_weighted = [
-        kind == "weighted" for kind, variable in sources.trace.noted.get("vector", []) if not isinstance(variable, core.Literal)
-    ]
-    of_rows = zip(are_weighted, *(evaluate_vectors(traced, known) for traced, known, _ in runs), strict=False)
+    are_weighted = [is_weighted for is_weighted, _ in list_row_values(sources)]
+    of_rows = zip(are_weighted, *(evaluate_row_values(traced, known) for traced, known, _ in runs), strict=False)
     of_losses = zip(*(evaluate_losses(traced, known) for traced, known, _ in runs if with_losses), strict=True)
     return any(are_values_apart(one, other, both, close, is_weighted) for is_weighted, one, other, both in of_rows) or any(
         is_apart([one + other, (one + other) / 2], both, close) for one, other, both in of_losses
@@ -108,9 +112,9 @@ def has_coupled_rows(
 def are_values_apart(one: np.ndarray, other: np.ndarray, both: np.ndarray, close: float, is_weighted: bool) -> bool:
     """Return whether values for each row are others where there are more rows.
 
-    Values that are only moved between rows, as when a mean over rows is added to each, do not change their sum.
+    Values that are only moved between rows, as when a mean over rows is added to each, do not change their sum. Weights may have no rows.
     """
-    if not is_apart([np.concatenate([one, other])], both, close):
+    if one.shape == both.shape or not is_apart([np.concatenate([one, other])], both, close):
         return False
     size = float(np.sum(np.abs(both)))
     return is_weighted or not abs(float(np.sum(one) + np.sum(other) - np.sum(both))) <= close * size
@@ -125,9 +129,16 @@ def find_inputs(sources: Provenance) -> list[Atom]:
     return list(dict.fromkeys([*sources.program.jaxpr.invars[: sources.trace.arrays], *sources.list_noted("gave")]))
 
 
-def evaluate_vectors(sources: Provenance, given: AtomValues) -> list[np.ndarray]:
-    """Return the values of each row, from the given values; none where random numbers go into them."""
-    targets = sources.list_noted("vector")
+def list_row_values(sources: Provenance) -> list[tuple[bool, Atom]]:
+    """Return the losses and weights of examples, each as (whether single values count, not their sum alone; the variable)."""
+    losses = [(origin == "weighted", loss) for origin, loss in sources.trace.noted.get("vector", [])]
+    weights = [(True, weights) for weights in sources.list_noted("weights") if weights.aval.shape]
+    return [(is_weighted, value) for is_weighted, value in [*losses, *weights] if not isinstance(value, core.Literal)]
+
+
+def evaluate_row_values(sources: Provenance, given: AtomValues) -> list[np.ndarray]:
+    """Return the losses and weights of examples, from the given values; none where random numbers go into them."""
+    targets = [value for _, value in list_row_values(sources)]
     if has_random_origin(sources, targets, given):
         return []
     return [np.asarray(value) for value in evaluate_variables(sources.program, targets, given)]
