@@ -64,13 +64,13 @@ PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of 
 def format_page(folder: Path) -> str:
     """Return the whole page: the newest machine, then the others."""
     newest, *others = list_machines(folder)
-    parts = [HEAD, describe_machine(newest), *format_peers(newest)]
+    parts = [HEAD, describe_machine(newest), *format_peers(newest), *format_placements(folder, newest)]
     for name, title in TITLES.items():
         if machine := find_machine(name, folder):
             parts.append(f"## {title}")
             parts += [f"![{title}](measured/{machine.name}/{name}.png)"] if name in ("kernels", *CHARTS) else []
             parts += [KERNELS] if name == "kernels" else []
-            parts += [f"Not of this machine: {machine.name.replace('-', ' ')}."] if machine != newest else []
+            parts.append(describe_other(machine, newest))
             parts.append(results.format_table(read_result(machine, name)).strip())
     for other in others:
         if (outcomes := read_result(other, "peers")) is not None:
@@ -101,15 +101,32 @@ def format_peers(machine: Path) -> list[str]:
     outcomes = read_result(machine, "peers")
     if outcomes is None:
         return []
-    parts = [
+    return [
         "## Against others",
         f"![Speed against others](measured/{machine.name}/peers.png)",
         PEERS,
         format_peer_table(outcomes),
+        "### The fastest settings",
+        format_settings(outcomes),
     ]
-    parts += ["### The fastest settings", format_settings(outcomes)]
-    placed = list_placement_rows(outcomes)
-    return [*parts, "### Each placement", PLACEMENTS, "\n".join(transpose_table(placed))] if placed else parts
+
+
+def format_placements(folder: Path, newest: Path) -> list[str]:
+    """Return the table of placements, of the newest machine on which they were tried."""
+    for machine in list_machines(folder):
+        if placed := list_placement_rows(read_result(machine, "peers") or {}):
+            return [
+                "### Each placement",
+                describe_other(machine, newest),
+                PLACEMENTS,
+                "\n".join(transpose_table(placed)),
+            ]
+    return []
+
+
+def describe_other(machine: Path, newest: Path) -> str:
+    """Return a sentence that says of which machine a part is; nothing for the newest one."""
+    return "" if machine == newest else f"Not of this machine: {machine.name.replace('-', ' ')}."
 
 
 def format_peer_table(outcomes: dict[str, Any]) -> str:
