@@ -251,13 +251,14 @@ def test_rows_that_were_dealt_out_train_to_the_same_bits(sizes):
 class Steps(layers.Layer):
     """Counts steps, and draws random numbers."""
 
-    def __init__(self):
+    def __init__(self, growth=1):
         super().__init__()
+        self.growth = growth
         self.seeds = keras.random.SeedGenerator(1)
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
 
     def call(self, x):
-        self.steps.assign(self.steps + 1)
+        self.steps.assign(self.steps + self.growth)
         return x + keras.random.normal((), seed=self.seeds)
 
 
@@ -274,6 +275,16 @@ def test_state_moves_on_where_the_first_replica_has_no_rows_left(devices):
     model.fit(strategy.distribute_datasets_from_function(of_replica), verbose=0)
     assert int(model.layers[0].steps.value) == 4
     assert np.asarray(model.layers[0].seeds.state.value).tolist() == [1, 4]
+
+
+def test_a_large_growth_of_an_integer_is_that_of_one_replica():
+    """The sum over replicas has more than 32 bits."""
+    strategy = on(1, 4)
+    with strategy.scope():
+        model = keras.Sequential([Steps(growth=1_000_000_007), layers.Dense(5)])
+    model.compile("sgd", crossentropy())
+    model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    assert int(model.layers[0].steps.value) == 1_000_000_007
 
 
 def test_sizes_of_replicas():

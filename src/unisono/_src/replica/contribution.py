@@ -15,10 +15,14 @@ class AssignedState(NamedTuple):
 
     float_changes: list[jax.Array]
     """The change of floating-point state, times the rows. One replica alone has the new state here."""
-    counter_changes: list[tuple[jax.Array, jax.Array]]
-    """The growth of each integer or bool, and its square."""
+    counter_changes: list[tuple[jax.Array, jax.Array, jax.Array]]
+    """The growth of each integer or bool: in the first replica only, in this replica, and the square of the latter."""
+    draws: list[tuple[jax.Array, jax.Array]]
+    """The advance of each random state: in the first replica only, and in this replica."""
     advances: list[jax.Array]
-    """The advance of each random state. And the advance of each state whose `aggregation` asks for it, in the first replica or in this one."""
+    """The advance of each state whose `aggregation` asks for it, in the first replica or in this one."""
+    is_first: list[jax.Array]
+    """One for the first replica, which may have no rows, and zero for others; empty where nothing asks for it."""
 
 
 class Contribution(NamedTuple):
@@ -38,7 +42,7 @@ class Contribution(NamedTuple):
 
 def contribute_alone(metrics: list[jax.Array], logs: dict[str, jax.Array]) -> Contribution:
     """Return the contribution of a replica alone whose step is no sum: what it tells, and nothing that is to be applied."""
-    return Contribution([], AssignedState([], [], []), metrics, jnp.float32(0), jnp.zeros(0), logs)
+    return Contribution([], AssignedState([], [], [], [], []), metrics, jnp.float32(0), jnp.zeros(0), logs)
 
 
 def add_contributions(left: T, right: T) -> T:

@@ -43,13 +43,14 @@ def collect_assigned(
         replica: Its number.
     """
     is_first = replica == 0
-    contribution = AssignedState([], [], [])
+    contribution = AssignedState([], [], [], [], [])
     for index in assigned:
         variable = variables[index]
         old = before[index]
         new = after[index]
         if random_keys.is_seed_state(variable):
-            contribution.advances.append(new - random_keys.derive_replica_key(old, replica))
+            growth = new - random_keys.derive_replica_key(old, replica)
+            contribution.draws.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth))
         elif is_added(variable, alone):
             growth = widen_counter(new) - widen_counter(old)
             is_sum = variable.aggregation == "sum"
@@ -63,12 +64,14 @@ def collect_assigned(
             contribution.float_changes.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif is_counter_dtype(new.dtype):
             growth = widen_counter(new) - widen_counter(old)
-            contribution.counter_changes.append((growth, growth * growth))
+            contribution.counter_changes.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth, growth * growth))
         else:
             raise ValueError(
                 f"The forward pass assigns {variable.path!r} of dtype {variable.dtype}: the values of {variable.dtype} that "
                 f"replicas leave cannot be merged. Keep it as a float (averaged), an integer or a bool (equal on all replicas)."
             )
+    if contribution.draws or contribution.counter_changes:
+        contribution.is_first.append(is_first.astype(jnp.int32))
     return contribution
 
 
@@ -82,7 +85,7 @@ def list_shared_changes(
     for variable in (variables[index] for index in assigned):
         if not random_keys.is_seed_state(variable) and not is_added(variable, False):
             is_counter = is_counter_dtype(jnp.dtype(variable.dtype))
-            changes.append((variable, next(counters)[0] if is_counter else next(floats) / rows))
+            changes.append((variable, next(counters)[1] if is_counter else next(floats) / rows))
     return changes
 
 
@@ -119,25 +122,29 @@ def merge_assigned(
     disagree: list[Array] = []
     moving = iter(total.float_changes)
     counters = iter(total.counter_changes)
+    draws = iter(total.draws)
     grown = iter(total.advances)
     for index in assigned:
         old = before[index]
-        if random_keys.is_seed_state(variables[index]):  # every replica draws as often, and the first one may have no rows
-            after[index] = old + next(grown) // present.astype(old.dtype)
+        if random_keys.is_seed_state(variables[index]):
+            after[index] = old + choose_growth(*next(draws), present, total.is_first[0])
         elif is_added(variables[index], alone):
             after[index] = (widen_counter(old) + next(grown)).astype(old.dtype)
         elif not is_counter_dtype(old.dtype):
             change = next(moving)
             after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
-            growth, squares = next(counters)
-            count = present.astype(growth.dtype)
-            mean = growth // count
-            after[index] = (widen_counter(old) + mean).astype(old.dtype)
-            disagree.append(
-                jnp.any((growth != mean * count) | (squares != mean * mean * count))
-            )  # 1, 0 and 2 have the mean of all ones
+            first, growth, squares = next(counters)
+            first = choose_growth(first, growth, present, total.is_first[0])
+            after[index] = (widen_counter(old) + first).astype(old.dtype)
+            count = present.astype(first.dtype)  # the squares too: 1, 0 and 2 add up to three times the first
+            disagree.append(jnp.any((growth != first * count) | (squares != first * first * count)))
     return after, disagree
+
+
+def choose_growth(first: Array, growth: Array, present: Array, has_first: Array) -> Array:
+    """Return the growth in each replica, from that in the first one and from their sum: of the first one, or the mean where it has no rows."""
+    return jnp.where(has_first > 0, first, growth // present.astype(growth.dtype))
 
 
 def check_counters(variables: list[keras.Variable], assigned: list[int], disagree: list[Array]) -> None:

@@ -62,7 +62,8 @@ def find_mixed_inputs(sources: Provenance, size: int, constants: Sequence[AnyArr
     Arrays with random numbers are left out.
     """
     program = sources.program
-    rows, others = program.jaxpr.invars[: sources.trace.arrays], program.jaxpr.invars[sources.trace.arrays :]
+    rows = program.jaxpr.invars[: sources.trace.arrays]
+    others = program.jaxpr.invars[sources.trace.arrays :]
     drawn = dict.fromkeys([*rows, *sources.list_noted("gave")])
     made = find_made_inputs(sources, size)
     targets = [array for array in made if not has_random_draws(slice_program(program.jaxpr, [array], drawn).equations)]
@@ -70,7 +71,7 @@ def find_mixed_inputs(sources: Provenance, size: int, constants: Sequence[AnyArr
         return set()
     rng = np.random.default_rng(0)
     compute = compile_variables(program, targets, {*drawn, *others})
-    values: dict[Atom, Any] = {variable: draw_rows(rng, variable) for variable in drawn}
+    values: dict[Atom, Any] = {variable: draw_variable(rng, variable) for variable in drawn}
     values |= zip(others, [*constants, np.int32(0), np.float32(1)], strict=True)
     before = list(map(np.asarray, compute(values)))
     of_rows = find_dependents(program.jaxpr, rows)  # results of a layer may have as many rows, and be of something else
@@ -85,7 +86,7 @@ def find_mixed_inputs(sources: Provenance, size: int, constants: Sequence[AnyArr
     return mixed
 
 
-def draw_rows(rng: np.random.Generator, variable: Atom) -> np.ndarray:
+def draw_variable(rng: np.random.Generator, variable: Atom) -> np.ndarray:
     """Return drawn values of the shape of a variable."""
     rows = next(iter(variable.aval.shape), 0)
     drawn = draw_rows_like(rng, variable.aval, rows + rows % 2)
