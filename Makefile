@@ -128,11 +128,16 @@ $(VENV)/made:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)-compat/made: WITH := $(OLDEST_KERAS)
-$(VENV)-all/made $(VENV)-bench/made: WITH := $(KERAS)
-
 # torch==2.13.0 is a CPU build only where pip is set up for one; elsewhere it brings several GB of CUDA.
-$(VENV)-%/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
+$(VENV)-all/made $(VENV)-bench/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip install --quiet --no-compile $(WITH) torch tensorflow-cpu grain --editable '.[dev,onnx]'
+	$(@D)/bin/python -m pip install --quiet --no-compile $(KERAS) torch tensorflow-cpu grain --editable '.[dev,onnx]'
+	@touch $@
+
+# A layer over $(VENV): what is not here is found there.
+$(VENV)-compat/made: $(VENV)/dev.stamp
+	$(PYTHON) -m venv --clear $(@D)
+	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/layer.pth
+	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@

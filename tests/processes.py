@@ -19,10 +19,16 @@ LIMIT = 3600.0 if FULL else 300.0
 """Seconds for a process; the long runs may be on a slow or loaded machine."""
 
 
+LEFT_OUT = str(HERE / "left_out")
+"""Modules in it are not found: scikit-learn, matplotlib and requests, which Keras imports where they are, take half of the start of a process."""
+
+
 def environment(**extra: str) -> dict[str, str]:
     """The environment without what the test process has set for itself."""
     ours = ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTEST_CURRENT_TEST")
-    return {name: value for name, value in os.environ.items() if name not in ours} | {"KERAS_BACKEND": "jax"} | extra
+    path = os.pathsep.join([LEFT_OUT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return kept | {"KERAS_BACKEND": "jax", "PYTHONPATH": path} | extra
 
 
 def kept_in(folder: pathlib.Path) -> dict[str, str]:
@@ -35,6 +41,11 @@ def python(*args: str, timeout: float = LIMIT, **extra: str) -> subprocess.Compl
     return subprocess.run(
         [sys.executable, *args], env=environment(**extra), capture_output=True, text=True, timeout=timeout, cwd=HERE, check=False
     )
+
+
+def user_python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python as `python` does, and all modules are found: for examples, and for other programs of users."""
+    return python(*args, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **options)
 
 
 def train(devices: int, replicas: int, families: list[str], **options: Any) -> dict[str, Any]:

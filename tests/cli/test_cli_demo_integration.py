@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from processes import python
+from processes import user_python as python
 from sizes import slow, thorough
 from unisono._src import cli
 from unisono._src.cli import datasets, demo

@@ -116,7 +116,7 @@ def assert_close(function, native, *arrays):
     np.testing.assert_allclose(native, exact, rtol=0, atol=3e-7 * terms.max(initial=0))
 
 
-@settings(max_examples=cases(30, 600))
+@settings(max_examples=cases(15, 600))
 @given(case=convolutions())
 def test_convolutions_and_their_gradients(case):
     x_shape, w_shape, window = case
@@ -130,7 +130,7 @@ def test_convolutions_and_their_gradients(case):
     assert_close(functools.partial(differentiate_directly, window=window), native, x, gradient, w)
 
 
-@settings(max_examples=cases(12, 250))
+@settings(max_examples=cases(6, 250))
 @given(case=convolutions(), value=st.sampled_from([np.inf, -np.inf, np.nan, 3e38]), seed=st.integers(0, 1 << 16))
 def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, value, seed):
     x_shape, w_shape, window = case

@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from processes import FULL, kept_in, python
+from processes import FULL, kept_in
+from processes import user_python as python
 from sizes import cases
 
 pytestmark = pytest.mark.processes
@@ -136,6 +137,7 @@ def test_accumulation_changes_no_curve_and_its_placement_no_bit(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_fit_in_several_processes_one_of_which_is_killed(tmp_path):
     script = str(EXAMPLES / "multi_worker_fit.py")
     programs = kept_in(tmp_path / "programs")
@@ -233,6 +235,7 @@ IMAGES = ("image_classification.py", "--epochs", "1", "--pictures", "192", "--pi
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.compat
 def test_images_from_grain_are_classified(tmp_path):
     pytest.importorskip("grain")

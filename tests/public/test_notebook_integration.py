@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from processes import python
+from processes import user_python as python
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "tutorial_fit.ipynb"
@@ -48,6 +48,7 @@ def test_the_notebook_is_the_page():
 
 @pytest.mark.processes
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_notebook_runs_with_progress_bars_and_a_plot(tmp_path):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

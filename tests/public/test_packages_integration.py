@@ -10,7 +10,7 @@ import pytest
 
 import packages
 import unisono as un
-from processes import python
+from processes import python, user_python
 from unisono._src import cli
 
 PYPROJECT = tomllib.loads((packages.ROOT / "pyproject.toml").read_text())
@@ -104,7 +104,7 @@ def test_the_modules_of_an_extra_can_be_imported(extra):
     if missing:
         pytest.skip(f"unisono[{extra}] is not installed: {', '.join(missing)}")
     code = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    done = python("-W", "ignore", "-c", code, *EXTRAS[extra])
+    done = user_python("-W", "ignore", "-c", code, *EXTRAS[extra])
     assert done.returncode == 0, done.stderr
 
 

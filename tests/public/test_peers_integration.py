@@ -14,7 +14,7 @@ pytestmark = pytest.mark.compat
 
 BENCHMARKS = HERE.parent / "benchmarks"
 WORKLOAD = "W3 MLP, batch 32"
-SOME = ("Keras on TensorFlow", "torch DDP", "JAX by hand", "Unisono, default")
+SOME = ("torch DDP", "Unisono, default")
 
 
 @pytest.mark.parametrize("names", [SOME, *thorough(((),))], ids=["some", "all"])

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 import unisono as un
-from processes import python
+from processes import user_python as python
 
 README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
 LOOP = (pathlib.Path(__file__).parents[2] / "docs" / "loop.md").read_text()

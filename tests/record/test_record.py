@@ -16,7 +16,7 @@ from keras import layers
 
 import families
 import unisono as un
-from sizes import BATCH, mostly_slow
+from sizes import BATCH, mostly_slow, slow
 from trainings import on
 from unisono._src.data.row_digests import choose_cover
 from unisono._src.digest import digest_on_host
@@ -94,7 +94,7 @@ def test_equal_on_every_placement_and_no_bit_is_another(family, tmp_path):
     assert records[0] == records[1] == records[2]
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_digests_are_those_of_the_arrays(replicas, tmp_path):
     model = fit_small(on(1, replicas), tmp_path)
     steps = read_run_record(tmp_path).steps
@@ -204,7 +204,7 @@ def loop(strategy, rounds=1, **options):
     return un.fingerprint(model, optimizer), values
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_a_loop_is_recorded(replicas, tmp_path):
     plain, _ = loop(on(1, replicas))
     recorded, values = loop(on(1, replicas), record=tmp_path / "one")
@@ -286,7 +286,7 @@ def fit_tracked(strategy, directory, by_rows=False, told=True):
     return means
 
 
-@pytest.mark.parametrize(("replicas", "by_rows"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize(("replicas", "by_rows"), [(3, True), *slow((1, False), (3, False))])
 def test_the_loss_of_a_step_of_its_own_is_what_it_feeds_to_its_mean(replicas, by_rows, tmp_path):
     means = fit_tracked(on(1, replicas), tmp_path / "one", by_rows)
     fit_tracked(on(replicas, replicas), tmp_path / "all", by_rows)
@@ -297,7 +297,7 @@ def test_the_loss_of_a_step_of_its_own_is_what_it_feeds_to_its_mean(replicas, by
     np.testing.assert_allclose(((losses * weights).cumsum(1) / np.cumsum(weights)).ravel(), means, rtol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [3, *slow(1)])
 def test_a_step_that_feeds_no_mean_tells_no_loss(replicas, tmp_path):
     fit_tracked(on(1, replicas), tmp_path, told=False)
     assert {step.loss for step in read_run_record(tmp_path).steps.values()} == {None}
@@ -340,13 +340,13 @@ def test_a_new_run_in_the_same_directory_replaces_the_old_one(tmp_path):
 def test_steps_that_are_not_compiled_are_not_recorded(tmp_path):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        fit_small(on(1, 1), tmp_path, run_eagerly=True)
+        fit_small(on(1, 1), tmp_path, epochs=1, run_eagerly=True)
     texts = [str(warning.message) for warning in said]
     assert (
         "The steps of 'train' are not compiled, and such steps are not recorded. Leave out run_eagerly=True and jax.disable_jit() to record them."
         in texts
     )
-    assert get_step_count().steps == 6
+    assert get_step_count().steps == 3
 
 
 def test_what_is_no_record_is_refused(tmp_path):

@@ -183,6 +183,7 @@ def test_a_loop_is_replayed_and_its_state_lies_open(tmp_path):
     assert "return ops.log(ops.square(model(x)[:, 0] - y))" in lines
 
 
+@pytest.mark.thorough
 def test_losses_and_norms_are_those_of_the_rows(tmp_path):
     """The second batch has 11 rows for four replicas. A part of the loss is of the replica's rows, divided by all rows of the batch."""
     (tmp_path / "train.py").write_text(LINEAR)

@@ -327,6 +327,7 @@ def test_the_default_strategy_runs_code_that_is_not_compiled():
         np.testing.assert_array_equal(strategy.local_results(double(X[:3]))[0], 2 * X[:3])
 
 
+@pytest.mark.slow
 def test_a_model_that_says_run_eagerly_does_so_in_a_loop():
     steps = Steps(on(1, 2), "dense")
     steps.model.compile(run_eagerly=True)
@@ -375,6 +376,7 @@ def counted_rows(x):
     return ops.shape(x)[0]
 
 
+@pytest.mark.slow
 def test_jax_disable_jit_is_obeyed():
     """For as long as it holds."""
     steps = Steps(on(1, 2), "dense")

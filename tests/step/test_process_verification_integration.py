@@ -96,8 +96,7 @@ def test_no_bit_is_another_where_nothing_is_at_fault(sound):
         assert [words["error"] for words in told[1:]] == [None] * 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("training", ["looped", *thorough("few rows", "weighted")])
+@pytest.mark.parametrize("training", thorough("looped", "few rows", "weighted"))
 def test_other_trainings_are_verified(tmp_path, training):
     """Recording goes on beside it: a step that is computed once more is recorded once."""
     steps = 6

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from processes import python
+from sizes import slow
 
 SHOW = """
 import json, os, warnings
@@ -133,8 +134,10 @@ def test_another_backend_is_refused():
     ("strategy", "variables", "expected"),
     [
         ("MirroredStrategy(devices=2, replicas=4)", {"UNISONO_DEVICES": "1"}, [1, 4]),
-        ("MirroredStrategy(devices=2, accumulate=4)", {"UNISONO_DEVICES": "1", "UNISONO_REPLICAS": "8"}, [1, 8]),
-        ("OneDeviceStrategy(replicas=4)", {"UNISONO_DEVICES": "2"}, [2, 4]),
+        *slow(
+            ("MirroredStrategy(devices=2, accumulate=4)", {"UNISONO_DEVICES": "1", "UNISONO_REPLICAS": "8"}, [1, 8]),
+            ("OneDeviceStrategy(replicas=4)", {"UNISONO_DEVICES": "2"}, [2, 4]),
+        ),
         ("MultiWorkerMirroredStrategy(replicas=4)", {"UNISONO_DEVICES": "4"}, [4, 4]),
     ],
 )

@@ -48,7 +48,7 @@ def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Js
     pairs: list[tuple[Json, Json]] = []
     unpaired: list[Json] = []
     for its in others:
-        mine = next((each for each in left if list_shapes(each) == list_shapes(its)), None)
+        mine = next((each for each in left if list_equation_shapes(each) == list_equation_shapes(its)), None)
         if mine is None:
             unpaired.append(its)
         else:
@@ -57,7 +57,7 @@ def pair_programs(ones: Sequence[Json], others: Sequence[Json]) -> list[tuple[Js
     return pairs + list(zip(left, unpaired, strict=False))
 
 
-def list_shapes(program: Json) -> list[list[str]]:
+def list_equation_shapes(program: Json) -> list[list[str]]:
     return [equation["shapes"] for equation in program["equations"]]
 
 

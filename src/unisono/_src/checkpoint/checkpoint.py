@@ -189,8 +189,8 @@ class Checkpoint:
             absolute = Path(path).absolute()
 
             def list_others() -> list[Path]:
-                found = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
-                return [folder for _, _, folder in found if folder != absolute]
+                checkpoints = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)
+                return [folder for _, _, folder in checkpoints if folder != absolute]
 
             newest_good, _ = read_first_good(list_others, load_checkpoint)
             beside = "" if newest_good is None else f" {newest_good.path} is the newest good one beside it."

@@ -29,6 +29,9 @@ from unisono._src.xla.programs import DeviceProgram
 Schedule: TypeAlias = tuple[tuple[tuple[int, int, bool], ...], ...]
 """For each device, its nodes: (first replica, last replica + 1, whether there were rows)."""
 
+CollectiveProgram: TypeAlias = Callable[[PackedTree, Array | None], tuple[PackedTree, Array | None]]
+"""Of the vectors and the words that the devices send, it makes the total and all words, on each device."""
+
 AXIS = "devices"
 
 BLOCK = 1_250_000
@@ -61,7 +64,7 @@ class CollectiveSum:
         self._mesh = Mesh(np.array(self._devices), (AXIS,))
         self._pack = DeviceProgram(self._pack_nodes)
         self._unpack = DeviceProgram(unpack_total)
-        self._programs: dict[Hashable, Callable[[PackedTree, Array | None], tuple[PackedTree, Array | None]]] = {}
+        self._programs: dict[Hashable, CollectiveProgram] = {}
 
     def total(
         self,
@@ -80,27 +83,32 @@ class CollectiveSum:
             shapes: A contribution, in shapes.
             words: Whole numbers that each of our devices sends to the others.
         """
-        key = (
-            leaves,
-            schedule,
-            jax.tree.structure(shapes),
-            tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)),
-            len(words),
-        )
+        shapes_and_dtypes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes))
+        key = leaves, schedule, jax.tree.structure(shapes), shapes_and_dtypes, len(words)
         slots = max(map(len, schedule))
         packed = [
             self._pack_on(device, key, slots, device_nodes, shapes)
             for device, device_nodes in zip(self._own_devices, nodes, strict=True)
         ]
-        arrays = {name: self._global([vectors[name] for vectors in packed]) for name in packed[0]}
-        sent = (
-            self._global([typed_jax.device_put(np.array([words], np.int32), device) for device in self._own_devices])
-            if words
-            else None
-        )
         if key not in self._programs:
             options = get_compiler_options(self._own_devices[0].platform)
             self._programs[key] = typed_jax.jit(partial(self._sum_arrays, leaves, schedule), compiler_options=options)
+        sums, received = self._run_program(self._programs[key], packed, words)
+        empty = typed_jax.map_tree(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes)
+        totals = [
+            self._unpack(device, key, {name: find_device_data(array, device) for name, array in sums.items()}, empty)
+            for device in self._own_devices
+        ]
+        none = np.zeros((0, 0), np.int32)
+        return totals, none if received is None else np.asarray(find_device_data(received, self._own_devices[0]))
+
+    def _run_program(
+        self, program: CollectiveProgram, packed: Sequence[PackedTree], words: tuple[int, ...]
+    ) -> tuple[PackedTree, Array | None]:
+        """Run a program on what our own devices send: their vectors and the words. On CPU, wait for it."""
+        arrays = {name: self._global([vectors[name] for vectors in packed]) for name in packed[0]}
+        rows = [typed_jax.device_put(np.array([words], np.int32), device) for device in self._own_devices] if words else []
+        sent = self._global(rows) if rows else None
         wait_on_cpu: typed_jax.Identity = (
             typed_jax.block_until_ready if self._own_devices[0].platform == "cpu" else lambda arrays: arrays
         )
@@ -108,15 +116,7 @@ class CollectiveSum:
         with get_activity().report_busy("computing"):
             arrays = wait_on_cpu(arrays)
         with get_activity().report_waiting("for a sum"):
-            sums, received = wait_on_cpu(self._programs[key](arrays, sent))
-        by_device = [{name: find_device_data(array, device) for name, array in sums.items()} for device in self._own_devices]
-        totals = [
-            self._unpack(device, key, vectors, typed_jax.map_tree(lambda leaf: np.empty((0, *leaf.shape), leaf.dtype), shapes))
-            for device, vectors in zip(self._own_devices, by_device, strict=True)
-        ]
-        return totals, np.zeros((0, 0), np.int32) if received is None else np.asarray(
-            find_device_data(received, self._own_devices[0])
-        )
+            return wait_on_cpu(program(arrays, sent))
 
     def _pack_on(
         self, device: jax.Device, key: Hashable, slots: int, nodes: Sequence[PyTree | None], shapes: PyTree

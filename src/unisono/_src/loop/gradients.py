@@ -15,6 +15,7 @@ from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import RecordingScope, find_stateless_scope
 from unisono._src.near_names import says_near_names
+from unisono._src.replica.gradient_notes import GradientNotes
 from unisono._src.replica.losses import compute_mean_divisor, spread_weights
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
@@ -66,15 +67,9 @@ def value_and_grad(
     variables = list_gradient_variables(variables)
     code = get_current_code()
     outer = find_stateless_scope()
-    scaler = None if code is None else next((o for v in variables if (o := code.scalers.get(id(v))) is not None), None)
+    scaler = None if code is None else code.find_scaler(variables)
+    notes = GradientNotes(code)
     assigned: list[keras.Variable] = []
-    noted = [] if code is None else code.noted
-    masks = [] if code is None else code.masks
-    known_notes = len(noted)
-    known_masks = len(masks)
-    divisors = [] if code is None else code.divisors
-    known_divisors = len(divisors)
-    known_fixed_divisors = 0 if code is None else len(code.fixed_divisors)
 
     def scaled_loss(values: Values) -> tuple[Array, PyTree]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
@@ -82,26 +77,22 @@ def value_and_grad(
             loss, aux = split_returned(fn(), has_aux)
             loss = restore_row(code, loss)
             note_loss(code, loss)
-        loss = compute_loss_share(loss, code, masks[known_masks:])
+        loss = compute_loss_share(loss, code, notes.masks)
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
-        arrays = [note.arrays for note in noted[known_notes:]]
-        return scale_loss(loss, scaler, code), (loss, aux, left, (arrays, divisors[known_divisors:]))
+        return scale_loss(loss, scaler, code), (loss, aux, left, notes.get_arrays())
 
-    gradients, (loss, aux, left, (arrays, new_divisors)) = jax.grad(rewrite_before_gradient(scaled_loss), has_aux=True)(
-        [v.value for v in variables]
-    )
+    differentiate = jax.grad(rewrite_before_gradient(scaled_loss), has_aux=True)
+    gradients, (loss, aux, left, arrays) = differentiate([v.value for v in variables])
     for variable, value in zip(assigned, left, strict=True):
         variable.assign(value) if outer is None else outer.add_update((variable, value))
-    if scaler is not None and code is not None and not code.scaled_by_user:
-        gradients = unscale_gradients(gradients, scaler, code)
+    notes.set_arrays(arrays)
     if code is not None:
+        if scaler is not None and not code.scaled_by_user:
+            gradients = unscale_gradients(gradients, scaler, code)
         code.note_gradients(gradients)
-    # What was noted while JAX differentiated is known outside of it by other arrays.
-    noted[known_notes:] = [note._replace(arrays=new) for note, new in zip(noted[known_notes:], arrays, strict=True)]
-    divisors[known_divisors:] = new_divisors
-    if code is not None and (len(divisors) > known_divisors or len(code.fixed_divisors) > known_fixed_divisors):
-        code.note("share", loss, origin="all that was added up")
+        if notes.has_divided:
+            code.note("share", loss, origin="all that was added up")
     return ((loss, aux) if has_aux else loss), gradients
 
 

@@ -168,7 +168,7 @@ class FunctionProbe:
         """Return the effects of the code on these rows, which are `times` times the rows of a replica."""
         rows = jax.tree.map(jnp.asarray, rows)
         arrays_of_updates, gradients = self._effects(state, rows, jnp.float32(times), constants)
-        calls = self._metric_calls[list_shapes(rows)]
+        calls = self._metric_calls[list_row_shapes(rows)]
         updates = [MetricUpdate(call[0], arrays, call[1]) for arrays, call in zip(arrays_of_updates, calls, strict=True)]
         return Effects(updates, gradients)
 
@@ -186,7 +186,7 @@ class FunctionProbe:
         ):
             self._functions.call(rows, constants)
         updates = [noted for noted in code.noted if noted.kind == "update"]
-        self._metric_calls[list_shapes(rows)] = [noted.origin for noted in updates]
+        self._metric_calls[list_row_shapes(rows)] = [noted.origin for noted in updates]
         gradients = [
             gradient.astype(jnp.float32)
             for update in code.updates
@@ -215,5 +215,5 @@ def find_means_of_numbers(updates: Sequence[MetricUpdate], rows: int) -> dict[in
     return {id(variable): True for metric in means for variable in metric.variables}
 
 
-def list_shapes(rows: PyTree) -> tuple[Shape, ...]:
+def list_row_shapes(rows: PyTree) -> tuple[Shape, ...]:
     return tuple(leaf.shape for leaf in jax.tree.leaves(rows))

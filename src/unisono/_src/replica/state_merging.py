@@ -53,13 +53,11 @@ def collect_assigned(
             contribution.draws.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth))
         elif is_added(variable, alone):
             growth = widen_counter(new) - widen_counter(old)
-            is_sum = variable.aggregation == "sum"
-            if is_sum and jnp.issubdtype(new.dtype, jnp.bool_):
-                raise ValueError(
-                    f"The forward pass assigns {variable.path!r} of dtype bool with aggregation='sum', but bools have no sum. Make it an "
-                    f"integer, or write aggregation='only_first_replica'."
-                )
-            contribution.advances.append(growth if is_sum else jnp.where(is_first, growth, jnp.zeros_like(growth)))
+            if variable.aggregation == "sum":
+                check_has_sum(variable, new)
+                contribution.advances.append(growth)
+            else:
+                contribution.advances.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
         elif jnp.issubdtype(new.dtype, jnp.floating) or (alone and not is_counter_dtype(new.dtype)):
             contribution.float_changes.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
         elif is_counter_dtype(new.dtype):
@@ -73,6 +71,15 @@ def collect_assigned(
     if contribution.draws or contribution.counter_changes:
         contribution.is_first.append(is_first.astype(jnp.int32))
     return contribution
+
+
+def check_has_sum(variable: keras.Variable, value: Array) -> None:
+    """Refuse a sum over replicas of bools."""
+    if jnp.issubdtype(value.dtype, jnp.bool_):
+        raise ValueError(
+            f"The forward pass assigns {variable.path!r} of dtype bool with aggregation='sum', but bools have no sum. Make it an "
+            f"integer, or write aggregation='only_first_replica'."
+        )
 
 
 def list_shared_changes(

@@ -163,6 +163,10 @@ class ReplicaCode:
         self.fixed_divisors.append((divisor, values_per_row))
         return ops.where(self.row_fraction > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
+    def find_scaler(self, variables: Sequence[keras.Variable]) -> LossScaleOptimizer | None:
+        """Return the optimizer that scales the loss of one of these weights, if there is one."""
+        return next((self.scalers[id(variable)] for variable in variables if id(variable) in self.scalers), None)
+
     def note_gradients(self, gradients: Sequence[Array]) -> None:
         """Note what `value_and_grad` hands out."""
         self._given_gradients |= {id(gradient): gradient for gradient in gradients}

@@ -191,7 +191,7 @@ def find_linear_function(body: LoopBody, atom: Atom) -> Sum | None:
     if eqn is None:
         return None
     if eqn.primitive.name in LINEAR:
-        parts = [find_linear_function(body, operand) for operand in eqn.invars if not is_zero(operand)]
+        parts = [find_linear_function(body, operand) for operand in eqn.invars if not holds_zeros(operand)]
         linear = [part for part in parts if part]
         if len(linear) == len(parts):
             return Sum.join(linear, eqn)
@@ -199,7 +199,7 @@ def find_linear_function(body: LoopBody, atom: Atom) -> Sum | None:
     return Sum([eqn], []) if are_stacked and (is_product(eqn) or eqn.primitive.name == "reduce_sum") else None
 
 
-def is_zero(atom: Atom) -> bool:
+def holds_zeros(atom: Atom) -> bool:
     return isinstance(atom, Literal) and bool(np.all(atom.val == 0))
 
 

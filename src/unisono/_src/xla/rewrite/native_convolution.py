@@ -60,7 +60,8 @@ def replace_by_native_kernels(eqn: JaxprEqn, made_by: Producers) -> Replacement:
     if is_kernel_gradient(params):
         convolve = sum_kernel_gradient
     elif (kernel := find_reversed_kernel(params, w, made_by)) is not None:
-        w, convolve = kernel, functools.partial(convolve_natively, is_reversed=True)
+        w = kernel
+        convolve = functools.partial(convolve_natively, is_reversed=True)
         params = dict(params, dimension_numbers=swap_kernel_features(params))
     return Replacement(functools.partial(run_natively, convolve, params, get_dtype(eqn.outvars[0])), (x, w))
 

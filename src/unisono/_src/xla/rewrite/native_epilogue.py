@@ -69,7 +69,7 @@ def replace_gated_product(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
     if maker is None or maker.primitive.name != "dot_general" or len(cases) != 2 or not is_broadcast_zero(cases[0], made_by):
         return None
     comparison = made_by.find(which)
-    if comparison is None or comparison.primitive.name != "gt" or not is_zero(comparison.invars[1]):
+    if comparison is None or comparison.primitive.name != "gt" or not is_positive_zero(comparison.invars[1]):
         return None
     gate = comparison.invars[0]
     if {get_dtype(atom) for atom in [*maker.invars, *eqn.outvars, gate]} != {"float32"} or get_shape(gate) != get_shape(cases[1]):
@@ -164,7 +164,7 @@ def is_rectifier(eqn: JaxprEqn) -> bool:
     if len(eqn.outvars) != 1 or get_dtype(eqn.outvars[0]) not in FLOATS:
         return False
     if eqn.primitive.name == "max":
-        return is_zero(eqn.invars[1])
+        return is_positive_zero(eqn.invars[1])
     if eqn.primitive.name not in CALLS or len(eqn.invars) != 1:
         return False
     (name,) = NESTED[eqn.primitive.name]
@@ -176,10 +176,10 @@ def is_rectifier(eqn: JaxprEqn) -> bool:
 def is_broadcast_zero(atom: Atom, made_by: Producers) -> bool:
     """Return whether every element of an array is the number 0.0."""
     maker = made_by.find(atom)
-    return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_zero(maker.invars[0])
+    return maker is not None and maker.primitive.name == "broadcast_in_dim" and is_positive_zero(maker.invars[0])
 
 
-def is_zero(atom: Atom) -> bool:
+def is_positive_zero(atom: Atom) -> bool:
     """Return whether an operand is the number 0.0; not -0.0, which a rectifier would return."""
     return isinstance(atom, Literal) and not get_shape(atom) and atom.val == 0 and not np.signbit(atom.val)
 
@@ -194,7 +194,7 @@ def compare_rectified(program: Jaxpr) -> Jaxpr:
     for eqn in program.eqns:
         operand = eqn.invars[0] if eqn.invars else None
         if isinstance(operand, Var):  # a Literal has no hash
-            if eqn.primitive.name == "gt" and operand in rectified and is_zero(eqn.invars[1]):
+            if eqn.primitive.name == "gt" and operand in rectified and is_positive_zero(eqn.invars[1]):
                 eqn = eqn.replace(invars=[rectified[operand], eqn.invars[1]])
             elif is_rectifier(eqn):
                 rectified[operand] = eqn.outvars[0]

@@ -71,7 +71,7 @@ def find_gradients(program: Jaxpr) -> Iterator[Gradient]:
         if eqn.primitive.name == "dot_general" and has_floats(eqn):
             gradient = read_product(eqn, transposes.get(id(eqn)))
         elif eqn.primitive.name == "reduce_sum" and has_floats(eqn):
-            gradient = read_sum(eqn)
+            gradient = read_sum_over_rows(eqn)
         else:
             continue
         if gradient is not None:
@@ -101,7 +101,7 @@ def read_product(eqn: JaxprEqn, transpose: JaxprEqn | None) -> Gradient | None:
     return Gradient((eqn,) if transpose is None else (eqn, transpose), right, len(contracted[0]), left)
 
 
-def read_sum(eqn: JaxprEqn) -> Gradient | None:
+def read_sum_over_rows(eqn: JaxprEqn) -> Gradient | None:
     """Return a sum over first dimensions, but not over all."""
     (right,) = eqn.invars
     axes = tuple(eqn.params["axes"])

@@ -30,9 +30,10 @@ class Phase(NamedTuple):
 
     def reverse_taps(self, size: int) -> Phase:
         """Return the phase for a kernel of this size whose last tap comes first."""
-        first, step = self.taps.start, self.taps.step
+        first = self.taps.start
         if first is None:  # all taps
             return self
+        step = self.taps.step
         return self._replace(taps=slice((size - 1 - first) % step, max(0, size - first), step))
 
 

@@ -164,7 +164,7 @@ def read_scores(view: View, made_by: Producers) -> Scores:
             scale *= number
             view = view.rename(eqn.invars[1])
         elif name == "add" and bias is None and not is_scaled:
-            view, bias = read_sum(view, eqn, made_by)
+            view, bias = read_added_bias(view, eqn, made_by)
         else:
             raise NoAttentionError
     number, adds = fill or (0.0, False)
@@ -187,7 +187,7 @@ def read_masked(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[Mask, Vi
     raise NoAttentionError
 
 
-def read_sum(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[View, View]:
+def read_added_bias(view: View, eqn: JaxprEqn, made_by: Producers) -> tuple[View, View]:
     """Return the two operands of a sum: the one that comes from a product, and the bias."""
     for score, bias in (eqn.invars, eqn.invars[::-1]):
         if get_shape(score) == get_shape(eqn.outvars[0]) and leads_to_product(view.rename(score), made_by):
