@@ -98,12 +98,15 @@ def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
     [
         ((np.zeros((4, 2)), np.zeros(5)), r"arrays of 4 and 5 rows.*\. If each item .* is one row, .*dataset.batch\(n\)"),
         ((np.zeros((0, 2)),), "has no rows"),
-        ((np.float32(3),), r"holds a scalar.*dataset.batch\(n\).*strategy.run\(step, args=\(batch, number\)\)"),
+        (
+            (np.float32(3),),
+            r"holds a scalar.*dataset.batch\(n\).*np\.full\(rows, weight\).*strategy.run\(step, args=\(batch, number\)\)",
+        ),
         (
             (np.ones((4, 2)), np.ones((28, 2))),
             r"arrays of 4 and 28 rows.*7 rows of one array belong.*reshape\(\(4, 7, \.\.\.\)\)",
         ),
-        ((np.ones((4, 2)), np.ones((6, 2))), r"arrays of 4 and 6 rows.*dataset.batch\(n\)"),
+        ((np.ones((4, 2)), np.ones((6, 2))), r"arrays of 4 and 6 rows.*dataset.batch\(n\).*as nodes to a graph, pad them"),
         ((None,), "holds no array"),
         ((np.array(["a", "b"]),), "StringLookup"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from processes import python
+from processes import user_python as python
 from trainings import fitting, labels, on, rows
 from unisono._src.export import export, load_exported
 

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from processes import HERE, kept_in, python
+from processes import HERE, kept_in
+from processes import user_python as python
 
 BENCHMARKS = HERE.parent / "benchmarks"
 PARTS = {

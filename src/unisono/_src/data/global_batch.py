@@ -250,8 +250,9 @@ def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
         raise ValueError(f"{where} holds no array; every batch needs arrays with a first axis of rows.")
     if None in counts:
         raise ValueError(
-            f"{where} holds a scalar; every array needs a first axis of rows. {UNBATCHED} In a loop, a number for the whole batch is an "
-            f"argument of its own: strategy.run(step, args=(batch, number))."
+            f"{where} holds a scalar; every array needs a first axis of rows. {UNBATCHED} A weight for all rows is "
+            f"np.full(rows, weight). In a loop, a number for the whole batch is an argument of its own: "
+            f"strategy.run(step, args=(batch, number))."
         )
     if len(counts) > 1:
         numbers = [shape[0] for shape in shapes]
@@ -267,6 +268,8 @@ def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
 
 def advise_same_rows(least: int, most: int) -> str:
     """Return what to write where arrays of a batch have other numbers of rows."""
-    if least < 2 or most % least:
+    if least < 2:
         return UNBATCHED
+    if most % least:
+        return f"{UNBATCHED} If several rows of one array belong to a row of another, as nodes to a graph, pad them: one row for each graph."
     return f"If {most // least} rows of one array belong to each row of another, make one row of them: reshape(({least}, {most // least}, ...))."
