@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 import unisono as un
+from sizes import mostly_slow
 from trainings import assert_close_logs, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 from unisono._src.inlining import inline_calls
 from unisono._src.replica.metrics_function import CutProgram
@@ -97,7 +98,7 @@ def make(model_class, **options):
     return model
 
 
-@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("model_class", mostly_slow(MODELS, OwnLoss, FromStep))
 def test_logs_are_those_of_keras(model_class):
     """In training and in validation, of steps that are compiled together."""
     with warnings.catch_warnings():

@@ -60,8 +60,9 @@ def classifier(**options):
     return make
 
 
-@pytest.mark.parametrize("option", ["run_eagerly", *slow("jit_compile")])
-@pytest.mark.parametrize("replicas", [4, *slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["run_eagerly", "jit_compile"])
+@pytest.mark.parametrize("replicas", [4, 1])
 def test_training_is_that_of_compiled_steps(option, replicas):
     """Regularizers, moving statistics, random masks, sums by hand, weights of classes, metrics of the user's own, ragged rows."""
     count, epochs = cases((BATCH + 1, 1), (ROWS, 2))

@@ -89,6 +89,8 @@ def test_each_flipped_bit_is_found_and_attributed(sound, processes):
     assert found >= FOUND
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_no_bit_is_another_where_nothing_is_at_fault(sound):
     """The words of a step are as many in those that are not verified."""
     for told in run_processes(2, [None] * 4, 0.4):

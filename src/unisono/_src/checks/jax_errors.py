@@ -68,7 +68,7 @@ def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
     if batch is None:
         return "the first batch"
     if isinstance(batch, GlobalBatch):
-        batch = batch.shapes(batch.rows)
+        batch = batch.tree() if batch.is_whole else batch.shapes(batch.rows)
     has_shape = lambda leaf: hasattr(leaf, "shape")  # noqa: E731
     shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=has_shape)
     first = next((leaf.shape for leaf in jax.tree.leaves(batch, is_leaf=has_shape) if has_shape(leaf) and leaf.shape), ())

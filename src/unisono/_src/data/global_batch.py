@@ -18,6 +18,7 @@ from unisono._src.native.row_copies import copy_rows
 from unisono._src.placement import split_evenly
 from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
+from unisono._src.whole_batch import WholeBatch, take_whole
 
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
@@ -92,14 +93,17 @@ def write_chosen_rows(source: np.ndarray, chosen: np.ndarray, target: np.ndarray
     np.take(source, chosen, axis=0, out=target, mode="clip")
 
 
-def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True) -> PyTree:
+def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool = True, is_cut: bool = True) -> PyTree:
     """Return the batch with `BatchArray` in place of its arrays.
 
     The arrays are copied, unless `copy` says that nobody writes into them: a generator may put its next batch into the same arrays.
+    `is_cut`: several replicas share the batch, so that all arrays must have the same number of rows.
     """
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
     arrays = [leaf if isinstance(leaf, BatchArray) else convert_array(leaf) for leaf in leaves]
-    check_row_counts([array.shape for array in arrays], position)
+    shapes = [array.shape for array in arrays]
+    if is_cut or has_rows(shapes):
+        check_row_counts(shapes, position)
     return jax.tree.unflatten(structure, [wrap_array(array, position, copy) for array in arrays])
 
 
@@ -121,10 +125,17 @@ class GlobalBatch:
 
     leaves: list[BatchArray]
     structure: jax.tree_util.PyTreeDef
+    is_whole: bool = False
+    """Whether it is a `WholeBatch`, of one row."""
 
     @property
     def rows(self) -> int:
         return self.leaves[0].shape[0]
+
+    @property
+    def counted_rows(self) -> int:
+        """Return the number by which Keras weighs the batch among others: the length of its first array."""
+        return next(iter(self.leaves[0].shape[self.is_whole :]), 1)
 
     @property
     def position(self) -> Position | None:
@@ -154,7 +165,7 @@ class GlobalBatch:
 
     def tree(self) -> PyTree:
         """Return the arrays in the structure of the batch."""
-        return jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves])
+        return take_whole(jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves]))
 
     def shapes(self, rows: int) -> PyTree:
         """Return a batch of this number of rows, in shapes."""
@@ -162,14 +173,22 @@ class GlobalBatch:
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def as_global_batch(batch: UserBatch | GlobalBatch) -> GlobalBatch:
-    """Return a tree of arrays, or of `BatchArray`, as a step takes it."""
+def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> GlobalBatch:
+    """Return a tree of arrays, or of `BatchArray`, as a step takes it; `is_cut` as in `wrap_arrays`."""
     if isinstance(batch, GlobalBatch):
         return batch
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
     if not all(isinstance(leaf, BatchArray) for leaf in leaves):
-        return as_global_batch(wrap_arrays(batch, copy=False))
-    return GlobalBatch(leaves, structure)
+        return as_global_batch(wrap_arrays(batch, copy=False, is_cut=is_cut))
+    if has_rows([leaf.shape for leaf in leaves]):
+        return GlobalBatch(leaves, structure)
+    whole = [BatchArray(leaf.array[np.newaxis], leaf.position) for leaf in leaves]
+    return GlobalBatch(whole, jax.tree.structure(WholeBatch(batch), is_leaf=is_batch_array), is_whole=True)
+
+
+def has_rows(shapes: Sequence[Shape]) -> bool:
+    """Return whether all arrays of a batch have the same number of rows."""
+    return all(shapes) and len({shape[0] for shape in shapes}) == 1
 
 
 def want_row_digests(batches: Sequence[GlobalBatch]) -> None:
@@ -241,6 +260,8 @@ def convert_array(leaf: object) -> np.ndarray:
 
 UNBATCHED = "If each item of the dataset is one row, its batches are missing: write dataset.batch(n)."
 
+WHOLE = "A fit with replicas=1 takes such a batch whole."
+
 
 def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
     """Return the number of rows, on which all arrays of a batch must agree."""
@@ -252,13 +273,13 @@ def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
         raise ValueError(
             f"{where} holds a scalar; every array needs a first axis of rows. {UNBATCHED} A weight for all rows is "
             f"np.full(rows, weight). In a loop, a number for the whole batch is an argument of its own: "
-            f"strategy.run(step, args=(batch, number))."
+            f"strategy.run(step, args=(batch, number)). {WHOLE}"
         )
     if len(counts) > 1:
         numbers = [shape[0] for shape in shapes]
         raise ValueError(
             f"{where} holds arrays of {' and '.join(map(str, numbers))} rows; x, y and sample weights need the same number. "
-            f"{advise_same_rows(min(numbers), max(numbers))}"
+            f"{advise_same_rows(min(numbers), max(numbers))} {WHOLE}"
         )
     (rows,) = counts
     if not rows:

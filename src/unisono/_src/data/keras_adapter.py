@@ -25,10 +25,12 @@ T = TypeVar("T")
 class GlobalBatchAdapter(DataAdapter):
     """The batches of a Keras adapter, in an order that seed, pass and batch decide, with their positions."""
 
-    def __init__(self, source: DataAdapter, order: RowOrder) -> None:
+    def __init__(self, source: DataAdapter, order: RowOrder, is_cut: bool = True) -> None:
+        """`is_cut`: several replicas share each batch."""
         warn_of_forks(source)
         self.source = source
         self.order = order
+        self._is_cut = is_cut
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
@@ -36,12 +38,9 @@ class GlobalBatchAdapter(DataAdapter):
 
     def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
+        is_written = not isinstance(self.source, ArrayDataAdapter)
         for number, batch in enumerate(indexed_reading.read_batches(self.source, self.order, start), start):
-            yield (
-                pass_,
-                number,
-                wrap_arrays(batch, (pass_, number), copy=not isinstance(self.source, ArrayDataAdapter)),
-            )
+            yield pass_, number, wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:
         """Return (the batches of a pass from the place on, the digest of the batches before it if they were read)."""

@@ -118,7 +118,7 @@ class TrainerHooks:
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
-            source = UnsentBatchAdapter(source, self._bond.order)
+            source = UnsentBatchAdapter(source, self._bond.order, self._is_cut)
         if not self._strategy.writes:
             verbose = 0
             callbacks = select_silent_callbacks(callbacks)
@@ -146,12 +146,19 @@ class TrainerHooks:
             data_position.run_before_step()
         return take_model_state(self._model, purge_model_variables, **groups)
 
+    @property
+    def _is_cut(self) -> bool:
+        """Return whether several replicas share each batch."""
+        return self._strategy.num_replicas_in_sync > 1
+
     def _adapt_loop(self, iterator: KerasObject) -> None:
         """Put our adapter into the iterator of a loop that begins."""
         refusals.check_data_source(iterator.data_adapter, iterator.steps_per_epoch)
         replace_adapter(
             iterator,
-            lambda source: GlobalBatchAdapter(source, source.order if isinstance(source, IndexedAdapter) else self._bond.order),
+            lambda source: GlobalBatchAdapter(
+                source, source.order if isinstance(source, IndexedAdapter) else self._bond.order, self._is_cut
+            ),
         )
         epochs = EpochSteps(iterator)
         self._strategy.check_alike({"the number of steps of an epoch": epochs.steps})

@@ -76,9 +76,10 @@ class StepFunction:
             refusals.check_changed_model(self._model, is_training)
             self._step = self._make_step()
         group = iterator if isinstance(iterator, BatchGroup) else None
-        batches, error = take_batches(iterator, group.count if group else self._model.steps_per_execution)
-        self._sizes = sizes
         replicas = self._strategy.num_replicas_in_sync
+        count = group.count if group else self._model.steps_per_execution
+        batches, error = take_batches(iterator, count, is_cut=replicas > 1)
+        self._sizes = sizes
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
                 logs, state = self._step(state, batches)
@@ -126,12 +127,15 @@ class StepFunction:
         return Step(self._mode, functions, *where, recorder=recorder, verification=verification)
 
 
-def take_batches(iterator: Iterator[UserBatch], count: int) -> tuple[list[GlobalBatch], Exception | None]:
-    """Return (up to `count` batches, the error after the last of them): the batches before an error are trained on."""
-    batches = [as_global_batch(next(iterator))]
+def take_batches(iterator: Iterator[UserBatch], count: int, is_cut: bool) -> tuple[list[GlobalBatch], Exception | None]:
+    """Return (up to `count` batches, the error after the last of them): the batches before an error are trained on.
+
+    `is_cut`: several replicas share each batch.
+    """
+    batches = [as_global_batch(next(iterator), is_cut)]
     try:
         for batch in itertools.islice(iterator, count - 1):
-            batches.append(as_global_batch(batch))
+            batches.append(as_global_batch(batch, is_cut))
     except Exception as error:  # of the source; it is raised after the step
         return batches, error
     return batches, None

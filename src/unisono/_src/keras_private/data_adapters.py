@@ -27,12 +27,11 @@ from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
+from unisono._src.whole_batch import take_whole
 
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 DataAdapter = data_adapter.DataAdapter
 PyDatasetAdapter = py_dataset_adapter.PyDatasetAdapter
-unpack_batch: Callable[[UserBatch], tuple[PyTree, PyTree, PyTree]] = data_adapter_utils.unpack_x_y_sample_weight
-
 RowNumbers: TypeAlias = slice | np.ndarray
 """Rows of an array: a range of them, or their numbers."""
 
@@ -45,6 +44,11 @@ class TorchLoader(Protocol):
 
     num_workers: int
     multiprocessing_context: BaseContext | None
+
+
+def unpack_batch(batch: UserBatch) -> tuple[PyTree, PyTree, PyTree]:
+    """Return (x, y, sample weights) of a batch; None for what it has not."""
+    return data_adapter_utils.unpack_x_y_sample_weight(take_whole(batch))
 
 
 def iterate_array_batches(

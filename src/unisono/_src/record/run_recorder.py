@@ -64,7 +64,7 @@ class WaitingSteps(NamedTuple):
             program,
             first,
             np.array([batch.position or NO_POSITION for batch in batches], np.int64),
-            np.array([batch.rows for batch in batches], np.int64),
+            np.array([batch.counted_rows for batch in batches], np.int64),
             np.array([[leaf.digest_rows() for leaf in batch.leaves] for batch in batches], np.uint32),
             digests,
             entry,

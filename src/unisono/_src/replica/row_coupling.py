@@ -67,9 +67,15 @@ class OutputRows:
         if key not in self._axes:
             self._axes[key] = OutputAxis.ABSENT
             if all(array.shape for array in leaves):
-                once, twice = (self._measure_output(function, batch, times) for times in (1, 2))
-                self._axes[key] = find_output_axis(once, twice, all(array.shape[0] == 1 for array in leaves))
+                self._axes[key] = self._try_function(function, batch, {array.shape[0] for array in leaves})
         return self._axes[key]
+
+    def _try_function(self, function: UserFunction, batch: tuple[PyTree, ...], counts: set[int]) -> OutputAxis:
+        """Return the axis of rows in the output for a batch whose arrays have these numbers of rows."""
+        once = self._measure_output(function, batch, 1)
+        if len(counts) > 1:  # targets are broadcast over a batch that is not cut: twice the rows of each are no such batch
+            return OutputAxis.FIRST if once else OutputAxis.ABSENT
+        return find_output_axis(once, self._measure_output(function, batch, 2), counts == {1})
 
     def warn_if_coupled(self, loss: object, function: UserFunction, *batch: PyTree) -> None:
         """Warn once of a loss whose value does not follow from its values on parts of the rows."""

@@ -143,7 +143,7 @@ class EagerStep:
             size = batch_plan.sizes[0]
             like = self._eval_shapes(self._functions.contribution, step_input, size, divisors, step_input.constants)[0]
         total = self._sum(contributions, batch_plan, like, step_input.batch)[0]
-        rows = self._numbers.on(lead, np.float32, step_input.batch.rows)
+        rows = self._numbers.on(lead, np.float32, step_input.batch.counted_rows)
         present = self._numbers.on(lead, np.int32, batch_plan.present)
         new, disagree = self._functions.finish_step(self.state, total, rows, present)
         self._functions.check(disagree)

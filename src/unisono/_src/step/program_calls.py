@@ -115,7 +115,7 @@ class ProgramCalls:
         args = (
             self._device_state.on(index),
             self._inputs.send_numbers(index, np.int32, cast(tuple[int, ...], tuple(orders))),
-            self._inputs.send_numbers(index, np.float32, (run.size / batch.rows, float(batch.rows))),
+            self._inputs.send_numbers(index, np.float32, (run.size / batch.rows, float(batch.counted_rows))),
             divisors.on_devices[index],
             self._inputs.constants(index),
             self._inputs.send_batches(index, group, run),
