@@ -20,7 +20,7 @@ LIMIT = 3600.0 if FULL else 300.0
 
 
 LEFT_OUT = str(HERE / "left_out")
-"""Modules in it are not found: scikit-learn, matplotlib and requests, which Keras imports where they are, take half of the start of a process."""
+"""Modules in it are not found: scikit-learn, matplotlib and requests. Keras imports them where they are, in two fifths of the start of a process."""
 
 
 def environment(**extra: str) -> dict[str, str]:

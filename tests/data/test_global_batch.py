@@ -114,3 +114,20 @@ def test_room_begins_where_a_device_can_read_it_in_place(rows, columns, dtype):
 def test_a_batch_that_cannot_be_cut_says_why(batch, message):
     with pytest.raises(ValueError, match=message):
         wrap_arrays(batch)
+
+
+def test_one_replica_takes_an_uneven_batch_whole():
+    wrapped = wrap_arrays((np.ones((4, 2)), np.ones(6), np.float32(3)), (0, 7), is_cut=False)
+    whole = as_global_batch(wrapped, is_cut=False)
+    assert (whole.rows, whole.counted_rows, whole.position) == (1, 4, (0, 7))
+    assert [array.shape for array in whole.tree()] == [(4, 2), (6,), ()]
+    with pytest.raises(ValueError, match="Batch 7 holds a scalar"):
+        as_global_batch(wrapped)
+    even = as_global_batch(wrap_arrays((np.ones((4, 2)), np.ones(4)), is_cut=False), is_cut=False)
+    assert (even.is_whole, even.rows, even.counted_rows) == (False, 4, 4)
+
+
+@pytest.mark.parametrize(("batch", "message"), [((None,), "holds no array"), ((np.zeros((0, 2)),), "has no rows")])
+def test_one_replica_refuses_a_batch_without_rows(batch, message):
+    with pytest.raises(ValueError, match=message):
+        wrap_arrays(batch, is_cut=False)

@@ -17,6 +17,6 @@ class WholeBatch:
     batch: PyTree
 
 
-def take_whole(batch: PyTree) -> PyTree:
+def unwrap_batch(batch: PyTree) -> PyTree:
     """Return a batch as the user's code takes it: without the axis of one row, if it is whole."""
     return jax.tree.map(lambda array: array[0], batch.batch) if isinstance(batch, WholeBatch) else batch

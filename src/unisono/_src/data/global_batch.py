@@ -18,7 +18,7 @@ from unisono._src.native.row_copies import copy_rows
 from unisono._src.placement import split_evenly
 from unisono._src.typed_jax import device_put
 from unisono._src.typing import Array, PyTree, Shape, UserBatch
-from unisono._src.whole_batch import WholeBatch, take_whole
+from unisono._src.whole_batch import WholeBatch, unwrap_batch
 
 Position: TypeAlias = tuple[int, int]
 """(pass over the data in the model's life, batch in the pass)"""
@@ -102,7 +102,7 @@ def wrap_arrays(batch: UserBatch, position: Position | None = None, copy: bool =
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
     arrays = [leaf if isinstance(leaf, BatchArray) else convert_array(leaf) for leaf in leaves]
     shapes = [array.shape for array in arrays]
-    if is_cut or has_rows(shapes):
+    if is_cut or not are_uneven(shapes):
         check_row_counts(shapes, position)
     return jax.tree.unflatten(structure, [wrap_array(array, position, copy) for array in arrays])
 
@@ -165,7 +165,7 @@ class GlobalBatch:
 
     def tree(self) -> PyTree:
         """Return the arrays in the structure of the batch."""
-        return take_whole(jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves]))
+        return unwrap_batch(jax.tree.unflatten(self.structure, [leaf.array for leaf in self.leaves]))
 
     def shapes(self, rows: int) -> PyTree:
         """Return a batch of this number of rows, in shapes."""
@@ -179,16 +179,19 @@ def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> Glob
         return batch
     leaves, structure = jax.tree.flatten(batch, is_leaf=is_batch_array)
     if not all(isinstance(leaf, BatchArray) for leaf in leaves):
-        return as_global_batch(wrap_arrays(batch, copy=False, is_cut=is_cut))
-    if has_rows([leaf.shape for leaf in leaves]):
+        return as_global_batch(wrap_arrays(batch, copy=False, is_cut=is_cut), is_cut)
+    shapes = [leaf.shape for leaf in leaves]
+    if not are_uneven(shapes):
         return GlobalBatch(leaves, structure)
+    if is_cut:
+        check_row_counts(shapes, leaves[0].position)
     whole = [BatchArray(leaf.array[np.newaxis], leaf.position) for leaf in leaves]
     return GlobalBatch(whole, jax.tree.structure(WholeBatch(batch), is_leaf=is_batch_array), is_whole=True)
 
 
-def has_rows(shapes: Sequence[Shape]) -> bool:
-    """Return whether all arrays of a batch have the same number of rows."""
-    return all(shapes) and len({shape[0] for shape in shapes}) == 1
+def are_uneven(shapes: Sequence[Shape]) -> bool:
+    """Return whether arrays of a batch have other numbers of rows than each other, or none."""
+    return len({shape[:1] for shape in shapes}) > 1 or () in shapes
 
 
 def want_row_digests(batches: Sequence[GlobalBatch]) -> None:

@@ -109,7 +109,7 @@ class UnsentBatchAdapter(GlobalBatchAdapter):
     """
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
-        return map(as_global_batch, super().get_jax_iterator(start))
+        return (as_global_batch(batch, self._is_cut) for batch in super().get_jax_iterator(start))
 
 
 def read_one_ahead(batches: Iterator[T]) -> Iterator[T]:

@@ -39,4 +39,4 @@ def call_builder(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> No
     try:
         by_keras(data_batch=batch)
     except Exception:  # Keras builds without values, which code that is not compiled may need
-        build_by_calling(bond.model, as_global_batch(batch).tree())
+        build_by_calling(bond.model, as_global_batch(batch, is_cut=bond.strategy.num_replicas_in_sync > 1).tree())

@@ -27,7 +27,7 @@ from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
-from unisono._src.whole_batch import take_whole
+from unisono._src.whole_batch import unwrap_batch
 
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
 DataAdapter = data_adapter.DataAdapter
@@ -48,7 +48,7 @@ class TorchLoader(Protocol):
 
 def unpack_batch(batch: UserBatch) -> tuple[PyTree, PyTree, PyTree]:
     """Return (x, y, sample weights) of a batch; None for what it has not."""
-    return data_adapter_utils.unpack_x_y_sample_weight(take_whole(batch))
+    return data_adapter_utils.unpack_x_y_sample_weight(unwrap_batch(batch))
 
 
 def iterate_array_batches(

@@ -1,4 +1,4 @@
-"""What replica code notes while JAX differentiates it."""
+"""Notes of replica code that is differentiated: arrays of the trace of a gradient are handed out of it."""
 
 from __future__ import annotations
 

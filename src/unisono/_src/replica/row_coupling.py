@@ -73,7 +73,9 @@ class OutputRows:
     def _try_function(self, function: UserFunction, batch: tuple[PyTree, ...], counts: set[int]) -> OutputAxis:
         """Return the axis of rows in the output for a batch whose arrays have these numbers of rows."""
         once = self._measure_output(function, batch, 1)
-        if len(counts) > 1:  # targets are broadcast over a batch that is not cut: twice the rows of each are no such batch
+        if (
+            self.alone and len(counts) > 1
+        ):  # targets are broadcast over a batch that is not cut: twice the rows of each are no such batch
             return OutputAxis.FIRST if once else OutputAxis.ABSENT
         return find_output_axis(once, self._measure_output(function, batch, 2), counts == {1})
 

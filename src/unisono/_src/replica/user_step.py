@@ -31,7 +31,7 @@ from unisono._src.replica.growth import APPLIED_GRADIENTS
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
-from unisono._src.whole_batch import take_whole
+from unisono._src.whole_batch import unwrap_batch
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 OF_LOSSES = ("compute_loss_and_updates", "stateless_call", "stateless_compute_loss")
@@ -176,7 +176,7 @@ def call_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -
     """Return the result of the user step. Losses of earlier traces are forgotten before it runs."""
     forget_added_losses(model)
     with make_crops_compilable(model):
-        return getattr(model, METHODS[mode])(state, take_whole(batch))
+        return getattr(model, METHODS[mode])(state, unwrap_batch(batch))
 
 
 def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> StepResult:
