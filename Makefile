@@ -56,7 +56,7 @@ test: $(VENV)/dev.stamp
 	UNISONO_TESTS=quick $(BIN)/$(PYTEST) -m "not slow" $(ARGS)
 
 test-processes: $(VENV)/dev.stamp
-	$(BIN)/$(PYTEST) -m "processes and slow and not thorough" $(ARGS)
+	UNISONO_TESTS=quick $(BIN)/$(PYTEST) -m "processes and slow and not thorough" $(ARGS)
 
 # With all that others may bring along.
 test-all: $(VENV)-all/made

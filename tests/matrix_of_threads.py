@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kept_programs import NOTHING_KEPT
-from processes import HERE, python
+from processes import FOR_USERS, HERE, python
 
 AT_ONCE, IN_A_PROCESS, LIMIT = 2, 20, 3600.0
 
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     def environment(self) -> dict[str, str]:
         """Linear algebra has a thread less: it has none beyond the cores."""
         threads = {} if self.threads is None else {"PJRT_NPROC": str(self.threads), "OPENBLAS_NUM_THREADS": str(self.threads - 1)}
-        return NOTHING_KEPT | threads | {"JAX_PLATFORMS": "cpu"}
+        return NOTHING_KEPT | FOR_USERS | threads | {"JAX_PLATFORMS": "cpu"}
 
     def __str__(self) -> str:
         devices = f"{self.devices} device{'s' * (self.devices > 1)}"

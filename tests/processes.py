@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -12,6 +13,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import quick_compiling
+
 LAUNCH = (sys.executable, "-m", "unisono", "launch")
 HERE = pathlib.Path(__file__).parent
 FULL = "full" in (os.environ.get("UNISONO_MATRIX"), os.environ.get("UNISONO_SOAK"))
@@ -19,16 +22,22 @@ LIMIT = 3600.0 if FULL else 300.0
 """Seconds for a process; the long runs may be on a slow or loaded machine."""
 
 
-LEFT_OUT = str(HERE / "left_out")
-"""Modules in it are not found: scikit-learn, matplotlib and requests. Keras imports them where they are, in two fifths of the start of a process."""
+LEFT_OUT = [] if importlib.util.find_spec("tensorflow") else [str(HERE / "left_out")]
+"""Modules in it are not found: scikit-learn, matplotlib and requests. Keras imports them where they are, in two fifths of the start of a process.
+TensorFlow needs requests."""
+
+
+FOR_USERS = {"XLA_FLAGS": ""}
+"""For the environment of a process that compiles as a user's does, also in `make test`."""
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment without what the test process has set for itself."""
+    """The environment without what the test process has set for itself. XLA compiles quickly if it does so in the test process."""
     ours = ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTEST_CURRENT_TEST")
-    path = os.pathsep.join([LEFT_OUT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([*LEFT_OUT, *filter(None, [os.environ.get("PYTHONPATH")])])
     kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return kept | {"KERAS_BACKEND": "jax", "PYTHONPATH": path} | extra
+    flags = {"XLA_FLAGS": quick_compiling.format_flags()} if quick_compiling.is_wanted() else {}
+    return kept | flags | {"KERAS_BACKEND": "jax", "PYTHONPATH": path} | extra
 
 
 def kept_in(folder: pathlib.Path) -> dict[str, str]:
@@ -44,8 +53,8 @@ def python(*args: str, timeout: float = LIMIT, **extra: str) -> subprocess.Compl
 
 
 def user_python(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs Python as `python` does, and all modules are found: for examples, and for other programs of users."""
-    return python(*args, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **options)
+    """Runs Python as `python` does, finds all modules, and compiles as users do: for examples, and for other programs of users."""
+    return python(*args, PYTHONPATH=os.environ.get("PYTHONPATH", ""), **{**FOR_USERS, **options})
 
 
 def train(devices: int, replicas: int, families: list[str], **options: Any) -> dict[str, Any]:

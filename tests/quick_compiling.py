@@ -1,11 +1,11 @@
-"""XLA's quicker ways to compile, for the programs of `make test` and `make compat`: most of their time on a machine that has kept none.
+"""XLA's quicker ways to compile, for the programs of `.ci/run`: most of their time on a machine that has kept none.
 
 The steps in which the engine looks at how numbers grow hold callbacks to Python, and no program with one is ever kept: those are compiled
 the second time too.
 
 What a program computes is decided before, by its text: rows, divisors, orders of sums, keys. Compiled for users is what depends on the code
-that XLA makes of it: tests that take the fixture `compiled_for_users`, all processes that tests start, and everything in the other
-targets.
+that XLA makes of it: tests that take the fixture `compiled_for_users`, processes that are started with `processes.FOR_USERS`, and
+everything in the other targets.
 """
 
 from __future__ import annotations
@@ -33,11 +33,15 @@ FOR_USERS: dict[str, str | int | bool] = {
 
 
 def is_wanted() -> bool:
-    """Return whether this is `make test` or `make compat`."""
+    """Return whether this is a target of `.ci/run`: `make test`, `make test-processes` or `make compat`."""
     return os.environ.get("UNISONO_TESTS") == "quick"
 
 
 def ask_for() -> None:
     """Set the flags, of which XLA takes note when it starts."""
-    flags = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
-    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
+    os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), format_flags()])
+
+
+def format_flags() -> str:
+    """Return the quicker options as flags of XLA."""
+    return " ".join(f"--{name}={str(value).lower()}" for name, value in QUICK.items())

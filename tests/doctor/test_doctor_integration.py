@@ -9,7 +9,7 @@ import re
 import pytest
 
 from kept_programs import NOTHING_KEPT
-from processes import HERE, LAUNCH, python
+from processes import FOR_USERS, HERE, LAUNCH, python
 from unisono._src.doctor.placements import MODULE
 
 SOURCE = str(HERE.parent / "src")
@@ -91,7 +91,7 @@ def test_settings_that_break_the_promise_are_found_without_training():
 
 
 def launch(*program: str, **environment: str):
-    return python(*LAUNCH[1:], "--processes", "2", "--cpu", *program, **NOTHING_KEPT, **environment)
+    return python(*LAUNCH[1:], "--processes", "2", "--cpu", *program, **NOTHING_KEPT, **FOR_USERS, **environment)
 
 
 @pytest.mark.processes

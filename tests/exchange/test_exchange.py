@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unisono as un
-from families import BATCH, several_outputs
+from families import BATCH, normalized, several_outputs
 from sizes import cases, slow
 from unisono._src import reduction_tree
 from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
@@ -88,7 +88,7 @@ def test_training_over_collectives_has_the_bits_of_transfers(devices):
         strategy = un.MirroredStrategy(devices=devices, replicas=8)
         strategy.exchange = kind(strategy.placement)
         with strategy.scope():
-            model, compile_, data = several_outputs()
+            model, compile_, data = cases(normalized, several_outputs)()
         model.compile(**compile_)
         history = model.fit(**data, batch_size=BATCH, epochs=1, verbose=0, validation_data=(data["x"], data["y"]))
         fingerprints.append((un.fingerprint(model), history.history))

@@ -175,6 +175,8 @@ def test_onnx_runs_elsewhere_and_is_not_loaded(tmp_path):
     export(model, path, format="onnx", overwrite=True)
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_tutorial_of_fit_with_a_saved_model(tensorflow, tmp_path):
     """Three loads, three equal evaluations."""
     example = pathlib.Path(__file__).parents[2] / "examples" / "mnist_fit.py"

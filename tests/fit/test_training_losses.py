@@ -232,8 +232,7 @@ def squeezed(y_true, y_pred):
     return ops.square(ops.squeeze(y_true) - ops.squeeze(y_pred))
 
 
-@pytest.mark.parametrize("count", [5, 13])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("count", "weighted"), [(5, True), (13, False), *slow((5, False), (13, True))])
 def test_a_loss_that_squeezes_the_axis_of_one_row(count, weighted):
     """Beside replicas of two rows and of none."""
 

@@ -130,10 +130,11 @@ class TwoCalls(Nested):
 @pytest.mark.parametrize(
     ("reduction", "weights"),
     [
-        ("sum_over_batch_size", None),
         ("mean_with_sample_weight", (WEIGHT, WEIGHT)),
         *slow(
-            ("sum_over_batch_size", (WEIGHT, WEIGHT)), ("mean_with_sample_weight", None), ("sum", None), ("sum", (WEIGHT, WEIGHT))
+            *[("sum_over_batch_size", weights) for weights in (None, (WEIGHT, WEIGHT))],
+            *[("sum", weights) for weights in (None, (WEIGHT, WEIGHT))],
+            ("mean_with_sample_weight", None),
         ),
     ],
 )

@@ -75,7 +75,7 @@ def test_steps_in_a_call_and_a_record_change_no_bit(tmp_path):
 
 
 def test_steps_that_are_not_compiled():
-    fit = lambda model: model.fit(graphs(), steps_per_epoch=3, verbose=0, shuffle=False)
+    fit = lambda model: model.fit(graphs(), steps_per_epoch=1, verbose=0, shuffle=False)
     with pytest.warns(UserWarning, match="run_eagerly"):
         eager = run(compiled(run_eagerly=True), fit, on(1, 1))
     assert_close_logs(eager.logs, run(compiled(), fit, on(1, 1)).logs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 import unisono as un
-from sizes import cases
+from sizes import cases, mostly_slow
 from trainings import on
 
 
@@ -100,7 +100,7 @@ SHAPES = [(6, 3), (6, 3, 2), (4, 4), (6, 1)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("replicas", [1, 2, 3, 6])
+@pytest.mark.parametrize("replicas", mostly_slow([1, 2, 3, 6], 3))
 @pytest.mark.parametrize("how", ["tuple", "average"])
 def test_weights_of_examples_hold_for_all_values_of_an_example(shape, replicas, how):
     """Also where a replica has as many rows as an example has values."""

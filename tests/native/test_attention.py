@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from sizes import cases
+from sizes import cases, mostly_slow
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
@@ -139,7 +139,19 @@ ATTENTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+QUICK = (
+    "causal heads with a mask",
+    "heads with dropout",
+    "shared keys",
+    "jax.nn with a bias",
+    "masked twice",
+    "of one example",
+    "vmapped",
+    "in a loop, computed again",
+)
+
+
+@pytest.mark.parametrize("name", mostly_slow(ATTENTIONS, *QUICK))
 def test_attention_and_its_gradient_are_two_calls(name):
     function = ATTENTIONS[name]()
     x = 0.3 * normal(X)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax import lax
 from keras import layers
 
-from sizes import cases
+from sizes import cases, slow
 from unisono._src.native.convolutions import call_convolution, call_convolution_with_bias, call_kernel_gradient
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
@@ -343,7 +343,7 @@ class TestEpilogues:
         assert set(called) == {"unisono_convolve"}
 
 
-@pytest.mark.parametrize("space", [(2, 2), (7, 9)])
+@pytest.mark.parametrize("space", [(7, 9), *slow(((2, 2),))])
 @pytest.mark.parametrize("numbers", [NUMBERS, ("NCHW", "OIHW", "NCHW")])
 @pytest.mark.parametrize("window", [{}, {"window_strides": (2, 3)}, {"lhs_dilation": (2, 1)}, {"rhs_dilation": (2, 1)}])
 def test_gradients_of_programs_are_exact(space, numbers, window):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from sizes import cases
+from sizes import cases, mostly_slow
 from unisono._src.native import row_loops
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
@@ -73,7 +73,7 @@ def make_layer_step(name, masked, rows, steps=6):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, "deep lstm", "gru", "backwards", "both", "dropout"))
 def test_recurrent_layers_forward_and_backward(name, masked):
     step, weights, x = make_layer_step(name, masked, rows=21)
     assert_close(jax.jit(step)(weights, x), jax.jit(rewrite_function(step, "cpu"))(weights, x))

@@ -12,7 +12,7 @@ import pytest
 
 from kept_programs import NOTHING_KEPT
 from matrix_of_threads import FIRST, SENSITIVE, Place, different, nets_and_operations, table
-from processes import FULL, HERE, python
+from processes import FOR_USERS, FULL, HERE, python
 from sizes import cases, slow
 
 FAMILIES = ["conv", "attention"] if FULL else cases(["attention"], ["conv", "attention"])
@@ -33,6 +33,7 @@ def trained(devices: int = 1, cores: int | None = None, threads: int | None = No
     done = python(
         *("-W", "always", "-c", ON_CORES, cores_to_use, str(HERE / "train_and_print.py"), json.dumps(spec)),
         **NOTHING_KEPT,
+        **FOR_USERS,
         **({} if threads is None else {"PJRT_NPROC": str(threads)}),
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -108,7 +109,7 @@ print(model.fit(x, np.zeros((12, 1)), batch_size=6, verbose=0).history["loss"], 
 @pytest.mark.slow
 def test_a_sum_over_one_axis_of_seven_does_not_end_the_process():
     """YNNPACK ends it with a fault of memory; programs of ours give it no sums. (One of the nets above has such a sum too.)"""
-    done = python("-c", CRASH, **NOTHING_KEPT)
+    done = python("-c", CRASH, **NOTHING_KEPT, **FOR_USERS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "(12, 1)" in done.stdout
 

@@ -17,7 +17,7 @@ WORKLOAD = "W3 MLP, batch 32"
 SOME = ("torch DDP", "Unisono, default")
 
 
-@pytest.mark.parametrize("names", [SOME, *thorough(((),))], ids=["some", "all"])
+@pytest.mark.parametrize("names", thorough((SOME,), ((),)), ids=["some", "all"])
 def test_contenders_are_compared_and_the_page_is_written(tmp_path, names):
     pytest.importorskip("torch")
     pytest.importorskip("tensorflow")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import families
 import unisono as un
-from sizes import cases, mostly_slow
+from sizes import cases, mostly_slow, slow
 from small_training import REPLICAS, WEIGHTS, Training
 from unisono._src.placement import Placement
 from unisono._src.step.device_state import DeviceState
@@ -25,7 +25,7 @@ from unisono._src.step_count import get_step_count
 
 
 @pytest.mark.parametrize("family", mostly_slow(families.FAMILIES, "normalized"))
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [4, *slow(2)])
 def test_no_bit_is_another(family, devices):
     prints = set()
     for verify in (None, 1 / 3, 1):

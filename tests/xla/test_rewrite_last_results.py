@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from sizes import mostly_slow
 from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
 
@@ -59,7 +60,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, "both", "states", "sequences"))
 def test_recurrent_layers(name):
     make, expected = LAYERS[name]
     layer = make()

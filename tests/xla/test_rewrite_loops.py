@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from sizes import cases
+from sizes import cases, mostly_slow
 from unisono._src.xla.rewrite import loops
 from unisono._src.xla.rewrite.equations import Rewriter
 from unisono._src.xla.rewrite.rules import CPU_LOOPS, find_loop_replacement, rewrite_function
@@ -63,7 +63,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, "lstm", "gru before", "both", "stacked"))
 def test_recurrent_layers(name, masked):
     """Of each gate's products, only that of the state stays in the loop, and its counterpart in the loop of the gradient; no sum stays."""
     make, left = LAYERS[name]

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from sizes import mostly_slow
 from unisono._src.inlining import inline_calls
 from unisono._src.xla.rewrite.residuals import recompute_residuals
 
@@ -43,7 +44,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", mostly_slow(LAYERS, "lstm backwards", "both"))
 def test_recurrent_layers(name, masked):
     make, fewer = LAYERS[name]
     layer = make()

@@ -5,7 +5,7 @@ State comes in and a contribution goes out; nothing is assigned. The rest of a s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 
@@ -21,8 +21,9 @@ from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.probe import ModelProbe, ProbedFunctions
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_coupling import OutputRows
+from unisono._src.replica.same_draws import find_draw_for_rows, warn_of_fixed_seed
 from unisono._src.replica.step_logs import StepLogs
-from unisono._src.typing import Array, Logs, PyTree
+from unisono._src.typing import Array, Logs, PyTree, Shape
 
 
 class ModelComputation(ProbedFunctions):
@@ -42,6 +43,7 @@ class ModelComputation(ProbedFunctions):
         self.growth = Growth()
         self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
+        self._has_checked_draws = False
 
     @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
@@ -99,6 +101,14 @@ class ModelComputation(ProbedFunctions):
 
     def list_own_changes(self, contribution: Contribution, batch: PyTree) -> list[tuple[keras.Variable, Array]]:
         return self._state.list_own_changes(contribution.assigned, batch)
+
+    def check_draws(self, draws_of: Callable[[int], Sequence[Shape]], rows: int) -> None:
+        if self._has_checked_draws:
+            return
+        self._has_checked_draws = True
+        shape = find_draw_for_rows(draws_of, rows)
+        if shape is not None:
+            warn_of_fixed_seed(self.model.name, shape, self._replicas)
 
     @property
     def needs_probe(self) -> bool:

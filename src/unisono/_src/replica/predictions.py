@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.protocol import Divisor, RecordedVariables, State
 from unisono._src.replica.user_step import is_user_step, run_predict_step
-from unisono._src.typing import Array, Logs, Outputs, PyTree
+from unisono._src.typing import Array, Logs, Outputs, PyTree, Shape
 
 INPUT_GROUPS = ("trainable_variables", "non_trainable_variables")
 """The groups of the state of a prediction; every replica reads both."""
@@ -95,6 +95,9 @@ class PredictComputation:
 
     def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         return False
+
+    def check_draws(self, draws_of: Callable[[int], Sequence[Shape]], rows: int) -> None:
+        """Do nothing: outputs are the user's to read."""
 
     def check(self, disagree: list[Array]) -> None:
         self._state.check_counters(disagree)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import keras
 
 from unisono._src.replica.contribution import Contribution
-from unisono._src.typing import Array, Logs, PyTree
+from unisono._src.typing import Array, Logs, PyTree, Shape
 
 State: TypeAlias = tuple[list[Array], ...]
 """Groups of arrays. Most steps have the groups of Keras' loops."""
@@ -21,7 +21,7 @@ Divisor: TypeAlias = float | Array | None
 
 
 class ReplicaComputation(Protocol):
-    """The functions that a step of R replicas runs. All but `probe` and `check` are traced."""
+    """The functions that a step of R replicas runs. All but `probe` and the checks are traced."""
 
     has_one_replica: bool
     """Whether there is one replica. It then has the whole state, as in plain Keras, and nothing is merged."""
@@ -98,6 +98,15 @@ class ReplicaComputation(Protocol):
             batch: The global batch.
             shards: The rows of each replica that has some.
             constants: As for `contribution`.
+        """
+        ...
+
+    def check_draws(self, draws_of: Callable[[int], Sequence[Shape]], rows: int) -> None:
+        """Warn before the first step of replicas that draw the same random numbers for their rows.
+
+        Args:
+            draws_of: The shapes of random numbers that depend on no argument of `contribution`, for a number of rows.
+            rows: The rows of a replica.
         """
         ...
 

@@ -23,7 +23,7 @@ from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_a
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.typed_jax import eval_shape
-from unisono._src.typing import Array, Outputs, PyTree
+from unisono._src.typing import Array, Outputs, PyTree, Shape
 
 CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
@@ -251,6 +251,9 @@ class UserComputation:
         if self.has_one_replica or not self._can_be_cut:
             return False
         return self._probe.at(state, batch, shards, constants)
+
+    def check_draws(self, draws_of: Callable[[int], Sequence[Shape]], rows: int) -> None:
+        """Do nothing: the code was inspected."""
 
     @property
     def needs_probe(self) -> bool:

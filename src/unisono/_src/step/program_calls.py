@@ -17,14 +17,15 @@ from unisono._src.placement import Placement
 from unisono._src.program_digest import digest_program
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.replica.same_draws import list_constant_draws
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
-from unisono._src.typed_jax import eval_shape, jit
-from unisono._src.typing import Arguments
+from unisono._src.typed_jax import jit, make_jaxpr_and_shape
+from unisono._src.typing import Arguments, PyTree
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
@@ -82,14 +83,20 @@ class ProgramCalls:
             return {}, {}
         places = running_sums.count_places(self._placement.replicas)
         like, _ = self._eval_contribution(batch, rows, state)
+        self._functions.check_draws(lambda rows: list_constant_draws(self._trace_contribution(batch, rows, state)[0]), rows)
         empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
         divisors = np.zeros((places, max(1, len(self._divisors.of(batch, rows, state)))), np.float32)
         return empty, {"float32": divisors}
 
     def _eval_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
         """Return (the contribution, the outputs) of a replica with this number of rows, in shapes."""
+        return self._trace_contribution(batch, rows, state)[1]
+
+    def _trace_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[ClosedJaxpr, PyTree]:
+        """Return the program of a replica with this number of rows, and the shapes of what the program returns."""
         numbers = np.int32(0), np.float32(1), np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
-        return eval_shape(self._contribution, state, self._inputs.shapes(batch, rows), *numbers, self._inputs.constants())
+        shapes = self._inputs.shapes(batch, rows)
+        return make_jaxpr_and_shape(self._contribution)(state, shapes, *numbers, self._inputs.constants())
 
     def __call__(
         self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders

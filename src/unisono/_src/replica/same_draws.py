@@ -1,0 +1,56 @@
+"""Random numbers for rows that are the same in all replicas: those of a fixed seed, or of a key that all replicas get."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+from jax.core import ShapedArray
+from jax.extend import core
+
+from unisono._src.inlining import inline_calls
+from unisono._src.typing import Shape
+
+DRAWS = ("random_bits", "rng_bit_generator", "rng_uniform")
+"""Primitives that make random numbers of a key or a state."""
+
+
+def list_same_draws(program: core.Jaxpr, differing: Iterable[core.Var]) -> list[Shape]:
+    """Return the shapes of random numbers that depend on none of the variables in which replicas and steps differ."""
+    dependents = set(differing)
+    shapes: list[Shape] = []
+    for equation in program.eqns:
+        if not dependents.isdisjoint(atom for atom in equation.invars if isinstance(atom, core.Var)):
+            dependents |= set(equation.outvars)
+        elif equation.primitive.name in DRAWS:
+            shapes.append(cast(ShapedArray, equation.outvars[0].aval).shape)
+    return shapes
+
+
+def list_constant_draws(program: core.ClosedJaxpr) -> list[Shape]:
+    """Return the shapes of random numbers that depend on no argument of a program."""
+    flat = inline_calls(program).jaxpr
+    return list_same_draws(flat, flat.invars)
+
+
+def find_draw_for_rows(draws_of: Callable[[int], Sequence[Shape]], rows: int) -> Shape | None:
+    """Return the shape of the first random numbers of which there are more for more rows; `draws_of` lists the shapes for a number of rows."""
+    drawn = draws_of(rows)
+    if not any(shape and shape[0] and not shape[0] % rows for shape in drawn):
+        return None
+    try:
+        drawn_for_more = draws_of(2 * rows)
+    except Exception:  # of the user's code, which was not written for more rows
+        return None
+    return next((one for one, more in zip(drawn, drawn_for_more, strict=False) if one and more[:1] == (2 * one[0],)), None)
+
+
+def warn_of_fixed_seed(model: str, shape: Shape, replicas: int) -> None:
+    """Warn of a model whose replicas draw the same numbers for their rows."""
+    warnings.warn(
+        f"The model {model!r} draws random numbers of shape {shape}, some for each row, from a fixed seed: each of the {replicas} replicas gets "
+        f"the same numbers for its rows, in every step. Make a generator in the __init__ of the layer, "
+        f"self.seeds = keras.random.SeedGenerator(1), and draw by seed=self.seeds. If the numbers are meant to be fixed, write replicas=1.",
+        stacklevel=2,
+    )
