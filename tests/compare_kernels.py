@@ -35,6 +35,7 @@ from unisono._src.native.convolutions import (
 )
 from unisono._src.native.digests import call_digest
 from unisono._src.native.kept_arrays import keep_array
+from unisono._src.native.normalizations import normalize_rows
 from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.native.step_memory import open_step_memory
@@ -366,6 +367,28 @@ def attention(draw: Draw) -> Case:
     return Case(what, rewrite_function(run, "cpu"), run, args)
 
 
+def normalization(draw: Draw) -> Case:
+    """Of rows, or its gradient."""
+    shape = (*draw.shape(draw.size(1, 2), draw.of(40, 3000)), draw.size(3, draw.of(40, 700)))
+
+    def plainly(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+        difference = x - x.mean(-1, keepdims=True)
+        return difference * lax.rsqrt((difference**2).mean(-1, keepdims=True) + 1e-3) * scale + offset
+
+    def differentiate(function: Callable[..., jax.Array], *args: jax.Array) -> Any:
+        *arrays, by_result = args
+        return jax.vjp(function, *arrays)[1](by_result)
+
+    def natively(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+        return normalize_rows(x, scale, offset, 1e-3)
+
+    args = [draw.array(size, "float32") for size in (shape, shape[-1:], shape[-1:])]
+    if draw.of(False, True):
+        gradients = [functools.partial(differentiate, function) for function in (natively, plainly)]
+        return Case(f"the gradient of the normalization of {shape}", *gradients, [*args, draw.array(shape, "float32")])
+    return Case(f"the normalization of {shape}", natively, plainly, args)
+
+
 def contribution(draw: Draw) -> Case:
     """One more contribution to the sums of a reduction tree."""
     arrays = [draw.array(draw.shape(draw.size(1, 3), draw.of(40, 50_000)), "float32") for _ in range(draw.size(1, 9))]
@@ -464,6 +487,7 @@ KINDS = (
     product_with_bias,
     transposed_products,
     gated_product,
+    normalization,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

@@ -40,6 +40,7 @@ from unisono._src.xla.rewrite import (
     native_depthwise,
     native_loop,
     native_product,
+    normalization,
 )
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -123,5 +124,14 @@ def compiled_for_users():
 @pytest.fixture
 def without_native_kernels(monkeypatch):
     """Rewrite programs as where there are no native kernels."""
-    for module in (arrays, attention, before_gradient, native_convolution, native_depthwise, native_loop, native_product):
+    for module in (
+        arrays,
+        attention,
+        before_gradient,
+        native_convolution,
+        native_depthwise,
+        native_loop,
+        native_product,
+        normalization,
+    ):
         monkeypatch.setattr(module, "load_kernels", lambda: Kernels(None, None, "for a test"))

@@ -48,6 +48,8 @@ TARGETS = (
     "unisono_multiply_gated",
     "unisono_multiply_transposed",
     "unisono_multiply_with_bias",
+    "unisono_normalize_rows",
+    "unisono_normalize_rows_gradient",
     "unisono_open_step",
     "unisono_push_contribution",
     "unisono_run_row_loop",

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, cast
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 
 from unisono._src.inlining import inline_short_calls
 from unisono._src.native.library import load_kernels
 from unisono._src.typing import PyTree
-from unisono._src.xla.rewrite import attention
-from unisono._src.xla.rewrite.equations import Rewriter
+from unisono._src.xla.rewrite import attention, normalization
+from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter
 from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
 
 P = ParamSpec("P")
@@ -73,7 +73,7 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
 
         traced, is_needed = read_last_results_from_carries(jax.make_jaxpr(compute_arrays)(*leaves))
         needed = itertools.compress(leaves, is_needed)
-        arrays = iter(jaxpr_as_fun(rewrite_attention(traced))(*needed))
+        arrays = iter(jaxpr_as_fun(put_kernels(traced))(*needed))
         result, is_array, values = results.pop()
         return jax.tree.unflatten(
             result, [next(arrays) if known else value for known, value in zip(is_array, values, strict=True)]
@@ -82,6 +82,10 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
     return with_kernels
 
 
-def rewrite_attention(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program with its attention computed by the native kernel."""
-    return Rewriter(attention.replace_attention, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
+def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a program with its attention and its normalizations of rows computed by native kernels."""
+    return Rewriter(find_replacement, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
+
+
+def find_replacement(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    return attention.replace_attention(eqn, made_by) or normalization.replace_normalization(eqn, made_by)

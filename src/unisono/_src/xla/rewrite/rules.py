@@ -21,7 +21,7 @@ from unisono._src.xla.rewrite import (
     pooling,
     reduction,
 )
-from unisono._src.xla.rewrite.before_gradient import rewrite_attention, trace_for
+from unisono._src.xla.rewrite.before_gradient import put_kernels, trace_for
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter, Rule
 from unisono._src.xla.rewrite.residuals import recompute_residuals
 
@@ -104,7 +104,7 @@ def rewrite_function(
         for observe in trace_observers:
             observe(getattr(function, "__name__", ""), traced)
         if is_on_cpu:  # what is only computed forward
-            traced = rewrite_attention(traced)
+            traced = put_kernels(traced)
         run = jaxpr_as_fun(rewrite(rewrite_loops(traced)))
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
