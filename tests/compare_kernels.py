@@ -367,8 +367,7 @@ def attention(draw: Draw) -> Case:
     return Case(what, rewrite_function(run, "cpu"), run, args)
 
 
-def normalization(draw: Draw) -> Case:
-    """Of rows, or its gradient."""
+def normalization(draw: Draw, is_gradient: bool = False) -> Case:
     shape = (*draw.shape(draw.size(1, 2), draw.of(40, 3000)), draw.size(3, draw.of(40, 700)))
 
     def plainly(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
@@ -383,10 +382,14 @@ def normalization(draw: Draw) -> Case:
         return normalize_rows(x, scale, offset, 1e-3)
 
     args = [draw.array(size, "float32") for size in (shape, shape[-1:], shape[-1:])]
-    if draw.of(False, True):
+    if is_gradient:
         gradients = [functools.partial(differentiate, function) for function in (natively, plainly)]
         return Case(f"the gradient of the normalization of {shape}", *gradients, [*args, draw.array(shape, "float32")])
     return Case(f"the normalization of {shape}", natively, plainly, args)
+
+
+def normalization_gradient(draw: Draw) -> Case:
+    return normalization(draw, is_gradient=True)
 
 
 def contribution(draw: Draw) -> Case:
@@ -488,6 +491,7 @@ KINDS = (
     transposed_products,
     gated_product,
     normalization,
+    normalization_gradient,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""
