@@ -81,6 +81,7 @@ def test_training_is_that_of_compiled_steps(option, replicas):
     np.testing.assert_allclose(*predicted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_devices_make_no_difference():
     """All replicas run on the first."""
     fit = fitting(X[: BATCH + 1], Y[: BATCH + 1], batch_size=BATCH)
