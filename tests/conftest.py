@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 
 import kept_programs
 import quick_compiling
@@ -31,17 +32,7 @@ import pytest
 import breakages
 from left_behind import Found, Namespaces, after_a_while
 from unisono._src.native.library import Kernels
-from unisono._src.xla import determinism, programs
-from unisono._src.xla.rewrite import (
-    arrays,
-    attention,
-    before_gradient,
-    native_convolution,
-    native_depthwise,
-    native_loop,
-    native_product,
-    normalization,
-)
+from unisono._src.xla import determinism, programs, rewrite
 
 hypothesis.settings.register_profile("unisono", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("unisono")
@@ -124,14 +115,7 @@ def compiled_for_users():
 @pytest.fixture
 def without_native_kernels(monkeypatch):
     """Rewrite programs as where there are no native kernels."""
-    for module in (
-        arrays,
-        attention,
-        before_gradient,
-        native_convolution,
-        native_depthwise,
-        native_loop,
-        native_product,
-        normalization,
-    ):
-        monkeypatch.setattr(module, "load_kernels", lambda: Kernels(None, None, "for a test"))
+    rewrites = [module for name, module in sys.modules.items() if name.startswith(f"{rewrite.__name__}.")]
+    for module in rewrites:
+        if hasattr(module, "load_kernels"):
+            monkeypatch.setattr(module, "load_kernels", lambda: Kernels(None, None, "for a test"))

@@ -19,7 +19,7 @@ from unisono._src.native.library import load_kernels
 
 CHANGELOG = HERE.parent / "CHANGELOG.md"
 QUICK = "convolution", "lstm", "attention", "ragged embedding", "custom loop", "clipping"
-HALVES = {"quick": QUICK, "other": tuple(name for name in TRAININGS if name not in QUICK)}
+GROUPS = {"quick": QUICK, "other": tuple(name for name in TRAININGS if name not in QUICK)}
 
 HERE_AND_NOW = Conditions("3.15.1", "0.10.2", "0.10.2", "native", "A 1", "avx2 avx512f", "32K 1024K")
 
@@ -34,9 +34,9 @@ def kept() -> Reference:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("half", "devices"), [("quick", 1), *thorough(("quick", 4), ("other", 2))])
-def test_the_trainings_have_the_bits_that_are_kept(kept, half, devices):
-    found = take_common(train_references(HALVES[half], (devices,)))
+@pytest.mark.parametrize(("group", "devices"), [("quick", 1), *thorough(("quick", 4), ("other", 2))])
+def test_the_trainings_have_the_bits_that_are_kept(kept, group, devices):
+    found = take_common(train_references(GROUPS[group], (devices,)))
     assert found == {name: kept.fingerprints[name] for name in found}, say_moved(kept.fingerprints, found)
 
 

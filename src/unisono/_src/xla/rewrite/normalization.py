@@ -19,7 +19,7 @@ from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get
 from unisono._src.xla.rewrite.views import read_constant
 
 LEAST_WIDTH = 16
-"""Elements of a row from which on the kernel is faster than XLA."""
+"""Elements of a row at least: a vector of AVX-512. Shorter rows are left to XLA."""
 
 ARRANGEMENTS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze", "copy", "copy_p")
 """Primitives that keep the order of an array's elements, if there are as many afterwards."""
@@ -58,13 +58,13 @@ def replace_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
 
 def read_normalization(scaled: Atom, rest: Atom, made_by: Producers) -> Normalization:
     """Return the normalization of which `scaled` is `x * s` and `rest` is `offset - mean * s`."""
-    for x, factor in each_way(expect(scaled, "mul", made_by)):
+    for x, factor in each_way(expect_equation(scaled, "mul", made_by)):
         width = get_shape(x)[-1] if get_shape(x) else 0
         if get_shape(x) != get_shape(scaled):
             continue
         try:
             inverse, scale = read_scaled(factor, "mul", width, "rsqrt", made_by)
-            variance, epsilon = read_sum_with_number(expect(inverse, "rsqrt", made_by).invars[0], made_by)
+            variance, epsilon = read_sum_with_number(expect_equation(inverse, "rsqrt", made_by).invars[0], made_by)
             check_variance(variance, x, made_by)
             shift, offset = read_scaled(rest, "add", width, "mul", made_by)
             check_shift(shift, factor, x, made_by)
@@ -81,7 +81,7 @@ def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producer
         for one, vector in each_way(eqn):
             maker = made_by.find(one)
             if maker is not None and maker.primitive.name == inner and is_vector(vector, width):
-                return one, skip_arrangement(vector, made_by)
+                return one, skip_reshapes(vector, made_by)
     if eqn is None or eqn.primitive.name != inner:
         raise NoNormalizationError
     return atom, None
@@ -89,7 +89,7 @@ def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producer
 
 def read_sum_with_number(atom: Atom, made_by: Producers) -> tuple[Atom, float]:
     """Return an operand of a sum, and the number that is added to it."""
-    for one, other in each_way(expect(atom, "add", made_by)):
+    for one, other in each_way(expect_equation(atom, "add", made_by)):
         number = read_constant(other, made_by)
         if number is not None:
             return one, number
@@ -101,19 +101,19 @@ def check_variance(atom: Atom, x: Atom, made_by: Producers) -> None:
     eqn = made_by.find(atom)
     if eqn is not None and eqn.primitive.name == "select_n":  # NaN takes the place of the variance where rows have no elements
         condition, _, variance = eqn.invars
-        count, least = (read_number(operand, made_by) for operand in expect(condition, "gt", made_by).invars)
+        count, least = (read_number(operand, made_by) for operand in expect_equation(condition, "gt", made_by).invars)
         if count is None or least is None or count <= least:
             raise NoNormalizationError
         atom = variance
-    square = expect(read_mean(atom, made_by), "square", made_by)
-    difference = expect(square.invars[0], "sub", made_by)
+    square = expect_equation(read_mean(atom, made_by), "square", made_by)
+    difference = expect_equation(square.invars[0], "sub", made_by)
     if difference.invars[0] is not x or read_mean(difference.invars[1], made_by) is not x:
         raise NoNormalizationError
 
 
 def check_shift(atom: Atom, factor: Atom, x: Atom, made_by: Producers) -> None:
     """Raise `NoNormalizationError` unless an array is the mean of `x`, times -1, times `factor`."""
-    for one, other in each_way(expect(atom, "mul", made_by)):
+    for one, other in each_way(expect_equation(atom, "mul", made_by)):
         maker = made_by.find(one)
         if other is factor and maker is not None and maker.primitive.name == "neg" and read_mean(maker.invars[0], made_by) is x:
             return
@@ -122,8 +122,8 @@ def check_shift(atom: Atom, factor: Atom, x: Atom, made_by: Producers) -> None:
 
 def read_mean(atom: Atom, made_by: Producers) -> Atom:
     """Return the array of which another one holds the means over the last axis, which is kept with length 1."""
-    division = expect(atom, "div", made_by)
-    total = made_by.find(skip_arrangement(division.invars[0], made_by))
+    division = expect_equation(atom, "div", made_by)
+    total = made_by.find(skip_reshapes(division.invars[0], made_by))
     if total is None or total.primitive.name != "reduce_sum":
         raise NoNormalizationError
     (x,) = total.invars
@@ -146,7 +146,7 @@ def read_number(atom: Atom, made_by: Producers) -> float | None:
     return None if one is None or other is None else one - other
 
 
-def skip_arrangement(atom: Atom, made_by: Producers) -> Atom:
+def skip_reshapes(atom: Atom, made_by: Producers) -> Atom:
     """Return the array with the same elements in the same order from which reshapes have made this one."""
     while (eqn := made_by.find(atom)) is not None and eqn.primitive.name in ARRANGEMENTS:
         before = eqn.invars[0]
@@ -163,7 +163,7 @@ def is_vector(atom: Atom, width: int) -> bool:
     return get_dtype(atom) == "float32" and shape[-1:] == (width,) and set(shape[:-1]) <= {1}
 
 
-def expect(atom: Atom, name: str, made_by: Producers) -> JaxprEqn:
+def expect_equation(atom: Atom, name: str, made_by: Producers) -> JaxprEqn:
     """Return the equation that made an array, if it is of this primitive."""
     eqn = made_by.find(atom)
     if eqn is None or eqn.primitive.name != name:
