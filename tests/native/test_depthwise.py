@@ -80,6 +80,11 @@ def convolve_by_taps(window, x, w):
     return y.reshape(*y.shape[:-2], features)
 
 
+def differentiate_by_taps(window, x, w, by_result):
+    y, pull = jax.vjp(functools.partial(convolve_by_taps, window), x, w)
+    return y, *pull(by_result)
+
+
 def draw_arrays(x, w, window):
     y = jax.eval_shape(functools.partial(lax.conv_general_dilated, **window), jnp.zeros(x), jnp.zeros(w))
     return normal(x), normal(w, 1), normal(y.shape, 2)
@@ -124,8 +129,7 @@ def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, va
     by_result[tuple(np.random.default_rng(seed + 1).integers(0, by_result.shape))] = value
     function = functools.partial(differentiate, window)
     native = jax.jit(rewrite_function(function, "cpu"))(x, w, by_result)
-    y, pull = jax.vjp(functools.partial(convolve_by_taps, window), x, w)
-    direct = y, *pull(jnp.asarray(by_result))
+    direct = jax.jit(functools.partial(differentiate_by_taps, window))(x, w, by_result)
     for name, a, b in zip(("result", "by x", "by w"), native, direct, strict=True):
         np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b), name)
 

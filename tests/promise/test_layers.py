@@ -92,7 +92,8 @@ def test_one_replica_of_spectral_normalization_is_plain_keras():
 
 def test_spectral_normalization_in_replicas_is_plain_keras():
     """It assigns its layer's kernel in the forward pass, by the weights alone: every replica goes on from the same one."""
-    assert_equals_keras(classifier(FEATURES, spectral), fitting(FEATURES, Y, batch_size=BATCH), devices=(1, 3))
+    batch, count = cases((ONE_EACH, 2 * ONE_EACH), (BATCH, COUNT))
+    assert_equals_keras(classifier(FEATURES, spectral), fitting(FEATURES[:count], Y[:count], batch_size=batch), devices=(1, 3))
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 from jax.extend import core
 
+from unisono._src.operands import Atom
+
 CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
 
 SHORT = 16
 """Equations of a short function at most."""
 
-Atom: TypeAlias = core.Var | core.Literal
 Constants: TypeAlias = dict[core.Var, object]
 
 

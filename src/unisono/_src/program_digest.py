@@ -20,8 +20,9 @@ from jax import lax
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
-from unisono._src.inlining import CALLS, Atom
+from unisono._src.inlining import CALLS
 from unisono._src.jax_private.jaxprs import close_program, count_loop_inputs
+from unisono._src.operands import Atom
 from unisono._src.typing import UserObject
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, np.dtype, enum.Enum)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from unisono._src.typing import AnyArray
 
@@ -14,7 +15,7 @@ MOST = 2**62
 """The largest whole number that is drawn."""
 
 
-ShapedValue: TypeAlias = AnyArray | jax.ShapeDtypeStruct
+ShapedValue: TypeAlias = AnyArray | jax.ShapeDtypeStruct | ShapedArray
 """A value with a shape and a dtype."""
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
+from unisono._src.operands import get_type
 from unisono._src.replica.marks import find_compared_values, find_factors
 from unisono._src.replica.protocol import State
 from unisono._src.typed_jax import jaxpr_as_fun, jit, make_jaxpr_and_shape
@@ -65,7 +65,7 @@ def replace_draw(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Return fixed bits in place of random ones: the same for each row, along the first axis."""
     if eqn.primitive.name != "random_bits":
         return None
-    bits = cast(ShapedArray, eqn.outvars[0].aval)
+    bits = get_type(eqn.outvars[0])
 
     def fixed_bits(_: Array) -> Array:
         return jnp.broadcast_to(mix_bits(bits.shape[1:]).astype(bits.dtype), bits.shape)

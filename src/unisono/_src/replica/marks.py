@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jax.extend import core
 from numpy.typing import ArrayLike
 
 from unisono._src.jax_private.jaxprs import close_program
+from unisono._src.operands import Atom
 from unisono._src.typed_jax import finfo
 
 EQUALITIES = ("eq", "ne")
@@ -32,8 +32,6 @@ MARKED_FRACTIONS = 0.7, 0.3
 """The fraction of the elements that is marked in the first half of the rows, and in the second."""
 
 NAN = float("nan")
-
-Operand: TypeAlias = core.Var | core.Literal
 
 
 def find_compared_values(program: core.ClosedJaxpr, inputs: Sequence[int]) -> dict[int, set[float]]:
@@ -106,7 +104,7 @@ def find_scalar_constants(program: core.ClosedJaxpr) -> dict[core.Var, float]:
     return {variable: number for variable, value in pairs if (number := convert_number(value)) is not None}
 
 
-def find_number(operand: Operand, numbers: Mapping[core.Var, float]) -> float | None:
+def find_number(operand: Atom, numbers: Mapping[core.Var, float]) -> float | None:
     """Return the number that all elements of an operand are; None where they differ or are not known."""
     return convert_number(operand.val) if isinstance(operand, core.Literal) else numbers.get(operand)
 

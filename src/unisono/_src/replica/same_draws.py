@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
-from jax.core import ShapedArray
 from jax.extend import core
 
 from unisono._src.inlining import inline_calls
+from unisono._src.operands import find_dependents, get_shape
 from unisono._src.typing import Shape
 
 DRAWS = ("random_bits", "rng_bit_generator", "rng_uniform")
@@ -18,14 +17,9 @@ DRAWS = ("random_bits", "rng_bit_generator", "rng_uniform")
 
 def list_same_draws(program: core.Jaxpr, differing: Iterable[core.Var]) -> list[Shape]:
     """Return the shapes of random numbers that depend on none of the variables in which replicas and steps differ."""
-    dependents = set(differing)
-    shapes: list[Shape] = []
-    for equation in program.eqns:
-        if not dependents.isdisjoint(atom for atom in equation.invars if isinstance(atom, core.Var)):
-            dependents |= set(equation.outvars)
-        elif equation.primitive.name in DRAWS:
-            shapes.append(cast(ShapedArray, equation.outvars[0].aval).shape)
-    return shapes
+    dependents = find_dependents(program, differing)
+    draws = (equation.outvars[0] for equation in program.eqns if equation.primitive.name in DRAWS)
+    return [get_shape(drawn) for drawn in draws if drawn not in dependents]
 
 
 def list_constant_draws(program: core.ClosedJaxpr) -> list[Shape]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr
 
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.optimizers import open_name_scope
+from unisono._src.operands import Atom
 from unisono._src.replica.function_outputs import split_outputs
 from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
@@ -20,9 +21,6 @@ from unisono._src.replica.used_variables import UsedVariables, sort_variables
 from unisono._src.replica.user_function import CallUserFunction
 from unisono._src.typed_jax import make_jaxpr
 from unisono._src.typing import AnyArray, Array, PyTree, UserObject
-
-Atom: TypeAlias = Var | Literal
-"""A variable of a program, or a number in its place."""
 
 ROUNDS = 8
 """Each round builds some layers or an optimizer. More rounds mean that the code makes something again every time."""

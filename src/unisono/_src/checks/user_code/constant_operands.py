@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, list_variables
 from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.operands import Atom, find_dependents, get_shape, list_variables
 from unisono._src.typing import AnyArray, Shape
 
 
@@ -40,7 +40,7 @@ def find_constant_operands(
         others = [variable for variable in variables if variable not in of_replica and variable in made_of]
         if not of_replica.isdisjoint(variables):
             operands += [
-                ConstantOperand(value, variable.aval.shape, has_its_rows and pairs_first_axes(equation))
+                ConstantOperand(value, get_shape(variable), has_its_rows and pairs_first_axes(equation))
                 for variable in others
                 for (_, has_its_rows), value in made_of[variable].items()
             ]
@@ -64,12 +64,12 @@ def is_first_axis_kept(equation: core.JaxprEqn, operand: Atom) -> bool:
     """Return whether the first axis of the results is that of the operand. Unknown operations keep it."""
     name = equation.primitive.name
     params = equation.params
-    if not operand.aval.shape:
+    if not get_shape(operand):
         return False
     if name == "broadcast_in_dim":
-        return params["broadcast_dimensions"][0] == 0 and params["shape"][0] == operand.aval.shape[0]
+        return params["broadcast_dimensions"][0] == 0 and params["shape"][0] == get_shape(operand)[0]
     if name == "tile":
-        return operand.aval.shape[0] > 1
+        return get_shape(operand)[0] > 1
     if name == "transpose":
         return params["permutation"][0] == 0
     if name.startswith("reduce_") and "axes" in params:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 
 from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.operands import get_shape
 
 
 def warn_of_fixed_loss(name: str, sources: Provenance, trace_of: Callable[[int], Provenance], size: int, replicas: int) -> bool:
@@ -20,14 +21,14 @@ def warn_of_fixed_loss(name: str, sources: Provenance, trace_of: Callable[[int],
     """
     gave = set(sources.list_noted("gave"))
     vectors = sources.list_noted("vector")
-    if all(vector in gave and vector.aval.shape[:1] == (size,) for vector in vectors):
+    if all(vector in gave and get_shape(vector)[:1] == (size,) for vector in vectors):
         return False
     try:
         vectors_for_more = trace_of(2 * size).list_noted("vector")
     except Exception:  # of the user's code, which was not written for more rows
         return False
     pairs = zip(vectors, vectors_for_more, strict=False)
-    shape = next((vector.aval.shape for vector, other in pairs if vector.aval.shape == other.aval.shape), None)
+    shape = next((get_shape(vector) for vector, other in pairs if get_shape(vector) == get_shape(other)), None)
     if shape is None:
         return False
     warnings.warn(

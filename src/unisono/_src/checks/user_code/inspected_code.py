@@ -10,8 +10,8 @@ import numpy as np
 
 from unisono._src.checks.user_code.captured_arrays import find_captured_arrays, find_replicated_arrays
 from unisono._src.checks.user_code.captures import Capture
-from unisono._src.checks.user_code.jaxpr import Atom
 from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.operands import Atom
 from unisono._src.ownership import OwningStrategy
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray, LibraryArray

@@ -20,6 +20,7 @@ from unisono._src.checks.user_code.undistributed_arrays import (
     refuse_undistributed_arrays,
 )
 from unisono._src.keras_private.trainer_state import get_raw_value
+from unisono._src.operands import get_shape
 from unisono._src.replica import refused_calls
 
 
@@ -81,7 +82,7 @@ def check_summed_gradients(code: InspectedCode) -> None:
         for result in results:
             for constant in find_origins(code.sources.program, [result]).constants:
                 variable = sums.get(id(constant))
-                if variable is not None and tuple(variable.shape) == outputs[result].aval.shape:
+                if variable is not None and tuple(variable.shape) == get_shape(outputs[result]):
                     refused_calls.refuse_summed_gradients(optimizer, variable, code.replicas)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import close_program, drop_unneeded
+from unisono._src.operands import Atom, list_variables
 from unisono._src.typing import AnyArray, Array
 
 COLLECTIVES = {
@@ -18,29 +19,8 @@ COLLECTIVES = {
 }  # fmt: skip
 
 
-class Atom(Protocol):
-    """An operand or a result in a traced program: a variable or a literal of JAX."""
-
-    aval: Any
-    """The shape and dtype. JAX types it as a class that has neither."""
-
-
 AtomValues: TypeAlias = Mapping[Atom, AnyArray | np.generic]
 """Values of inputs and variables of a program."""
-
-
-def list_variables(atoms: Iterable[Atom]) -> list[Atom]:
-    """Return the operands that are no literals. Literals are in no set: they have no hash."""
-    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
-
-
-def find_dependents(program: core.Jaxpr, sources: Iterable[Atom]) -> set[Atom]:
-    """Return the sources and all variables that are computed from them."""
-    dependents = set(sources)
-    for equation in program.eqns:
-        if not dependents.isdisjoint(list_variables(equation.invars)):
-            dependents |= set(equation.outvars)
-    return dependents
 
 
 class Slice(NamedTuple):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from unisono._src.checks.user_code.loss_growth import MEAN, SUM, LossPart
 from unisono._src.checks.user_code.provenance import CLOSE, NumberArgument, Provenance, Scaling
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
+from unisono._src.operands import get_shape
 from unisono._src.typing import Shape
 
 MOST_BATCHES = 64
@@ -33,7 +34,7 @@ class VectorLoss(NamedTuple):
 
 def find_vector_losses(sources: Provenance) -> list[VectorLoss]:
     vectors = [*sources.list_noted("vector"), *sources.list_noted("divided")]
-    return [VectorLoss(vector.aval.shape, sources.scaling(vector)) for vector in vectors]
+    return [VectorLoss(get_shape(vector), sources.scaling(vector)) for vector in vectors]
 
 
 class DivisorCheck:

@@ -12,14 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from unisono._src.checks.user_code.jaxpr import (
-    Atom,
-    compile_variables,
-    find_dependents,
-    has_random_draws,
-    slice_program,
-)
+from unisono._src.checks.user_code.jaxpr import compile_variables, has_random_draws, slice_program
 from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.operands import Atom, find_dependents, get_shape, get_type
 from unisono._src.replica.drawn_values import draw_rows_like
 from unisono._src.typing import AnyArray
 
@@ -41,7 +36,7 @@ def mixes_rows(sources: Provenance, trace_of: Callable[[int], Provenance], size:
         mixed = find_mixed_inputs(on_rows, size, constants)
         given, given_more = (traced.list_noted("given") for traced in (on_rows, trace_of(2 * size))) if mixed else ((), ())
         pairs = zip(given, given_more, strict=False)
-        return any(one in mixed and more.aval.shape[:1] == (2 * one.aval.shape[0],) for one, more in pairs)
+        return any(one in mixed and get_shape(more)[:1] == (2 * get_shape(one)[0],) for one, more in pairs)
     except Exception:
         # Of the user's code on numbers of rows that it was not written for, or of a callback in it on drawn values. The step runs it on the
         # replica's rows; only this warning is left out.
@@ -53,7 +48,7 @@ def find_made_inputs(sources: Provenance, size: int) -> list[Atom]:
     program = sources.program.jaxpr
     known = {*program.invars, *program.constvars, *sources.list_noted("gave")}
     made = [array for array in dict.fromkeys(sources.list_noted("given")) if array not in known]
-    return [array for array in made if array.aval.shape and array.aval.shape[0] and not array.aval.shape[0] % size]
+    return [array for array in made if get_shape(array) and get_shape(array)[0] and not get_shape(array)[0] % size]
 
 
 def find_mixed_inputs(sources: Provenance, size: int, constants: Sequence[AnyArray]) -> set[Atom]:
@@ -75,21 +70,21 @@ def find_mixed_inputs(sources: Provenance, size: int, constants: Sequence[AnyArr
     values |= zip(others, [*constants, np.int32(0), np.float32(1)], strict=True)
     before = list(map(np.asarray, compute(values)))
     of_rows = find_dependents(program.jaxpr, rows)  # results of a layer may have as many rows, and be of something else
-    moved = [variable for variable in drawn if variable in of_rows and variable.aval.shape[:1] == (size,)]
+    moved = [variable for variable in drawn if variable in of_rows and get_shape(variable)[:1] == (size,)]
     mixed = set()
     for row in (0, size - 1):
         changed = {variable: replace_row(rng, values[variable], row) for variable in moved}
         after = map(np.asarray, compute(values | changed))
         for target, *pair in zip(targets, before, after, strict=True):
-            if not are_of_row(find_moved(*pair), row, size, target.aval.shape[0]):
+            if not are_of_row(find_moved(*pair), row, size, get_shape(target)[0]):
                 mixed.add(target)
     return mixed
 
 
 def draw_variable(rng: np.random.Generator, variable: Atom) -> np.ndarray:
     """Return drawn values of the shape of a variable."""
-    rows = next(iter(variable.aval.shape), 0)
-    drawn = draw_rows_like(rng, variable.aval, rows + rows % 2)
+    rows = next(iter(get_shape(variable)), 0)
+    drawn = draw_rows_like(rng, get_type(variable), rows + rows % 2)
     return drawn[:rows] if drawn.shape else drawn
 
 

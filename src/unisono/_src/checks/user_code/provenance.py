@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import Atom, find_dependents, list_variables, slice_program
+from unisono._src.checks.user_code.jaxpr import slice_program
 from unisono._src.inlining import inline_calls
+from unisono._src.operands import Atom, find_dependents, get_shape, get_type, list_variables
 from unisono._src.replica.variable_discovery import Trace
 
 UNCHANGED = ("convert_element_type", "reshape", "squeeze", "copy", "copy_p", "neg", "stop_gradient", "reduce_precision")
@@ -80,7 +81,7 @@ class Provenance:
         self._row_variables = find_dependents(self._jaxpr, inputs[: trace.arrays])
         self._state_variables = find_dependents(
             self._jaxpr,
-            [variable for variable in self._jaxpr.constvars if variable.aval.shape and variable.aval.dtype.kind == "f"],
+            [variable for variable in self._jaxpr.constvars if get_shape(variable) and get_type(variable).dtype.kind == "f"],
         )
 
     @property
@@ -88,7 +89,7 @@ class Provenance:
         """Return the positions, among the program's arguments, of those that belong to the replica: its rows and its number."""
         return {*range(self.trace.arrays), self.trace.replica_position}
 
-    def list_noted(self, kind: str) -> list[Atom]:
+    def list_noted(self, kind: str) -> list[core.Var]:
         """Return the variables of the arrays of this kind that were noted in the trace."""
         return list_variables(variable for _, variable in self.trace.noted.get(kind, []))
 
@@ -185,7 +186,7 @@ class Provenance:
         if isinstance(divisor, core.Literal):
             return path.divide_by(float(divisor.val)) if is_scalar_number(divisor) and divisor.val else path
         origin = self._follow_back(divisor, (*UNCHANGED, *RESHAPED))
-        is_argument = origin in self._arguments and not origin.aval.shape
+        is_argument = origin in self._arguments and not get_shape(origin)
         return path.divide_by(self._arguments[origin]) if is_argument else path
 
     def _follow_back(self, variable: Atom, primitives: Sequence[str]) -> Atom:
@@ -228,11 +229,11 @@ def is_sum_of_rows(equation: core.JaxprEqn | None) -> bool:
 
 
 def count_elements(variable: Atom) -> int:
-    return math.prod(variable.aval.shape)
+    return math.prod(get_shape(variable))
 
 
 def is_scalar_number(literal: Atom) -> bool:
-    return not literal.aval.shape and literal.aval.dtype.kind in "fiu"
+    return not get_shape(literal) and get_type(literal).dtype.kind in "fiu"
 
 
 def find_literal_number(inputs: Sequence[Atom]) -> float | None:

@@ -12,16 +12,11 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import (
-    Atom,
-    AtomValues,
-    evaluate_variables,
-    has_random_draws,
-    slice_program,
-)
+from unisono._src.checks.user_code.jaxpr import AtomValues, evaluate_variables, has_random_draws, slice_program
 from unisono._src.checks.user_code.loss_growth import evaluate_terms
 from unisono._src.checks.user_code.mixed_rows import mixes_rows
 from unisono._src.checks.user_code.provenance import Provenance
+from unisono._src.operands import Atom, get_shape, get_type
 from unisono._src.replica.drawn_values import draw_rows_like
 from unisono._src.replica.marks import find_compared_values, mark_rows
 from unisono._src.replica.row_coupling import are_values_close, choose_tolerance, warn_of_coupling
@@ -68,7 +63,7 @@ def warn_of_coupled_rows(
 def draw_inputs(sources: Provenance, on_both: Provenance, size: int) -> Iterator[dict[Atom, np.ndarray]]:
     """Yield drawn values for both halves, by the variables of `on_both`, and then values with marks for rows that do not count."""
     rng = np.random.default_rng(0)
-    whole = {variable: draw_rows_like(rng, variable.aval, rows=2 * size) for variable in find_inputs(on_both)}
+    whole = {variable: draw_rows_like(rng, get_type(variable), rows=2 * size) for variable in find_inputs(on_both)}
     yield whole
     arrays = on_both.trace.arrays
     compared = find_compared_values(on_both.program, range(arrays))
@@ -93,10 +88,10 @@ def has_coupled_rows(
     halves: list[dict[Atom, Any]] = [{}, {}]
     whole: dict[Atom, Any] = dict(values)
     for of_half, of_both in zip(find_inputs(sources), find_inputs(on_both), strict=True):
-        is_of_rows = of_half.aval.shape[:1] == (size,) and of_both.aval.shape[:1] == (2 * size,)
+        is_of_rows = get_shape(of_half)[:1] == (size,) and get_shape(of_both)[:1] == (2 * size,)
         for half, rows in zip(halves, (slice(size), slice(size, None)), strict=True):
             half[of_half] = whole[of_both][rows] if is_of_rows else whole[of_both]
-    close = choose_tolerance(variable.aval for variable in whole)
+    close = choose_tolerance(get_type(variable) for variable in whole)
     runs = (sources, halves[0], 1), (sources, halves[1], 1), (on_both, whole, 2)
     for traced, known, times in runs:
         others = traced.program.jaxpr.invars[traced.trace.arrays :]
@@ -132,7 +127,7 @@ def find_inputs(sources: Provenance) -> list[Atom]:
 def list_row_values(sources: Provenance) -> list[tuple[bool, Atom]]:
     """Return the losses and weights of examples, each as (whether single values count, not their sum alone; the variable)."""
     losses = [(origin == "weighted", loss) for origin, loss in sources.trace.noted.get("vector", [])]
-    weights = [(True, weights) for weights in sources.list_noted("weights") if weights.aval.shape]
+    weights = [(True, weights) for weights in sources.list_noted("weights") if get_shape(weights)]
     return [(is_weighted, value) for is_weighted, value in [*losses, *weights] if not isinstance(value, core.Literal)]
 
 

@@ -29,6 +29,7 @@ from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.jaxpr import find_constants, find_origins, find_unmarked_constants
 from unisono._src.checks.user_code.provenance import Provenance
 from unisono._src.keras_private.trainer_state import get_raw_value
+from unisono._src.operands import get_shape
 from unisono._src.replica import random_keys, refused_calls
 from unisono._src.replica.variable_discovery import Trace
 from unisono._src.typing import AnyArray, LibraryArray, Shape
@@ -101,7 +102,7 @@ def find_substitute_for_rows(
     seeds = find_seed_ids(sources.trace)
     outputs = sources.program.jaxpr.outvars
     for _, results in sources.trace.find_results(*kinds) if suspects else ():
-        chosen = [result for result in results if not rows_only or outputs[result].aval.shape[:1] > (1,)]
+        chosen = [result for result in results if not rows_only or get_shape(outputs[result])[:1] > (1,)]
         origins = find_origins(sources.program, chosen)
         read = {id(constant) for constant in origins.constants}
         guilty = next((suspect for suspect in suspects if id(suspect.constant) in read), None)

@@ -17,8 +17,9 @@ from jax.extend.core import JaxprEqn, Literal
 
 from unisono._src.native.attention import NOWHERE, AttentionArrays, AttentionLayout, Distances, compute_attention
 from unisono._src.native.library import load_kernels
+from unisono._src.operands import Atom, get_dtype, get_shape
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 from unisono._src.xla.rewrite.score_chain import Mask, NoAttentionError, read_scores, read_weights, split_masks
 from unisono._src.xla.rewrite.views import Label, View, name_dimensions, place_elements
 

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from unisono._src.operands import get_shape
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement
 from unisono._src.xla.rewrite.native_product import find_native_product
 
 Axes = tuple[int, ...]

@@ -14,9 +14,10 @@ import math
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from unisono._src.operands import get_shape
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite import depthwise, pieces
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement
 from unisono._src.xla.rewrite.kernel import (
     Arithmetic,
     Convolve,

@@ -5,17 +5,13 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var
 
 from unisono._src.jax_private.jaxprs import enter_context
-from unisono._src.typing import Shape
-
-Atom: TypeAlias = Var | Literal
-"""An operand of an equation."""
+from unisono._src.operands import Atom
 
 Params: TypeAlias = Mapping[str, Any]
 """The parameters of an equation, by name."""
@@ -58,17 +54,9 @@ def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
     return call.replace(invars=list(replacement.operands), outvars=eqn.outvars, source_info=eqn.source_info, ctx=eqn.ctx)
 
 
-def get_shape(atom: Atom) -> Shape:
-    return cast(ShapedArray, atom.aval).shape
-
-
 def drop_names(program: Jaxpr) -> DebugInfo:
     """Return what a program says of itself for messages, without the names of its inputs and outputs: it gets others."""
     return program.debug_info._replace(arg_names=None, result_paths=None)
-
-
-def get_dtype(atom: Atom) -> str:
-    return cast(ShapedArray, atom.aval).dtype.name
 
 
 Traced: TypeAlias = Jaxpr | ClosedJaxpr

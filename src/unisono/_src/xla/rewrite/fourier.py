@@ -14,7 +14,8 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn
 from jax.lax import FftType
 
-from unisono._src.xla.rewrite.equations import Producers, Replacement, get_shape
+from unisono._src.operands import get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 
 MOST = 32767
 """Elements that DUCC transforms on one thread."""

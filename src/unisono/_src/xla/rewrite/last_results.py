@@ -13,7 +13,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from unisono._src.inlining import inline_short_calls
 from unisono._src.jax_private.jaxprs import drop_unneeded
-from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, drop_unread, get_shape, make_call
+from unisono._src.operands import Atom, get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement, drop_unread, make_call
 from unisono._src.xla.rewrite.loops import LoopBody
 
 

@@ -20,7 +20,8 @@ from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from unisono._src.jax_private.jaxprs import count_loop_inputs
-from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, drop_names, get_shape
+from unisono._src.operands import Atom, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names
 
 MOST_STACKED = 1 << 28
 """Elements of an operand at all steps together, beyond which its product stays in the loop: they are kept for the whole loop."""

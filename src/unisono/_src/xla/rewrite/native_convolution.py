@@ -14,7 +14,8 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.native import convolutions
 from unisono._src.native.library import load_kernels
-from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, get_dtype
+from unisono._src.operands import Atom, get_dtype
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement
 from unisono._src.xla.rewrite.kernel import Convolve, convolve_with_features_last
 from unisono._src.xla.rewrite.phases import convolve_in_phases, has_phases
 from unisono._src.xla.rewrite.pieces import ConvolutionSizes

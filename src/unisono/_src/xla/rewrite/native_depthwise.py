@@ -11,7 +11,8 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.native.convolutions import call_depthwise, call_depthwise_kernel_gradient
 from unisono._src.native.library import load_kernels
-from unisono._src.xla.rewrite.equations import Params, get_shape
+from unisono._src.operands import get_shape
+from unisono._src.xla.rewrite.equations import Params
 from unisono._src.xla.rewrite.window import Window
 
 MOST_PAIRS = 16

@@ -14,7 +14,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.jax_private.jaxprs import close_program
 from unisono._src.native.convolutions import call_convolution_with_bias
-from unisono._src.xla.rewrite.equations import NESTED, Atom, Params, Producers, Replacement, get_dtype, get_shape
+from unisono._src.operands import Atom, get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import NESTED, Params, Producers, Replacement
 from unisono._src.xla.rewrite.kernel import convolve_with_features_last
 from unisono._src.xla.rewrite.native_convolution import (
     add_dimension,

@@ -14,8 +14,9 @@ from jax import Array, lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from unisono._src.native.products import call_transposed_product
+from unisono._src.operands import get_dtype, get_shape
 from unisono._src.xla.rewrite.contraction import Product, find_swapped_product
-from unisono._src.xla.rewrite.equations import Producers, Replacement, get_dtype, get_shape, make_call
+from unisono._src.xla.rewrite.equations import Producers, Replacement, make_call
 from unisono._src.xla.rewrite.native_product import flatten_rows, is_for_gradient_kernel
 
 

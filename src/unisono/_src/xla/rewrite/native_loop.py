@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from unisono._src.inlining import inline_calls
 from unisono._src.native.library import load_kernels
 from unisono._src.native.row_loops import Address, LoopArrays, RowProgram, call_row_loop
-from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names, get_dtype, get_shape
+from unisono._src.operands import get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names
 from unisono._src.xla.rewrite.loops import LoopInputs, split_inputs
 from unisono._src.xla.rewrite.row_equations import read_equation
 from unisono._src.xla.rewrite.row_places import place_step

@@ -15,7 +15,8 @@ from jax.extend.core import JaxprEqn
 
 from unisono._src.native.library import load_kernels
 from unisono._src.native.normalizations import normalize_rows
-from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_dtype, get_shape
+from unisono._src.operands import Atom, get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 from unisono._src.xla.rewrite.views import read_constant
 
 LEAST_WIDTH = 16

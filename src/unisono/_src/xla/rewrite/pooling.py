@@ -11,6 +11,7 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.extend.core import JaxprEqn, Literal, Primitive
 
+from unisono._src.operands import Atom, get_dtype, get_shape
 from unisono._src.typing import Shape
 from unisono._src.xla.rewrite.arrays import (
     has_place_in_memory,
@@ -20,7 +21,7 @@ from unisono._src.xla.rewrite.arrays import (
     put_in_memory,
     slice_with_steps,
 )
-from unisono._src.xla.rewrite.equations import Atom, Producers, Replacement, get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 
 MOST_TAPS = 64
 """They are unrolled."""

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from unisono._src.operands import get_shape
 from unisono._src.xla.rewrite.arrays import put_in_memory
-from unisono._src.xla.rewrite.equations import Producers, Replacement, get_shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
 
 LEAST = 1 << 13
 """Elements from which on a reduction is taken in stages."""

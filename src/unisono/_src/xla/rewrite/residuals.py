@@ -16,7 +16,8 @@ from jax import Array
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from unisono._src.inlining import inline_calls
-from unisono._src.xla.rewrite.equations import Atom, Params, Producers, Replacement, drop_names, drop_unread, make_call
+from unisono._src.operands import Atom
+from unisono._src.xla.rewrite.equations import Params, Producers, Replacement, drop_names, drop_unread, make_call
 from unisono._src.xla.rewrite.loops import LoopBody, LoopInputs, run_loop, split_inputs
 
 CHEAP = ("add", "add_any", "sub", "mul", "neg", "square", "one_minus_square", "copy", "broadcast_in_dim")

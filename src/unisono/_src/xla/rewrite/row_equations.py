@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from jax.extend.core import JaxprEqn, Var
 
-from unisono._src.xla.rewrite.equations import Atom, get_dtype, get_shape
+from unisono._src.operands import Atom, get_dtype, get_shape
 from unisono._src.xla.rewrite.row_steps import NotByRowsError, RowStep, Value, measure_row
 
 OPERATIONS = {

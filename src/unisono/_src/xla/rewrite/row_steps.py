@@ -10,8 +10,8 @@ import numpy as np
 from jax.extend.core import Literal, Var
 
 from unisono._src.native.row_loops import Address, Matrix
+from unisono._src.operands import Atom, get_dtype, get_shape
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.equations import Atom, get_dtype, get_shape
 
 
 class NotByRowsError(Exception):

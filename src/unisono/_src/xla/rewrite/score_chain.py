@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn, Literal
 
-from unisono._src.xla.rewrite.equations import Producers, get_dtype, get_shape
+from unisono._src.operands import get_dtype, get_shape
+from unisono._src.xla.rewrite.equations import Producers
 from unisono._src.xla.rewrite.views import View, find_maker, read_constant, skip_arrangement
 
 

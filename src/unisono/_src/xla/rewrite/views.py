@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 from jax.extend.core import JaxprEqn, Literal
 
+from unisono._src.operands import Atom, get_shape
 from unisono._src.typing import Shape
-from unisono._src.xla.rewrite.equations import Atom, Producers, get_shape
+from unisono._src.xla.rewrite.equations import Producers
 
 Label: TypeAlias = int | None
 """The name of a dimension; None for a dimension of size 1."""
