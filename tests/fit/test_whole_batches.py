@@ -125,7 +125,7 @@ def test_numbers_for_all_rows_are_taken_as_in_keras(name):
     plain, ours = run(make, fit), run(make, fit, on(1, 1))
     assert_close_logs(ours.logs, plain.logs)
     assert ours.model.train_on_batch(*WHOLE[name]) == pytest.approx(plain.model.train_on_batch(*WHOLE[name]), rel=1e-5)
-    with pytest.raises(ValueError, match=r"Batch 0 holds (a scalar|arrays of).*fit with replicas=1 takes such a batch whole"):
+    with pytest.raises(ValueError, match=r"Batch 0 holds (a scalar|arrays of).*With replicas=1 such a batch is taken whole"):
         run(make, fit, on(1, 2))
 
 

@@ -107,7 +107,7 @@ def test_logs_are_those_of_keras(model_class):
     assert all(np.isfinite(values).all() for values in plain.logs.values())
 
 
-@pytest.mark.parametrize("model_class", [OwnLoss, FromResults, SomeResults])
+@pytest.mark.parametrize("model_class", [OwnLoss, FromResults, *slow(SomeResults)])
 @pytest.mark.parametrize("replicas", [2, *slow(1)])
 def test_logs_of_eager_steps(model_class, replicas):
     def fit(model):

@@ -17,7 +17,7 @@ from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_close_logs, distance, fitting, labels, on, rows, run
 from unisono._src.checks.jax_errors import StepError
 
-ROWS = cases(2 * BATCH + 1, ROWS)
+ROWS = cases(BATCH + 1, ROWS)
 X, Y = rows(ROWS, 6), labels(ROWS, 3)
 TOLERANCE = 1e-5
 

@@ -53,6 +53,11 @@ class BatchArray:
     def array(self) -> np.ndarray:
         return self.source if self.chosen is None else self.source[self.chosen]
 
+    @functools.cached_property
+    def as_one_row(self) -> BatchArray:
+        """Return the array as one row, for a batch that cannot be cut."""
+        return BatchArray(self.array[np.newaxis], self.position)
+
     @property
     def shape(self) -> Shape:
         return self.source.shape if self.chosen is None else (len(self.chosen), *self.source.shape[1:])
@@ -185,8 +190,9 @@ def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> Glob
         return GlobalBatch(leaves, structure)
     if is_cut:
         check_row_counts(shapes, leaves[0].position)
-    whole = [BatchArray(leaf.array[np.newaxis], leaf.position) for leaf in leaves]
-    return GlobalBatch(whole, jax.tree.structure(WholeBatch(batch), is_leaf=is_batch_array), is_whole=True)
+    return GlobalBatch(
+        [leaf.as_one_row for leaf in leaves], jax.tree.structure(WholeBatch(batch), is_leaf=is_batch_array), is_whole=True
+    )
 
 
 def are_uneven(shapes: Sequence[Shape]) -> bool:
@@ -263,7 +269,7 @@ def convert_array(leaf: object) -> np.ndarray:
 
 UNBATCHED = "If each item of the dataset is one row, its batches are missing: write dataset.batch(n)."
 
-WHOLE = "A fit with replicas=1 takes such a batch whole."
+WHOLE = "With replicas=1 such a batch is taken whole."
 
 
 def check_row_counts(shapes: list[Shape], position: Position | None) -> int:

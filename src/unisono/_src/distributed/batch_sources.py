@@ -84,9 +84,10 @@ class BatchSource(DataAdapter, abc.ABC):
 class AdapterSource(BatchSource):
     """A source that reads a Keras adapter."""
 
-    def __init__(self, adapter: DataAdapter, unwrap: bool = False) -> None:
-        """`unwrap` where the adapter wraps each batch in a tuple of one."""
+    def __init__(self, adapter: DataAdapter, is_cut: bool, unwrap: bool = False) -> None:
+        """`is_cut`: several replicas share each batch. `unwrap`: the adapter wraps each batch in a tuple of one."""
         self._adapter = adapter
+        self._is_cut = is_cut
         self._unwrap = unwrap
         self.is_stream = isinstance(adapter, GeneratorDataAdapter)
         self.has_index = indexed_reading.has_index(adapter)
@@ -102,7 +103,7 @@ class AdapterSource(BatchSource):
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
-        adapter = GlobalBatchAdapter(self._adapter, self.order)
+        adapter = GlobalBatchAdapter(self._adapter, self.order, self._is_cut)
         adapter.on_epoch_begin()
         for number, batch in enumerate(adapter.get_jax_iterator(start), start):
             self.order.note_pass(pass_)
@@ -119,8 +120,10 @@ class AdapterSource(BatchSource):
 class IterableSource(BatchSource):
     """A source that reads any iterable of global batches."""
 
-    def __init__(self, batches: Iterable[UserBatch]) -> None:
+    def __init__(self, batches: Iterable[UserBatch], is_cut: bool) -> None:
+        """`is_cut`: several replicas share each batch."""
         self.order = RowOrder(0)
+        self._is_cut = is_cut
         self._batches = batches
         self.is_stream = isinstance(batches, Iterator)
         self.has_index = isinstance(batches, list)
@@ -137,7 +140,7 @@ class IterableSource(BatchSource):
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
         batches = enumerate(itertools.islice(self._batches, start, None), start)
-        read = (wrap_arrays(refuse_distributed_batch(batch), (pass_, number)) for number, batch in batches)
+        read = (wrap_arrays(refuse_distributed_batch(batch), (pass_, number), is_cut=self._is_cut) for number, batch in batches)
         for number, batch in enumerate(read if self.is_stream else read_one_ahead(read), start):
             self.order.note_pass(pass_)
             yield pass_, number, batch
@@ -152,8 +155,11 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> BatchSource:
-    """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it."""
+def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool = True) -> BatchSource:
+    """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it.
+
+    `is_cut`: several replicas share each batch.
+    """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"distribute_dataset received batch_size={batch_size}. It is the rows of a global batch, 1 or more.")
     if isinstance(dataset, tuple | dict) or is_array(dataset):
@@ -163,21 +169,22 @@ def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool) -> B
                 f"Write distribute_dataset(..., batch_size=n) to cut it into global batches of n rows; a sequence of batches is a list or "
                 f"another iterable."
             )
-        return AdapterSource(ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle), unwrap=isinstance(dataset, tuple))
+        arrays = ArrayDataAdapter(dataset, batch_size=batch_size, shuffle=shuffle)
+        return AdapterSource(arrays, is_cut, unwrap=isinstance(dataset, tuple))
     if batch_size is not None:
         raise ValueError(
             f"distribute_dataset received batch_size={batch_size} with a {type(dataset).__name__}, which has batches of its own. Leave it "
             f"out, or give a tuple of arrays."
         )
     if isinstance(dataset, keras.utils.PyDataset):
-        return AdapterSource(PyDatasetAdapter(dataset, shuffle=shuffle))
+        return AdapterSource(PyDatasetAdapter(dataset, shuffle=shuffle), is_cut)
     if shuffle:
         raise ValueError(f"distribute_dataset cannot shuffle a {type(dataset).__name__}. Shuffle where it is made.")
     if is_pipeline(dataset):
-        return AdapterSource(make_adapter(dataset, None, None))
+        return AdapterSource(make_adapter(dataset, None, None), is_cut)
     if not isinstance(dataset, Iterable):
         raise TypeError(
             f"distribute_dataset received a {type(dataset).__name__}. It takes a list or another iterable of global batches, a tuple or "
             f"dict of arrays with batch_size=, a keras.utils.PyDataset, a grain or tf.data dataset, or a torch DataLoader."
         )
-    return IterableSource(dataset)
+    return IterableSource(dataset, is_cut)

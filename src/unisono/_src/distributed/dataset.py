@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from unisono._src import execution_mode
-from unisono._src.data.global_batch import Position, is_batch_array
+from unisono._src.data.global_batch import Position, as_global_batch, is_batch_array
 from unisono._src.data.resume import NumberedBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
@@ -99,15 +99,16 @@ class DistributedDataset:
 
     def send_shards(self, shards: list[Shards]) -> None:
         """Send the shards to the devices, before a step asks for them."""
-        parts = self._plans(shards[0].shape[0], shards[0].sizes).parts
-        runs = [(part.device, run) for part in parts for run in part.runs]
-        for array in shards:
-            array.send(runs)
+        batch = as_global_batch(shards, is_cut=self.placement.replicas > 1)
+        for part in self._plans(batch.rows, batch.sizes).parts:
+            for run in part.runs:
+                for array in batch.leaves:  # in the form in which a step asks for them
+                    array.on(self.placement.devices[part.device], run.rows, (self.placement.replicas, run.size))
 
     def warn_of_empty_replicas(self, shards: list[Shards]) -> None:
         """Warn once of a batch, not the last one, that leaves replicas without rows."""
-        rows = shards[0].shape[0]
         replicas = self.placement.replicas
+        rows = shards[0].shape[0] if replicas > 1 else 1
         if shards[0].sizes is None and rows < replicas and not self._warned:
             self._warned = True
             warnings.warn(

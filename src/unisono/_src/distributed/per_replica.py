@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeGuard
 
 import jax
@@ -59,15 +59,11 @@ class Shards(NotOneArray, BatchArray):
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "report_begun", begun)
 
-    def send(self, runs: Iterable[tuple[int, ReplicaRun]]) -> None:
-        """Send the rows of these runs to their devices, given by index, in the form in which a step asks for them."""
-        for device, run in runs:
-            target = self.placement.devices[device]
-            self.on(target, run.rows, (self.placement.replicas, run.size))
-
     @property
     def values(self) -> tuple[np.ndarray, ...]:
         """Return the rows of each replica, in the order of the replicas."""
+        if self.placement.replicas == 1:
+            return (self.array,)
         if self.sizes is not None:
             return tuple(np.split(self.array, np.cumsum(self.sizes)[:-1]))
         return tuple(self.array[rows.start : rows.stop] for rows in split_evenly(self.shape[0], self.placement.replicas))
@@ -75,7 +71,7 @@ class Shards(NotOneArray, BatchArray):
     @property
     def present(self) -> Mapping[int, Array]:
         """Return the values of the replicas that have rows, by the replicas' numbers."""
-        return {replica: jnp.asarray(rows) for replica, rows in enumerate(self.values) if len(rows)}
+        return {replica: jnp.asarray(rows) for replica, rows in enumerate(self.values) if rows.shape[:1] != (0,)}
 
     def __repr__(self) -> str:
         return f"<a global batch's array of shape {self.shape} and dtype {self.dtype} for {self.placement.replicas} replicas>"

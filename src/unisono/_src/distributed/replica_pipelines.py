@@ -58,6 +58,8 @@ class PipelineSource(BatchSource):
 
 def join_batches(parts: Sequence[UserBatch], position: Position) -> UserBatch:
     """Return one global batch from the replicas' batches; None stands for a replica whose pipeline has ended."""
+    if len(parts) == 1:
+        return parts[0]
     present = [part for part in parts if part is not None]
     structures = {jax.tree.structure(part, is_leaf=is_batch_array) for part in present}
     if len(structures) > 1:
@@ -112,5 +114,5 @@ def make_pipelines(dataset_fn: Callable[[InputContext], UserObject], replicas: i
                 "The function for distribute_datasets_from_function returned arrays. It must return a replica's batches: a list or another "
                 "iterable of them, a keras.utils.PyDataset, a grain or tf.data dataset, a torch DataLoader."
             )
-        sources.append(make_source(dataset, None, False))
+        sources.append(make_source(dataset, None, False, is_cut=replicas > 1))
     return PipelineSource(sources)

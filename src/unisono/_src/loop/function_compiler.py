@@ -40,6 +40,7 @@ from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan_batch
 from unisono._src.step.step import Step
 from unisono._src.typing import Array, Outputs, PyTree, UserFunction
+from unisono._src.whole_batch import unwrap_batch
 
 
 class UserCall:
@@ -60,7 +61,7 @@ class UserCall:
         """Call the function; `batch` is the rows, or (rows, carried values)."""
         self.was_called = True
         rows, carried = batch if isinstance(batch, tuple) else (batch, [])
-        args, kwargs = self._template.fill(rows=rows, carried=carried, constants=constants)
+        args, kwargs = self._template.fill(rows=unwrap_batch(rows), carried=carried, constants=constants)
         before = ArgumentLeaves(self.function, (args, kwargs))
         function = self.function
         if isinstance(function, types.MethodType):  # the wrapped method, while a trace watches the instance
@@ -99,7 +100,7 @@ class FunctionCompiler:
             jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True))
             for array in arguments.constants
         ]
-        self._has_only_rows = bool(arguments.rows) and not arguments.carried
+        self._has_only_rows = bool(arguments.rows) and not arguments.carried and not batch.is_whole
         self._share_positions: frozenset[int] = frozenset()
         self._traces: dict[int, Provenance] = {}
 

@@ -101,13 +101,13 @@ class RunArguments(NamedTuple):
                     f"{placement.replicas}. Distribute the dataset by the strategy that runs it."
                 )
         if self.rows:
-            counts = {shards.shape[0] for shards in self.rows}
+            counts = {shards.shape[0] for shards in self.rows} if placement.replicas > 1 else ()
             if len(counts) > 1:
                 raise ValueError(
                     f"strategy.run received arrays of {' and '.join(map(str, sorted(counts)))} rows, from different global batches. Give "
                     f"it batches of one number of rows, for example by zipping the datasets before distributing them."
                 )
-            return as_global_batch(list(self.rows))
+            return as_global_batch(list(self.rows), is_cut=placement.replicas > 1)
         like = self.carried[0].like if self.carried else BatchArray(np.zeros(placement.replicas, np.uint8))
         return as_global_batch([like])
 

@@ -29,6 +29,7 @@ from unisono._src.replica.untold_loss import list_told
 from unisono._src.step.step_inspection import InspectedStep, ReplicaCall
 from unisono._src.typed_jax import jit
 from unisono._src.typing import Json
+from unisono._src.whole_batch import WholeBatch
 
 PROMPT_NAMES = {"weight": "weights", "state": "state", "optimizer": "optimizer"}
 """The names at the prompt, by the kinds of variables in a record."""
@@ -149,7 +150,8 @@ def describe_not_finite(origin: NotFinite, call: ReplicaCall, paths: Sequence[st
         return described | {"where": f"the variable {paths[origin.argument]}, before the step"}
     if number >= len(jax.tree.leaves(call.batch)):
         return described | {"where": "a constant of the step"}
-    return described | {"where": f"array {number} of the batch", "row": call.rows.start + origin.place[0]}
+    place = origin.place[1:] if isinstance(call.batch, WholeBatch) else origin.place
+    return described | {"where": f"array {number} of the batch", "row": call.rows.start + place[0] if place else None}
 
 
 def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:

@@ -25,7 +25,7 @@ class ReplicaCall(NamedTuple):
 
     replica: int
     rows: range
-    """Its rows of the global batch."""
+    """Its rows of the global batch; of a batch that is not cut, those of the first array."""
     batch: PyTree
     args: tuple[PyTree, ...]
     """All arguments, the state and the batch among them."""
@@ -80,7 +80,8 @@ class StepInspection:
             rows = self._inputs.read_replica(batch, ReplicaRun(len(shard.rows), shard.replica, 0, 1, shard.rows))
             row_fraction = np.float32(len(shard.rows) / batch.rows)
             args = state, rows, np.int32(shard.replica), row_fraction, divisors, self._inputs.constants()
-            calls.append(ReplicaCall(shard.replica, shard.rows, rows, args))
+            counted = range(batch.counted_rows) if batch.is_whole else shard.rows
+            calls.append(ReplicaCall(shard.replica, counted, rows, args))
         return calls
 
     def _count_divisors(self, calls: Sequence[ReplicaCall]) -> np.ndarray:

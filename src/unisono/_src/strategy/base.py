@@ -119,7 +119,8 @@ class Strategy(ReplicaStrategy):
             shuffle: Whether arrays, or the batches of a PyDataset, come in another order in every pass, as in `fit`.
         """
         refusals.check_auto_sharding(dataset)
-        return DistributedDataset(make_source(refuse_distributed_dataset(dataset), batch_size, shuffle), self.placement)
+        is_cut = self.num_replicas_in_sync > 1
+        return DistributedDataset(make_source(refuse_distributed_dataset(dataset), batch_size, shuffle, is_cut), self.placement)
 
     @says_near_names
     def distribute_datasets_from_function(self, dataset_fn: Callable[[InputContext], Iterable[UserBatch]]) -> DistributedDataset:
