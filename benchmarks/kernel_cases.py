@@ -12,7 +12,7 @@ class Case(NamedTuple):
     """One operation.
 
     Args:
-        kind: "convolution", "product", "LSTM", "GRU" or "attention".
+        kind: "convolution", "product", "LSTM", "GRU", "attention" or "normalization".
         x: The shape of its input; of attention, that of queries, keys and values: (rows, places, heads, width).
         kernel: The shape of its kernel; of a recurrent layer, its features.
         flops: Products and sums of a forward pass.
@@ -61,6 +61,11 @@ def attention(rows: int, places: int, heads: int, width: int) -> Case:
     return Case("attention", (rows, places, heads, width), (), 4.0 * rows * heads * places**2 * width, WHOLE)
 
 
+def normalization(rows: int, width: int) -> Case:
+    """Return a layer normalization: eight operations for each element."""
+    return Case("normalization", (rows, width), (), 8.0 * rows * width, WHOLE)
+
+
 CASES = {
     "convolution 3 x 3, 3 to 64, 32 x 32": convolution(32, 3, 64, is_first=True),
     "convolution 3 x 3, 64 to 64, 32 x 32": convolution(32, 64, 64),
@@ -73,6 +78,7 @@ CASES = {
     "LSTM, 64 rows, 64 places, 64 to 128": recurrent("LSTM", 64, 64, 64, 128),
     "GRU, 64 rows, 128 places, 64 to 128": recurrent("GRU", 64, 128, 64, 128),
     "attention, 32 rows, 128 places, 4 heads of 64": attention(32, 128, 4, 64),
+    "layer normalization, 4096 rows of 256": normalization(4096, 256),
 }
 
 SQUARE = 2048

@@ -64,7 +64,8 @@ def make_whole(case: Case) -> tuple[Callable[..., jax.Array], Any]:
     """Return a function of several arrays, and these."""
     if case.kind == "attention":
         return jax.nn.dot_product_attention, tuple(draw_normal(*case.x) for _ in range(3))
-    layer = {"LSTM": keras.layers.LSTM, "GRU": keras.layers.GRU}[case.kind](*case.kernel)
+    kinds = {"LSTM": keras.layers.LSTM, "GRU": keras.layers.GRU, "normalization": keras.layers.LayerNormalization}
+    layer = kinds[case.kind](*case.kernel)
     x = draw_normal(*case.x)
     layer.build(x.shape)
     weights = [variable.value for variable in layer.trainable_variables]

@@ -51,6 +51,9 @@ def whole_calls(case: Case) -> dict[str, Callable[[], Any]]:
     if case.kind == "attention":
         arrays = [torch.randn(*case.x).transpose(1, 2).requires_grad_() for _ in range(3)]
         function = functional.scaled_dot_product_attention
+    elif case.kind == "normalization":
+        arrays = [torch.randn(*case.x).requires_grad_()]
+        function = nn.LayerNorm(case.x[-1])
     else:
         layer = {"LSTM": nn.LSTM, "GRU": nn.GRU}[case.kind](case.x[-1], *case.kernel, batch_first=True)
         arrays = [torch.randn(*case.x).requires_grad_()]
