@@ -137,6 +137,19 @@ def test_one_replica_has_all_rows(case: str):
         compute(TOGETHER[case][1], replicas=1)
 
 
+@pytest.mark.parametrize("batch_size", [32, 4])
+def test_a_mean_over_all_rows_is_divided_once(batch_size: int):
+    """In one of the cases there are as many rows as values of the mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compute(TOGETHER["means of features"][1], replicas=1, batch_size=batch_size)
+
+
+def test_one_replica_that_divides_by_its_rows_divides_twice():
+    with pytest.warns(UserWarning, match="divides the loss of each example by 32, and the engine divides"):
+        compute(lambda p, x, y, key: p.loss(y, p.model(x)) / 32, replicas=1)
+
+
 @pytest.mark.parametrize("case", ["rows without their mean", "rows mixed with others"])
 def test_replicas_of_one_row_are_tried_on_two(case: str):
     with pytest.warns(UserWarning, match=COUPLED):

@@ -14,7 +14,7 @@ import numpy as np
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import Capture
-from unisono._src.checks.user_code.fixed_losses import warn_of_fixed_loss
+from unisono._src.checks.user_code.fixed_losses import find_fixed_loss, warn_of_fixed_loss
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -39,7 +39,7 @@ from unisono._src.replica.variable_discovery import Trace, discover_variables, t
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan_batch
 from unisono._src.step.step import Step
-from unisono._src.typing import Array, Outputs, PyTree, UserFunction
+from unisono._src.typing import Array, Outputs, PyTree, Shape, UserFunction
 from unisono._src.whole_batch import unwrap_batch
 
 
@@ -218,16 +218,24 @@ class FunctionCompiler:
             return DivisorCheck(self._call.name, self._replicas)
         constants = self._arguments.constants
         parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
+        fixed = find_fixed_loss(sources, self._trace_rows, self._rows)
         if self._replicas > 1:
-            self._warn_of_losses(sources, [part for part in parts if part.of_rows])
-        return DivisorCheck(self._call.name, self._replicas, parts, find_vector_losses(sources), sources.mean_scalings)
+            self._warn_of_losses(sources, [part for part in parts if part.of_rows], fixed)
+        # With one replica a mean over the rows, one value for each place, is no loss of examples that was divided before.
+        vectors = find_vector_losses(sources) if fixed is None or self._replicas > 1 else []
+        return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings)
 
-    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart]) -> None:
-        """Warn of a loss that replicas do not add up to that of the whole batch; `parts` are what the code scales by itself."""
-        traced = self._call.name, sources, self._trace_rows, self._rows
+    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart], fixed: Shape | None) -> None:
+        """Warn of a loss that replicas do not add up to that of the whole batch.
+
+        `parts` are what the code scales by itself. `fixed` is the shape of a loss that is the same for any number of rows.
+        """
+        if fixed is not None:
+            warn_of_fixed_loss(self._call.name, fixed, self._replicas)
+            return
         with_losses = bool(parts) and all(is_additive(part, self._replicas) for part in parts)
-        if not warn_of_fixed_loss(*traced, self._replicas):
-            warn_of_coupled_rows(*traced, self._arguments.constants, with_losses)
+        traced = self._call.name, sources, self._trace_rows, self._rows
+        warn_of_coupled_rows(*traced, self._arguments.constants, with_losses)
 
     def _warn_of_float16(self, sources: Provenance, variables: UsedVariables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied_optimizers if not list_loss_scales(optimizer)]
