@@ -325,6 +325,101 @@ def test_fit_takes_distributed_datasets():
     assert trained(True) == trained(False)
 
 
+class Shared:
+    """An iterable that gives one generator again and again."""
+
+    def __init__(self):
+        self._batches = generated((X, Y), 12)
+
+    def __iter__(self):
+        return self._batches
+
+
+STREAMS = {
+    "a generator": lambda strategy: strategy.distribute_dataset(generated((X, Y), 12)),
+    "a generator for each replica": lambda strategy: strategy.distribute_datasets_from_function(
+        lambda context: generated((X[context.input_pipeline_id :: 4], Y[context.input_pipeline_id :: 4]), 3)
+    ),
+}
+
+
+def fresh(strategy, built=True):
+    """A model that Keras builds, or whose metrics it builds, by looking at the first batch."""
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([layers.Input(X.shape[1:])] if built else [])
+        model.add(layers.Dense(CLASSES))
+    model.compile("adam", crossentropy(), metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # by Keras, at the end of any stream
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("built", [True, *slow(False)])
+def test_keras_may_look_at_the_first_batch_of_a_stream(kind, built):
+    """Every batch is then trained on once, and in later epochs the stream is over."""
+    strategy = on(1, 4)
+    make = STREAMS[kind]
+    listed = strategy.distribute_dataset(list(generated((X, Y), 12))) if kind == "a generator" else None
+    model, again = fresh(strategy, built), fresh(strategy, built)
+    history = model.fit(make(strategy), verbose=0).history
+    again.fit(
+        listed
+        or strategy.distribute_datasets_from_function(
+            lambda context: list(generated((X[context.input_pipeline_id :: 4], Y[context.input_pipeline_id :: 4]), 3))
+        ),
+        verbose=0,
+    )
+    assert un.fingerprint(model) == un.fingerprint(again)
+    assert len(history["loss"]) == 1
+    assert fresh(strategy, built).evaluate(make(strategy), verbose=0) == pytest.approx(
+        fresh(strategy, built).evaluate(X, Y, batch_size=12, verbose=0), rel=1e-5
+    )
+    with pytest.raises(ValueError, match="made of a generator, which was read once"):
+        fresh(strategy, built).fit(make(strategy), epochs=2, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", ["stream", "arrays"])
+def test_prediction_builds_a_model_by_the_first_batch(kind):
+    strategy = on(1, 4)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(2)])
+    batches = ((x,) for x, _ in generated((X, Y), 12))
+    dataset = strategy.distribute_dataset(batches) if kind == "stream" else strategy.distribute_dataset(X, batch_size=12)
+    predicted = model.predict(dataset, verbose=0)
+    assert predicted.shape == (43, 2)
+    np.testing.assert_array_equal(predicted, model.predict(X, batch_size=12, verbose=0))
+
+
+def test_steps_of_an_epoch_go_on_in_a_stream():
+    strategy = on(1, 4)
+    taken = []
+
+    def batches():
+        for batch in generated((X, Y), 12):
+            taken.append(len(batch[0]))
+            yield batch
+
+    dataset = strategy.distribute_dataset(batches())
+    model = fresh(strategy)
+    model.fit(dataset, steps_per_epoch=1, epochs=2, verbose=0)
+    assert taken == [12, 12]
+    with pytest.raises(ValueError, match="made of a generator, which was read once"):
+        model.fit(dataset, steps_per_epoch=1, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_an_iterable_that_is_a_stream_loses_no_batch_in_silence():
+    strategy = on(1, 4)
+    with pytest.raises(ValueError, match="made of a generator, which was read once"):
+        fresh(strategy).fit(strategy.distribute_dataset(Shared()), verbose=0)
+    shared = strategy.distribute_dataset(Shared())
+    assert sum(batch[0].shape[0] for batch in shared) == 43
+    with pytest.raises(ValueError, match="made of a generator, which was read once"):
+        next(iter(shared))
+
+
 def test_a_dataset_of_another_strategy():
     loop = Loop(on(2, 4))
     loop.model.compile("sgd", crossentropy())

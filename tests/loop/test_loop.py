@@ -270,7 +270,11 @@ def test_losses_that_are_none(loop):
     for wrong, message in (
         (lambda: None, r"returned None as its loss"),
         (lambda: (1.0, 2.0, 3.0), "as its loss. Return one value for each example"),
-        (lambda: (1.0, 2.0), "its loss is one number"),
+        (lambda: (1.0, 2.0), r"its loss is one number.* If the second is no weight, write has_aux=True"),
+        (
+            lambda: (np.ones(3, "float32"), np.ones((3, 2), "float32")),
+            r"taken for \(values, weights\): sample_weight has the shape \(3, 2\), which does not fit .* write has_aux=True",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             un.value_and_grad(wrong, variables)

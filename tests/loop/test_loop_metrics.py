@@ -45,6 +45,36 @@ def test_metrics_of_replicas_are_those_of_all_rows(name, devices):
     assert all(not np.any(v.value) for v in metric.variables if "threshold" not in v.path)
 
 
+FED = {
+    "all values of rows": lambda x: ops.reshape(x, (-1,)),
+    "two views of rows": lambda x: ops.concatenate([x[:, 0], -2 * x[:, 1]]),
+    "means of features": lambda x: ops.mean(x, axis=0),
+    "a mean": lambda x: ops.mean(x),
+    "one number for each row": lambda x: x[:, 0],
+}
+
+
+@pytest.mark.parametrize("fed", FED)
+@pytest.mark.parametrize("batch_size", [24, *slow(10, 4)])
+def test_a_mean_of_what_is_longer_than_the_rows_or_shorter(fed, batch_size):
+    """Of 24 rows, a replica has as many as there are features."""
+
+    def feed(replicas):
+        strategy = on(1, replicas)
+        with strategy.scope():
+            mean = keras.metrics.Mean()
+        for batch in strategy.distribute_dataset(X, batch_size=batch_size):
+            strategy.run(lambda x: mean.update_state(FED[fed](x)), args=(batch,))
+        return [float(variable.value) for variable in mean.variables]
+
+    whole = keras.metrics.Mean()
+    for start in range(0, len(X), batch_size):
+        whole.update_state(FED[fed](X[start : start + batch_size]))
+    expected = [float(variable.value) for variable in whole.variables]
+    np.testing.assert_allclose(feed(1), expected, rtol=1e-5)
+    np.testing.assert_allclose(feed(4), expected, rtol=1e-5, atol=1e-6)
+
+
 class Farthest(keras.metrics.Metric):
     """Keeps a maximum."""
 

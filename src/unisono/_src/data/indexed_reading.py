@@ -14,6 +14,7 @@ from unisono._src.data.row_order import RowOrder
 from unisono._src.keras_private.data_adapters import (
     ArrayDataAdapter,
     DataAdapter,
+    GeneratorDataAdapter,
     PyDatasetAdapter,
     get_array_order,
     is_map_dataset,
@@ -42,6 +43,11 @@ def has_index(source: DataAdapter) -> bool:
     return source.has_index if isinstance(source, IndexedAdapter) else known
 
 
+def is_stream(source: DataAdapter) -> bool:
+    """Return whether a batch that was read and not trained on is lost."""
+    return isinstance(source, GeneratorDataAdapter) or (isinstance(source, IndexedAdapter) and source.is_stream)
+
+
 def read_size(source: DataAdapter) -> Size:
     """Return the number of batches and of rows of a pass, as far as the source knows them."""
     if isinstance(source, IndexedAdapter):
@@ -63,6 +69,7 @@ class IndexedAdapter(Protocol):
 
     order: RowOrder
     seeds: list[int]
+    is_stream: bool
 
     @property
     def has_index(self) -> bool: ...

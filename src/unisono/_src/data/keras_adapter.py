@@ -16,7 +16,7 @@ from unisono._src.data.global_batch import as_global_batch, wrap_arrays
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
-from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter, GeneratorDataAdapter
+from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter
 from unisono._src.typing import PyTree, UserBatch
 
 T = TypeVar("T")
@@ -34,12 +34,13 @@ class GlobalBatchAdapter(DataAdapter):
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
-        return batches if isinstance(self.source, GeneratorDataAdapter) else read_one_ahead(batches)
+        return batches if indexed_reading.is_stream(self.source) else read_one_ahead(batches)
 
     def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
+        batches = indexed_reading.read_batches(self.source, self.order, start)
         pass_ = self.order.passes
         is_written = not isinstance(self.source, ArrayDataAdapter)
-        for number, batch in enumerate(indexed_reading.read_batches(self.source, self.order, start), start):
+        for number, batch in enumerate(batches, start):
             yield pass_, number, wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:

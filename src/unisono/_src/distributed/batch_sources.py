@@ -125,6 +125,8 @@ class IterableSource(BatchSource):
         self.order = RowOrder(0)
         self._is_cut = is_cut
         self._batches = batches
+        self._iterator: Iterator[UserBatch] | None = None
+        """That of the last pass. An iterable that gives the same again cannot begin again."""
         self.is_stream = isinstance(batches, Iterator)
         self.has_index = isinstance(batches, list)
 
@@ -134,16 +136,62 @@ class IterableSource(BatchSource):
 
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
-        if pass_ and self.is_stream:
+        iterator = iter(self._batches)
+        if (pass_ and self.is_stream) or iterator is self._iterator:
             raise ValueError(
                 "This dataset was made of a generator, which was read once and cannot begin again. Distribute something that can be "
                 "iterated again (a list, a class with __iter__, a keras.utils.PyDataset), or make a new one for each epoch."
             )
-        batches = enumerate(itertools.islice(self._batches, start, None), start)
+        self._iterator = iterator
+        batches = enumerate(itertools.islice(iterator, start, None), start)
         read = (wrap_arrays(refuse_distributed_batch(batch), (pass_, number), is_cut=self._is_cut) for number, batch in batches)
         for number, batch in enumerate(read if self.is_stream else read_one_ahead(read), start):
             self.order.note_pass(pass_)
             yield pass_, number, batch
+
+
+class StreamForKeras(BatchSource):
+    """A stream for one call of a method of Keras, which may look at the first batch to build the model: the batch then comes again."""
+
+    def __init__(self, stream: BatchSource) -> None:
+        self.order = stream.order
+        self.is_stream = True
+        self.has_index = False
+        self._stream = stream
+        self._pass: Iterator[NumberedBatch] | None = None
+        """The rest of the pass of which no more than the first batch was read."""
+        self._first: NumberedBatch | None = None
+        """This batch."""
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._stream.num_batches
+
+    @property
+    def seeds(self) -> list[int]:
+        return self._stream.seeds
+
+    @seeds.setter
+    def seeds(self, seeds: list[int]) -> None:
+        self._stream.seeds = seeds
+
+    def size(self) -> Size:
+        return self._stream.size()
+
+    def get_jax_iterator(self) -> Iterator[UserBatch]:
+        if self._first is not None:
+            self.order.passes = self._first[0]
+        return self.batches_from(0)
+
+    def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
+        if self._pass is None:
+            self._pass = self._stream.batches(start)
+            self._first = next(self._pass, None)
+        left = self._pass
+        if self._first is not None:
+            yield self._first
+        self._pass = self._first = None
+        yield from left
 
 
 def refuse_distributed_batch(batch: UserBatch) -> UserBatch:

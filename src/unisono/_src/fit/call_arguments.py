@@ -7,6 +7,7 @@ import inspect
 import keras
 
 from unisono._src.checks import refusals
+from unisono._src.distributed.batch_sources import StreamForKeras
 from unisono._src.distributed.dataset import DistributedDataset
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.replica.replicated import refuse_tensorflow_data
@@ -49,7 +50,7 @@ def replace_datasets(strategy: ReplicaStrategy, method: str, args: Arguments, kw
         if not isinstance(value, DistributedDataset):
             return value
         refusals.check_dataset_replicas(value.placement.replicas, strategy)
-        return value.source
+        return StreamForKeras(value.source) if value.source.is_stream else value.source
 
     return tuple(map(replace_dataset, args)), {name: replace_dataset(value) for name, value in kwargs.items()}
 

@@ -19,7 +19,7 @@ from unisono._src.fit.batch_groups import BatchGrouping
 from unisono._src.fit.bond import Bond
 from unisono._src.fit.call_arguments import check_fit_arguments, read_argument, replace_datasets
 from unisono._src.fit.callback_protocol import put_keepers_last, remove_writing_callbacks, select_silent_callbacks
-from unisono._src.fit.model_building import build_model
+from unisono._src.fit.model_building import build_for_prediction, build_model
 from unisono._src.fit.step_function import StepFunction
 from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import EpochSteps, make_adapter, replace_adapter
@@ -117,6 +117,8 @@ class TrainerHooks:
         refusals.check_tensorboard_callback(callbacks)
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
+        if not is_built(self._model) and isinstance(source, IndexedAdapter):
+            build_for_prediction(self._bond, next(iter(source.get_numpy_iterator())))
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
             source = UnsentBatchAdapter(source, self._bond.order, self._is_cut)
         if not self._strategy.writes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import keras
+
 from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.data.global_batch import as_global_batch
 from unisono._src.fit.bond import Bond
 from unisono._src.keras_private.building import build_by_calling, needs_batch
-from unisono._src.keras_private.data_adapters import count_static_rows, read_first_batch
+from unisono._src.keras_private.data_adapters import count_static_rows, read_first_batch, unpack_batch
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import get_class_method
 from unisono._src.keras_private.trainer_state import list_model_variables
@@ -28,6 +30,20 @@ def build_model(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> Non
     with bond.strategy.acting(), explain_step_errors(model, data_batch, replicas, bond.is_eager), hide_masks():
         call_builder(bond, iterator, data_batch)
     bond.strategy.agree(list_model_variables(model))
+
+
+def build_for_prediction(bond: Bond, batch: UserBatch) -> None:
+    """Build a model, which need not be compiled, by a batch of arrays, as Keras does where it predicts."""
+    x, _, _ = unpack_batch(batch)
+    replicas = bond.strategy.num_replicas_in_sync
+    with (
+        bond.strategy.acting(),
+        explain_step_errors(bond.model, batch, replicas, bond.is_eager),
+        hide_masks(),
+        keras.StatelessScope(),
+    ):
+        bond.model(x)
+    bond.strategy.agree(list_model_variables(bond.model))
 
 
 def call_builder(bond: Bond, iterator: KerasObject, data_batch: UserBatch) -> None:

@@ -137,14 +137,23 @@ def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
         code.note("vector", loss)
 
 
+BESIDE_LOSS = "If the second is no weight, write has_aux=True."
+
+
 def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array]) -> Array:
     """Return one number in float32: the loss, or this replica's share of the mean. `masks` are the masks of the losses in it."""
     values, weights = loss if isinstance(loss, tuple) else (loss, None)
     if not ops.ndim(values):
         if weights is not None:
-            raise ValueError("fn returned (loss, weights), but its loss is one number. Return one value for each example.")
+            raise ValueError(
+                f"fn returned (loss, weights), but its loss is one number. Return one value for each example. {BESIDE_LOSS}"
+            )
         return ops.cast(values, "float32")
-    weights = None if weights is None else spread_weights(values, weights)
+    if weights is not None:
+        try:
+            weights = spread_weights(values, weights)
+        except ValueError as error:
+            raise ValueError(f"fn returned two arrays, which are taken for (values, weights): {error} {BESIDE_LOSS}") from None
     mask = find_mask(values, masks)
     numerator: KerasObject = reduce_weighted_values(values, weights, mask, reduction="sum", dtype=values.dtype)
     divisor = compute_mean_divisor(values, weights, mask)

@@ -26,7 +26,7 @@ from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import State
 from unisono._src.replica.trace_recorder import ReplicaCode
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.typing import Array, PyTree, Shape, UserObject
+from unisono._src.typing import AnyArray, Array, PyTree, Shape, UserObject
 
 MOST_DIVISORS = 64
 MOST_PAIRS = 2
@@ -125,7 +125,8 @@ class FunctionProbe:
             updates = self._observe(pair.state, pair.one, 1, constants).updates
             other = self._observe_other_rows(pair, constants)
             rows = len(jax.tree.leaves(pair.one)[0])
-            self._decisions.decide(variables, reset, updates, rows, other, self._tolerance, find_means_of_numbers(updates, rows))
+            means = find_batch_level_means(updates, rows, other)
+            self._decisions.decide(variables, reset, updates, rows, other, self._tolerance, means)
             self.is_undecided = other is not None and self._decisions.are_open
             if not self.is_undecided:
                 return
@@ -204,15 +205,28 @@ class Effects(NamedTuple):
     gradients: list[Array]
 
 
-def find_means_of_numbers(updates: Sequence[MetricUpdate], rows: int) -> dict[int, bool]:
-    """Return the variables of means that are fed with one number. Code computes the mean of a replica's rows in many ways, so the number
-    is taken for that mean."""
-    means = [
-        update.metric
-        for update in updates
-        if type(update.metric) is keras.metrics.Mean and len(update.arrays) == 1 and not update.has_rows(rows)
-    ]
-    return {id(variable): True for metric in means for variable in metric.variables}
+def find_batch_level_means(updates: Sequence[MetricUpdate], rows: int, other: UpdatesOnOtherRows | None) -> dict[int, bool]:
+    """Return, for the ids of variables of means without weights, whether the means are fed with what is of a whole batch.
+
+    Code computes the mean of a replica's rows in many ways, so a number is taken for that mean, and so are numbers that are as many for any
+    number of rows. What grows with the rows, as two values for each row, is added up.
+    """
+    on_both = other.on_both if other is not None and len(other.on_both) == len(updates) else [None] * len(updates)
+    means: dict[int, bool] = {}
+    for update, more in zip(updates, on_both, strict=True):
+        if type(update.metric) is keras.metrics.Mean and len(update.arrays) == 1:
+            is_of_batch = is_of_whole_batch(update.arrays[0], more and more.arrays[0], rows)
+            means |= {id(variable): is_of_batch or means.get(id(variable), False) for variable in update.metric.variables}
+    return means
+
+
+def is_of_whole_batch(array: AnyArray | None, on_both: AnyArray | None, rows: int) -> bool:
+    """Return whether an array is as long for any number of rows. `on_both` is the array on twice the rows; None where it is not known."""
+    if array is None:  # a number of Python
+        return True
+    if on_both is not None:
+        return np.shape(on_both) == np.shape(array)
+    return not np.ndim(array) or (len(array) != rows and (rows == 1 or len(array) % rows > 0))
 
 
 def list_row_shapes(rows: PyTree) -> tuple[Shape, ...]:
