@@ -56,6 +56,27 @@ def test_a_step_that_returns_no_state_is_refused(method):
         model.fit(X, Y, verbose=0, validation_data=(X, Y))
 
 
+SHORTER = {
+    "train_step": (lambda tv, ntv, ov, mv: ({"loss": 0.0}, (tv, ntv, ov, [])), "groups of 2, 0, 2, 0 arrays as its state, in place of 2, 0, 2, 2"),
+    "test_step": (lambda tv, ntv, mv: ({"loss": 0.0}, (tv, ntv, None)), "groups of 2, 0, no arrays as its state, in place of 2, 0, 2"),
+    "predict_step": (lambda tv, ntv: (0.0, (tv, ntv)), "a state of 2 arrays in place of 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", SHORTER)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_that_returns_another_state_is_refused(method, replicas):
+    finish, said = SHORTER[method]
+    own = type("Own", (keras.Sequential,), {method: lambda self, state, data: finish(*state)})
+    with un.OneDeviceStrategy(replicas=replicas).scope():
+        model = own([layers.Input((3,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=f"{method} must return .* state, .* and returned {said}. End it with: return"):
+        getattr(model, {"train_step": "fit", "test_step": "evaluate", "predict_step": "predict"}[method])(
+            X, *[Y] * (method != "predict_step"), verbose=0
+        )
+
+
 def test_a_wrong_feature_shape_is_refused_before_any_step():
     model = made()
     before = un.fingerprint(model.get_weights())

@@ -91,7 +91,7 @@ class UserStepComputation(ModelComputation):
         """Return (new state, what is told) of a replica alone, which needs no other replicas; None where there are others."""
         if not self.has_one_replica:
             return None
-        logs, new_state = call_user_step(self.model, self._mode, state, batch)
+        logs, new_state = check_result(call_user_step(self.model, self._mode, state, batch), self._mode, state)
         changes = [new - old for new, old in zip(new_state[-1], state[-1], strict=True)]
 
         def run_step(values: list[Array]) -> tuple[list[Array], Logs]:
@@ -182,31 +182,49 @@ def call_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -
 def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) -> StepResult:
     """Run a user step of training or evaluation on a replica's rows."""
     if mode == "evaluate":
-        logs, (_, non_trainable, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 3)
+        logs, (_, non_trainable, metrics) = check_result(call_user_step(model, mode, state, batch), mode, state)
         return StepResult([], list(non_trainable), list(metrics), dict(logs or {}))
     recorder = GradientRecorder(state[0], state[2])
     with wrap_method(model.optimizer, "stateless_apply", lambda _: recorder):
-        logs, (weights, non_trainable, slots, metrics) = check_result(call_user_step(model, mode, state, batch), mode, 4)
+        logs, (weights, non_trainable, slots, metrics) = check_result(call_user_step(model, mode, state, batch), mode, state)
     return StepResult(recorder.check_returned(weights, slots), list(non_trainable), list(metrics), dict(logs or {}))
 
 
 def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:
     """Return (outputs, the non-trainable variables' values) of a `predict_step`."""
     returned = call_user_step(model, "predict", state, batch)
-    if not (is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1])):
+    is_pair = is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1])
+    if not (is_pair and len(returned[1]) == len(state[1])):
+        what = f"a state of {len(returned[1])} arrays in place of {len(state[1])}" if is_pair else type(returned).__name__
         raise ValueError(
-            f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {type(returned).__name__}. End it "
-            f"with: return outputs, non_trainable_variables"
+            f"predict_step must return outputs and state, as Keras' step on JAX does, and returned {what}. End it with: return outputs, "
+            f"non_trainable_variables"
         )
     return returned[0], list(returned[1])
 
 
-def check_result(returned: UserObject, mode: str, groups: int) -> tuple[Logs | None, tuple[Sequence[Array], ...]]:
-    """Return the result of a step, if it is (logs, groups of the state); else refuse it."""
-    if is_tuple(returned) and len(returned) == 2 and is_tuple(returned[1]) and len(returned[1]) == groups:
-        return returned[0], returned[1]
-    names = ["trainable_variables", "non_trainable_variables", *["optimizer_variables"] * (groups == 4), "metrics_variables"]
+def check_result(returned: UserObject, mode: str, state: State) -> tuple[Logs | None, tuple[list[Array], ...]]:
+    """Return the result of a step, if it is (logs, groups as long as those of the state); else refuse it."""
+    what = type(returned).__name__
+    if is_tuple(returned) and len(returned) == 2 and is_list_or_tuple(returned[1]):
+        groups = returned[1]
+        sizes = [len(group) if is_list_or_tuple(group) else None for group in groups]
+        expected = list(map(len, state))
+        if sizes == expected:
+            return returned[0], tuple(map(list, groups))
+        what = f"groups of {format_sizes(sizes)} arrays as its state, in place of {format_sizes(expected)}"
+    names = [
+        "trainable_variables",
+        "non_trainable_variables",
+        *["optimizer_variables"] * (len(state) == 4),
+        "metrics_variables",
+    ]
     raise ValueError(
-        f"{METHODS[mode]} must return logs and state, as Keras' steps on JAX do, and returned {type(returned).__name__}. End it "
-        f"with: return logs, ({', '.join(names)})"
+        f"{METHODS[mode]} must return logs and state, as Keras' steps on JAX do, and returned {what}. End it with: return logs, "
+        f"({', '.join(names)})"
     )
+
+
+def format_sizes(sizes: Sequence[int | None]) -> str:
+    """Return sizes of groups in words; None stands for what is no group."""
+    return ", ".join("no" if size is None else str(size) for size in sizes)
