@@ -75,6 +75,37 @@ def test_a_mean_of_what_is_longer_than_the_rows_or_shorter(fed, batch_size):
     np.testing.assert_allclose(feed(4), expected, rtol=1e-5, atol=1e-6)
 
 
+class OwnSum(keras.metrics.Metric):
+    """Adds up what it is fed with."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, values):
+        self.total.assign_add(ops.sum(values))
+
+    def result(self):
+        return self.total.value
+
+
+@pytest.mark.parametrize("kind", [keras.metrics.Sum, OwnSum])
+def test_a_sum_of_what_is_as_long_as_the_rows_by_chance(kind):
+    """A replica has as many rows as there are features: a mean over the rows is no value of a row."""
+    x = X[:24]
+
+    def feed(replicas):
+        strategy = on(1, replicas)
+        with strategy.scope():
+            metric = kind()
+        for batch in strategy.distribute_dataset(x, batch_size=24):
+            strategy.run(lambda x: metric.update_state(ops.mean(x, axis=0)), args=(batch,))
+        return float(metric.result())
+
+    expected = np.sum(np.mean(x, axis=0))
+    np.testing.assert_allclose([feed(1), feed(4)], [expected, expected], rtol=1e-4)
+
+
 class Farthest(keras.metrics.Metric):
     """Keeps a maximum."""
 

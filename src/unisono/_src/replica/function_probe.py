@@ -20,7 +20,7 @@ from unisono._src.replica.fixed_draws import SteadyFunction
 from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_gradients
 from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
 from unisono._src.replica.metric_probe import MetricDecisions
-from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, note_updates
+from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, note_updates, pair_with_both
 from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import State
@@ -211,11 +211,10 @@ def find_batch_level_means(updates: Sequence[MetricUpdate], rows: int, other: Up
     Code computes the mean of a replica's rows in many ways, so a number is taken for that mean, and so are numbers that are as many for any
     number of rows. What grows with the rows, as two values for each row, is added up.
     """
-    on_both = other.on_both if other is not None and len(other.on_both) == len(updates) else [None] * len(updates)
     means: dict[int, bool] = {}
-    for update, more in zip(updates, on_both, strict=True):
+    for update, on_both in pair_with_both(updates, other):
         if type(update.metric) is keras.metrics.Mean and len(update.arrays) == 1:
-            is_of_batch = is_of_whole_batch(update.arrays[0], more and more.arrays[0], rows)
+            is_of_batch = is_of_whole_batch(update.arrays[0], on_both and on_both.arrays[0], rows)
             means |= {id(variable): is_of_batch or means.get(id(variable), False) for variable in update.metric.variables}
     return means
 

@@ -27,7 +27,7 @@ from unisono._src.keras_private.trainer_state import RecordingScope, list_scope_
 from unisono._src.placement import split_evenly
 from unisono._src.replica.drawn_values import draw_fed_values_like
 from unisono._src.replica.growth import compute_growth_ratio
-from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows
+from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, pair_with_both
 from unisono._src.replica.metrics import FED_BY_HAND
 from unisono._src.typing import Array, Values
 
@@ -99,7 +99,7 @@ def find_batch_means(
         tolerance: How far numbers for all rows may be from sums and means, relative to their size.
     """
     bench = MetricBench(variables, reset)
-    by_number = {id(update.metric) for update in updates if not update.has_rows(rows)}
+    by_number = {id(update.metric) for update, on_both in pair_with_both(updates, other) if not update.has_rows(rows, on_both)}
     decided: dict[int, bool] = {}
     if other is not None:
         parts = [[update for update in noted if id(update.metric) in by_number] for noted in (updates, *other)]

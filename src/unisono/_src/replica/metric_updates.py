@@ -28,9 +28,15 @@ class MetricUpdate(NamedTuple):
     arrays: FedArrays
     fill_arguments: ArgumentFiller
 
-    def has_rows(self, rows: int) -> bool:
-        """Return whether an array has a value for each row. One number for all rows tells nothing about parts of them."""
-        return any(is_of_rows(array, rows) for array in self.arrays)
+    def has_rows(self, rows: int, on_both: MetricUpdate | None) -> bool:
+        """Return whether an array has a value for each row. One number for all rows tells nothing about parts of them.
+
+        `on_both` is the call on twice the rows, where it is known: an array that is as long there has values of something else.
+        """
+        arrays_on_both = self.arrays if on_both is None else on_both.arrays
+        size = rows if on_both is None else 2 * rows
+        pairs = zip(self.arrays, arrays_on_both, strict=True)
+        return any(is_of_rows(array, rows) and is_of_rows(more, size) for array, more in pairs)
 
     def change_rows(self, rows: int, change: Callable[[AnyArray], AnyArray]) -> MetricUpdate:
         """Return the call with each array changed that has a value for each row."""
@@ -43,6 +49,15 @@ class UpdatesOnOtherRows(NamedTuple):
     updates: Sequence[MetricUpdate]
     on_both: Sequence[MetricUpdate]
     """The updates on the rows and the other rows together."""
+
+
+def pair_with_both(
+    updates: Sequence[MetricUpdate], other: UpdatesOnOtherRows | None
+) -> list[tuple[MetricUpdate, MetricUpdate | None]]:
+    """Return each update with the same call on both halves of the rows; None where the code makes other calls there, or was not run."""
+    on_both = other.on_both if other is not None else ()
+    alike = [len(update.arrays) for update in updates] == [len(update.arrays) for update in on_both]
+    return list(zip(updates, on_both if alike else [None] * len(updates), strict=True))
 
 
 def is_of_rows(array: AnyArray | None, rows: int) -> TypeGuard[AnyArray]:
