@@ -379,6 +379,24 @@ def test_keras_may_look_at_the_first_batch_of_a_stream(kind, built):
         fresh(strategy, built).fit(make(strategy), epochs=2, verbose=0)
 
 
+@pytest.mark.parametrize("built", [False, *slow(True)])
+def test_a_look_at_the_first_batch_is_no_pass(built):
+    """The rows of a shuffled dataset come in the order of fit, whether Keras has looked at the first batch or not."""
+    strategy = on(1, 4)
+
+    def trained(**options):
+        model = fresh(strategy)
+        if built:
+            model.train_on_batch(X[:12], Y[:12])
+            model.optimizer.learning_rate = 0.1
+        model.fit(**options, epochs=2, verbose=0)
+        return un.fingerprint(model)
+
+    shuffled = strategy.distribute_dataset((X, Y), batch_size=12, shuffle=True)
+    assert trained(x=shuffled) == trained(x=X, y=Y, batch_size=12)
+    assert shuffled.source.order.passes == 2
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", ["stream", "arrays"])
 def test_prediction_builds_a_model_by_the_first_batch(kind):

@@ -37,10 +37,9 @@ class GlobalBatchAdapter(DataAdapter):
         return batches if indexed_reading.is_stream(self.source) else read_one_ahead(batches)
 
     def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
-        batches = indexed_reading.read_batches(self.source, self.order, start)
         pass_ = self.order.passes
         is_written = not isinstance(self.source, ArrayDataAdapter)
-        for number, batch in enumerate(batches, start):
+        for number, batch in enumerate(indexed_reading.read_batches(self.source, self.order, start), start):
             yield pass_, number, wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:

@@ -6,10 +6,12 @@ epochs. NumPy promises the streams of `RandomState` for all its versions.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import pickle
 import secrets
+from collections.abc import Generator
 
 import numpy as np
 
@@ -54,3 +56,12 @@ class RowOrder:
     def note_pass(self, pass_: int) -> None:
         """Note that a batch of this pass was trained on: the next pass is a later one."""
         self.passes = max(self.passes, pass_ + 1)
+
+    @contextlib.contextmanager
+    def keep_passes(self) -> Generator[None]:
+        """Count no pass that the block begins: it looks at a first batch, and trains on none."""
+        passes = self.passes
+        try:
+            yield
+        finally:
+            self.passes = passes

@@ -178,11 +178,6 @@ class StreamForKeras(BatchSource):
     def size(self) -> Size:
         return self._stream.size()
 
-    def get_jax_iterator(self) -> Iterator[UserBatch]:
-        if self._first is not None:
-            self.order.passes = self._first[0]
-        return self.batches_from(0)
-
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         if self._pass is None:
             self._pass = self._stream.batches(start)

@@ -118,7 +118,9 @@ class TrainerHooks:
         source = make_adapter(x, batch_size, steps)
         refusals.check_data_source(source, steps)
         if not is_built(self._model) and isinstance(source, IndexedAdapter):
-            build_for_prediction(self._bond, next(iter(source.get_numpy_iterator())))
+            with source.order.keep_passes():
+                batch = next(iter(source.get_numpy_iterator()))
+            build_for_prediction(self._bond, batch)
         if is_built(self._model):  # else Keras builds it on the first batch, as the source gives it
             source = UnsentBatchAdapter(source, self._bond.order, self._is_cut)
         if not self._strategy.writes:
@@ -137,9 +139,13 @@ class TrainerHooks:
 
     def build_by(self, iterator: KerasObject = None, data_batch: UserBatch = None) -> None:
         """Build the model by a first batch, and put our adapter into the iterator of a loop that begins."""
-        if iterator is not None and not isinstance(iterator.data_adapter, GlobalBatchAdapter):
+        if iterator is None:
+            build_model(self._bond, None, data_batch)
+            return
+        if not isinstance(iterator.data_adapter, GlobalBatchAdapter):
             self._adapt_loop(iterator)
-        build_model(self._bond, iterator, data_batch)
+        with iterator.data_adapter.order.keep_passes():
+            build_model(self._bond, iterator, data_batch)
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
         """Return the model's state for a loop of Keras."""
