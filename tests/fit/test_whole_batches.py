@@ -6,20 +6,9 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from graph_net import GraphNet, draw_graphs
 from trainings import assert_close_logs, on, run
 from unisono._src.record.run_record import read_run_record
-
-
-class GraphNet(keras.Model):
-    """A number for each graph, from the nodes of all graphs of a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.drop, self.last = layers.Dense(4, "tanh"), layers.Dropout(0.2), layers.Dense(1)
-
-    def call(self, inputs, training=False):
-        nodes = self.drop(self.hidden(inputs["nodes"]), training=training)
-        return self.last(ops.segment_sum(nodes, inputs["graph"], num_segments=inputs["like"].shape[0]))
 
 
 class OwnStep(GraphNet):
@@ -29,12 +18,9 @@ class OwnStep(GraphNet):
 
 
 def graphs(passes=100):
-    rng = np.random.default_rng(0)
-    for _ in range(passes):
-        for nodes, count in ((8, 3), (11, 3), (5, 2)):
-            x = rng.normal(size=(nodes, 5)).astype("float32")
-            inputs = {"nodes": x, "graph": np.sort(rng.integers(0, count, nodes)), "like": np.zeros(count)}
-            yield inputs, rng.normal(size=(count, 1)).astype("float32"), np.arange(1.0, count + 1)
+    """Batches of graphs, with a weight for each graph."""
+    for inputs, targets in draw_graphs(((8, 3), (11, 3), (5, 2)), passes):
+        yield inputs, targets, np.arange(1.0, len(targets) + 1)
 
 
 def compiled(kind=GraphNet, **options):

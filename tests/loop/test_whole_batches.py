@@ -3,9 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from keras import ops
 
 import unisono as un
+from graph_net import GraphNet, draw_graphs
 from sizes import slow
 from trainings import on
 from unisono._src.record.run_record import read_run_record
@@ -13,29 +14,9 @@ from unisono._src.record.run_recorder import get_recorder
 from unisono._src.step_count import get_step_count
 
 
-class GraphNet(keras.Model):
-    """A number for each graph, from the nodes of all graphs of a batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.drop, self.last = layers.Dense(4, "tanh"), layers.Dropout(0.2), layers.Dense(1)
-
-    def call(self, inputs, training=False):
-        nodes = self.drop(self.hidden(inputs["nodes"]), training=training)
-        return self.last(ops.segment_sum(nodes, inputs["graph"], num_segments=inputs["like"].shape[0]))
-
-
 def graphs(passes=1):
     """Batches of graphs; the second has as many nodes as graphs."""
-    rng = np.random.default_rng(0)
-    for _ in range(passes):
-        for nodes, count in ((8, 3), (3, 3), (11, 3), (5, 2)):
-            inputs = {
-                "nodes": rng.normal(size=(nodes, 5)).astype("float32"),
-                "graph": np.sort(rng.integers(0, count, nodes)),
-                "like": np.zeros(count),
-            }
-            yield inputs, rng.normal(size=(count, 1)).astype("float32")
+    return draw_graphs(((8, 3), (3, 3), (11, 3), (5, 2)), passes)
 
 
 class Training:

@@ -55,7 +55,11 @@ def normal(shape, seed=0):
 
 def differentiate(window, x, w, by_result):
     """Return the convolution and its gradients."""
-    y, pull = jax.vjp(functools.partial(lax.conv_general_dilated, **window), x, w)
+    return differentiate_function(functools.partial(lax.conv_general_dilated, **window), x, w, by_result)
+
+
+def differentiate_function(convolve, x, w, by_result):
+    y, pull = jax.vjp(convolve, x, w)
     return y, *pull(by_result)
 
 
@@ -78,11 +82,6 @@ def convolve_by_taps(window, x, w):
         weights = jnp.swapaxes(w[tap].reshape(ins, groups, features // groups), 0, 1)
         y += (padded[(slice(None), *place)] * weights).sum(-2)
     return y.reshape(*y.shape[:-2], features)
-
-
-def differentiate_by_taps(window, x, w, by_result):
-    y, pull = jax.vjp(functools.partial(convolve_by_taps, window), x, w)
-    return y, *pull(by_result)
 
 
 def draw_arrays(x, w, window):
@@ -129,7 +128,7 @@ def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, va
     by_result[tuple(np.random.default_rng(seed + 1).integers(0, by_result.shape))] = value
     function = functools.partial(differentiate, window)
     native = jax.jit(rewrite_function(function, "cpu"))(x, w, by_result)
-    direct = jax.jit(functools.partial(differentiate_by_taps, window))(x, w, by_result)
+    direct = jax.jit(functools.partial(differentiate_function, functools.partial(convolve_by_taps, window)))(x, w, by_result)
     for name, a, b in zip(("result", "by x", "by w"), native, direct, strict=True):
         np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b), name)
 

@@ -27,8 +27,8 @@ def train_on_rows(batch, amount):
     inputs, classes = batch
 
     def loss():
-        mixed = amount * inputs + (1 - amount) * ops.flip(inputs, axis=0)
-        wanted = amount * classes + (1 - amount) * ops.flip(classes, axis=0)
+        mixed = amount * inputs + (1 - amount) * ops.flip(inputs, axis=1)
+        wanted = amount * classes + (1 - amount) / 2
         return loss_fn(wanted, model(mixed, training=True))
 
     value, gradients = un.value_and_grad(loss, model.trainable_variables)

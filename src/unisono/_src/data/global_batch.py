@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import sparse
 
+from unisono._src.data.row_counts import are_uneven, check_row_counts
 from unisono._src.data.row_digests import RowDigests
 from unisono._src.native.row_copies import copy_rows
 from unisono._src.placement import split_evenly
@@ -195,11 +196,6 @@ def as_global_batch(batch: UserBatch | GlobalBatch, is_cut: bool = True) -> Glob
     )
 
 
-def are_uneven(shapes: Sequence[Shape]) -> bool:
-    """Return whether arrays of a batch have other numbers of rows than each other, or none."""
-    return len({shape[:1] for shape in shapes}) > 1 or () in shapes
-
-
 def want_row_digests(batches: Sequence[GlobalBatch]) -> None:
     """Have the rows of these batches digested when they are sent."""
     for batch in batches:
@@ -265,41 +261,3 @@ def convert_array(leaf: object) -> np.ndarray:
             f"into numbers first, for example by a keras.layers.StringLookup in the data pipeline."
         )
     return array
-
-
-UNBATCHED = "If each item of the dataset is one row, its batches are missing: write dataset.batch(n)."
-
-WHOLE = "With replicas=1 such a batch is taken whole."
-
-
-def check_row_counts(shapes: list[Shape], position: Position | None) -> int:
-    """Return the number of rows, on which all arrays of a batch must agree."""
-    where = "A batch" if position is None else f"Batch {position[1]}"
-    counts = {shape[0] if shape else None for shape in shapes}
-    if not shapes:
-        raise ValueError(f"{where} holds no array; every batch needs arrays with a first axis of rows.")
-    if None in counts:
-        raise ValueError(
-            f"{where} holds a scalar; every array needs a first axis of rows. {UNBATCHED} A weight for all rows is "
-            f"np.full(rows, weight). In a loop, a number for the whole batch is an argument of its own: "
-            f"strategy.run(step, args=(batch, number)). {WHOLE}"
-        )
-    if len(counts) > 1:
-        numbers = [shape[0] for shape in shapes]
-        raise ValueError(
-            f"{where} holds arrays of {' and '.join(map(str, numbers))} rows; x, y and sample weights need the same number. "
-            f"{advise_same_rows(min(numbers), max(numbers))} {WHOLE}"
-        )
-    (rows,) = counts
-    if not rows:
-        raise ValueError(f"{where} has no rows. Leave empty batches out of the dataset.")
-    return rows
-
-
-def advise_same_rows(least: int, most: int) -> str:
-    """Return what to write where arrays of a batch have other numbers of rows."""
-    if least < 2:
-        return UNBATCHED
-    if most % least:
-        return f"{UNBATCHED} If several rows of one array belong to a row of another, as nodes to a graph, pad them: one row for each graph."
-    return f"If {most // least} rows of one array belong to each row of another, make one row of them: reshape(({least}, {most // least}, ...))."

@@ -198,7 +198,7 @@ def refuse_distributed_batch(batch: UserBatch) -> UserBatch:
     return batch
 
 
-def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool = True) -> BatchSource:
+def make_source(dataset: UserObject, batch_size: int | None, shuffle: bool, is_cut: bool) -> BatchSource:
     """Return the source of what `distribute_dataset` was given; refuse arguments that do not fit it.
 
     `is_cut`: several replicas share each batch.

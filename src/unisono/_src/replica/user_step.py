@@ -183,11 +183,11 @@ def run_user_step(model: keras.Model, mode: str, state: State, batch: PyTree) ->
     """Run a user step of training or evaluation on a replica's rows."""
     if mode == "evaluate":
         logs, (_, non_trainable, metrics) = check_result(call_user_step(model, mode, state, batch), mode, state)
-        return StepResult([], list(non_trainable), list(metrics), dict(logs or {}))
+        return StepResult([], non_trainable, metrics, dict(logs or {}))
     recorder = GradientRecorder(state[0], state[2])
     with wrap_method(model.optimizer, "stateless_apply", lambda _: recorder):
         logs, (weights, non_trainable, slots, metrics) = check_result(call_user_step(model, mode, state, batch), mode, state)
-    return StepResult(recorder.check_returned(weights, slots), list(non_trainable), list(metrics), dict(logs or {}))
+    return StepResult(recorder.check_returned(weights, slots), non_trainable, metrics, dict(logs or {}))
 
 
 def run_predict_step(model: keras.Model, state: State, batch: PyTree) -> tuple[Outputs, list[Array]]:

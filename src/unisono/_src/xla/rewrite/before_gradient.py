@@ -84,8 +84,8 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
 
 def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program with its attention and its normalizations of rows computed by native kernels."""
-    return Rewriter(find_replacement, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
+    return Rewriter(find_kernel, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
 
 
-def find_replacement(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+def find_kernel(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     return attention.replace_attention(eqn, made_by) or normalization.replace_normalization(eqn, made_by)

@@ -48,12 +48,14 @@ def replace_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
         return None
     for scaled, rest in (eqn.invars, eqn.invars[::-1]):
         try:
-            found = read_normalization(scaled, rest, made_by)
+            normalization = read_normalization(scaled, rest, made_by)
         except NoNormalizationError:
             continue
-        vectors = [atom for atom in (found.scale, found.offset) if atom is not None]
-        run = functools.partial(run_normalization, found.epsilon, found.scale is not None, found.offset is not None)
-        return Replacement(run, [found.x, *vectors])
+        vectors = [atom for atom in (normalization.scale, normalization.offset) if atom is not None]
+        run = functools.partial(
+            run_normalization, normalization.epsilon, normalization.scale is not None, normalization.offset is not None
+        )
+        return Replacement(run, [normalization.x, *vectors])
     return None
 
 
@@ -102,7 +104,7 @@ def check_variance(atom: Atom, x: Atom, made_by: Producers) -> None:
     eqn = made_by.find(atom)
     if eqn is not None and eqn.primitive.name == "select_n":  # NaN takes the place of the variance where rows have no elements
         condition, _, variance = eqn.invars
-        count, least = (read_number(operand, made_by) for operand in expect_equation(condition, "gt", made_by).invars)
+        count, least = (read_known_number(operand, made_by) for operand in expect_equation(condition, "gt", made_by).invars)
         if count is None or least is None or count <= least:
             raise NoNormalizationError
         atom = variance
@@ -132,13 +134,13 @@ def read_mean(atom: Atom, made_by: Producers) -> Atom:
     if (
         tuple(total.params["axes"]) != (len(shape) - 1,)
         or get_shape(atom) != (*shape[:-1], 1)
-        or read_number(division.invars[1], made_by) != shape[-1]
+        or read_known_number(division.invars[1], made_by) != shape[-1]
     ):
         raise NoNormalizationError
     return x
 
 
-def read_number(atom: Atom, made_by: Producers) -> float | None:
+def read_known_number(atom: Atom, made_by: Producers) -> float | None:
     """Return a number that is known from the program, also as a difference of two: `jnp.var` takes `ddof` from the number of elements."""
     eqn = made_by.find(atom)
     if eqn is None or eqn.primitive.name != "sub":
