@@ -25,6 +25,7 @@ from digest_operations import LAYOUTS, Draw
 from unisono._src.digest import digest_in_program
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
+from unisono._src.native.column_sums import measure_columns, sum_columns, sum_gated_columns
 from unisono._src.native.contributions import call_push
 from unisono._src.native.convolutions import (
     call_convolution,
@@ -392,6 +393,41 @@ def normalization_gradient(draw: Draw) -> Case:
     return normalization(draw, is_gradient=True)
 
 
+def moments_of_columns(draw: Draw) -> Case:
+    """Also of rows that are cut in pieces, and of columns that are no whole vectors."""
+    shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
+    return Case(
+        f"the moments of the columns of {shape}",
+        lambda x: measure_columns(x)[:2],
+        lambda x: (x.reshape(-1, x.shape[-1]).mean(0), x.reshape(-1, x.shape[-1]).var(0)),
+        [draw.array(shape, "float32")],
+    )
+
+
+def sums_of_columns(draw: Draw) -> Case:
+    shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
+    return Case(
+        f"the sums of the columns of {shape}, and of their products",
+        sum_columns,
+        lambda x, factor: (x.reshape(-1, x.shape[-1]).sum(0), (x * factor).reshape(-1, x.shape[-1]).sum(0)),
+        [draw.array(shape, "float32") for _ in range(2)],
+    )
+
+
+def gated_sums_of_columns(draw: Draw) -> Case:
+    shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
+    low, high = draw.of((0.0, None), (0.0, 1.0))
+
+    def plainly(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chosen = jnp.where((x > low) & (x < (jnp.inf if high is None else high)), values, 0)
+        return chosen.reshape(-1, shape[-1]).sum(0), (chosen * x).reshape(-1, shape[-1]).sum(0)
+
+    def natively(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return sum_gated_columns(values, x, jnp.ones(shape[-1]), jnp.zeros(shape[-1]), low, high)
+
+    return Case(f"the gated sums of the columns of {shape}", natively, plainly, [draw.array(shape, "float32") for _ in range(2)])
+
+
 def contribution(draw: Draw) -> Case:
     """One more contribution to the sums of a reduction tree."""
     arrays = [draw.array(draw.shape(draw.size(1, 3), draw.of(40, 50_000)), "float32") for _ in range(draw.size(1, 9))]
@@ -492,6 +528,9 @@ KINDS = (
     gated_product,
     normalization,
     normalization_gradient,
+    moments_of_columns,
+    sums_of_columns,
+    gated_sums_of_columns,
 )
 """Each draws a case in which a kernel reads arguments of the program and writes its results: such arrays have memory of their own, and a
 sanitizer sees an access beyond it."""

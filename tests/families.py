@@ -28,7 +28,7 @@ class Extra(layers.Layer):
 
 def conv() -> tuple[keras.Model, dict[str, Any], dict[str, Any]]:
     x = inputs = layers.Input((12, 12, 3))
-    x = layers.MaxPooling2D(2)(layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x))))
+    x = layers.MaxPooling2D(2)(layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(x))))
     x = layers.AveragePooling2D(2)(layers.Conv2D(8, 3, padding="same", activation="relu")(x))
     x = layers.Dropout(0.3)(layers.Dense(32, activation="relu")(layers.Dropout(0.2)(layers.Flatten()(x))))
     model = keras.Model(inputs, layers.Dense(10)(x))

@@ -17,7 +17,7 @@ CLASSES = 5
 
 def conv() -> keras.Model:
     x = inputs = layers.Input((8, 8, 3))
-    x = layers.MaxPooling2D()(layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(x))))
+    x = layers.MaxPooling2D()(layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3)(x))))
     return keras.Model(inputs, layers.Dense(CLASSES)(layers.Dropout(0.3)(layers.Flatten()(x))))
 
 

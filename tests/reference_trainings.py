@@ -79,7 +79,7 @@ def dense(strategy: un.Strategy) -> keras.Model:
 
 def convolution(strategy: un.Strategy) -> keras.Model:
     def stack() -> list[Any]:
-        convolutions = [layers.Conv2D(8, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]
+        convolutions = [layers.Conv2D(16, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D(2)]
         more = [layers.Conv2D(12, 3, strides=2), layers.BatchNormalization(), layers.Flatten(), layers.Dense(CLASSES)]
         return [layers.Input((12, 12, 3)), *convolutions, *more]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -21,11 +22,17 @@ STEPS = 12
 """More than an epoch of a family, so that batches of all sizes are compared."""
 
 
-def assert_audit_is_silent(folder: pathlib.Path, *words: str) -> None:
+def assert_audit_is_silent(folder: pathlib.Path, *words: str, **variables: str) -> None:
     report = folder / "report.json"
     command = [sys.executable, "-m", "unisono", "audit", "--json", str(report), "--devices", "1,2", *words]
     done = subprocess.run(
-        command, env=environment(JAX_PLATFORMS="cpu"), cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
+        command,
+        env=environment(JAX_PLATFORMS="cpu", **variables),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
@@ -40,7 +47,8 @@ def assert_audit_is_silent(folder: pathlib.Path, *words: str) -> None:
 def test_no_example_differs(tmp_path, name):
     if name in NEEDS_GRAIN:
         pytest.importorskip("grain")
-    assert_audit_is_silent(tmp_path, "--steps", "4", str(EXAMPLES / name))
+    finds_all_modules = os.environ.get("PYTHONPATH", "")
+    assert_audit_is_silent(tmp_path, "--steps", "4", str(EXAMPLES / name), PYTHONPATH=finds_all_modules)
 
 
 @pytest.mark.processes

@@ -44,6 +44,7 @@ TARGETS = (
     "unisono_depthwise_kernel_gradient",
     "unisono_digest_parts",
     "unisono_keep_array",
+    "unisono_measure_columns",
     "unisono_multiply",
     "unisono_multiply_gated",
     "unisono_multiply_transposed",
@@ -53,6 +54,8 @@ TARGETS = (
     "unisono_open_step",
     "unisono_push_contribution",
     "unisono_run_row_loop",
+    "unisono_sum_columns",
+    "unisono_sum_gated_columns",
 )
 """The kernels, by the names that compiled programs call them by."""
 

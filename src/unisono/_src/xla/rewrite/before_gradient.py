@@ -15,9 +15,11 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from unisono._src.inlining import inline_short_calls
 from unisono._src.native.library import load_kernels
 from unisono._src.typing import PyTree
-from unisono._src.xla.rewrite import attention, normalization
+from unisono._src.xla.rewrite.attention import replace_attention
+from unisono._src.xla.rewrite.batch_normalization import replace_batch_normalization
 from unisono._src.xla.rewrite.equations import Producers, Replacement, Rewriter
 from unisono._src.xla.rewrite.last_results import read_last_results_from_carries
+from unisono._src.xla.rewrite.normalization import replace_normalization
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,9 +85,10 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program with its attention and its normalizations of rows computed by native kernels."""
+    """Return a program with its attention and its normalizations computed by native kernels."""
     return Rewriter(find_kernel, LEFT_UNDIFFERENTIATED, inline_short_calls)(program)
 
 
 def find_kernel(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
-    return attention.replace_attention(eqn, made_by) or normalization.replace_normalization(eqn, made_by)
+    rules = replace_attention, replace_normalization, replace_batch_normalization
+    return next(filter(None, (rule(eqn, made_by) for rule in rules)), None)

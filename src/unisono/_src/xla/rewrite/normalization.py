@@ -17,17 +17,21 @@ from unisono._src.native.library import load_kernels
 from unisono._src.native.normalizations import normalize_rows
 from unisono._src.operands import Atom, get_dtype, get_shape
 from unisono._src.xla.rewrite.equations import Producers, Replacement
+from unisono._src.xla.rewrite.moments import (
+    OtherProgramError,
+    each_way,
+    expect_equation,
+    is_vector,
+    last_axis,
+    read_mean,
+    read_variance,
+    skip_check_of_count,
+    skip_reshapes,
+)
 from unisono._src.xla.rewrite.views import read_constant
 
 LEAST_WIDTH = 16
 """Elements of a row at least: a vector of AVX-512. Shorter rows are left to XLA."""
-
-ARRANGEMENTS = ("broadcast_in_dim", "reshape", "expand_dims", "squeeze", "copy", "copy_p")
-"""Primitives that keep the order of an array's elements, if there are as many afterwards."""
-
-
-class NoNormalizationError(Exception):
-    """Why a program is no normalization that the kernel computes."""
 
 
 class Normalization(NamedTuple):
@@ -49,7 +53,7 @@ def replace_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | No
     for scaled, rest in (eqn.invars, eqn.invars[::-1]):
         try:
             normalization = read_normalization(scaled, rest, made_by)
-        except NoNormalizationError:
+        except OtherProgramError:
             continue
         vectors = [atom for atom in (normalization.scale, normalization.offset) if atom is not None]
         run = functools.partial(
@@ -68,13 +72,14 @@ def read_normalization(scaled: Atom, rest: Atom, made_by: Producers) -> Normaliz
         try:
             inverse, scale = read_scaled(factor, "mul", width, "rsqrt", made_by)
             variance, epsilon = read_sum_with_number(expect_equation(inverse, "rsqrt", made_by).invars[0], made_by)
-            check_variance(variance, x, made_by)
+            if read_variance(skip_check_of_count(variance, made_by), made_by) != (x, last_axis(get_shape(x))):
+                continue
             shift, offset = read_scaled(rest, "add", width, "mul", made_by)
             check_shift(shift, factor, x, made_by)
-        except NoNormalizationError:
+        except OtherProgramError:
             continue
         return Normalization(x, scale, offset, epsilon)
-    raise NoNormalizationError
+    raise OtherProgramError
 
 
 def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producers) -> tuple[Atom, Atom | None]:
@@ -86,7 +91,7 @@ def read_scaled(atom: Atom, name: str, width: int, inner: str, made_by: Producer
             if maker is not None and maker.primitive.name == inner and is_vector(vector, width):
                 return one, skip_reshapes(vector, made_by)
     if eqn is None or eqn.primitive.name != inner:
-        raise NoNormalizationError
+        raise OtherProgramError
     return atom, None
 
 
@@ -96,88 +101,18 @@ def read_sum_with_number(atom: Atom, made_by: Producers) -> tuple[Atom, float]:
         number = read_constant(other, made_by)
         if number is not None:
             return one, number
-    raise NoNormalizationError
-
-
-def check_variance(atom: Atom, x: Atom, made_by: Producers) -> None:
-    """Raise `NoNormalizationError` unless an array holds the variances of the rows, as `jnp.var` computes them."""
-    eqn = made_by.find(atom)
-    if eqn is not None and eqn.primitive.name == "select_n":  # NaN takes the place of the variance where rows have no elements
-        condition, _, variance = eqn.invars
-        count, least = (read_known_number(operand, made_by) for operand in expect_equation(condition, "gt", made_by).invars)
-        if count is None or least is None or count <= least:
-            raise NoNormalizationError
-        atom = variance
-    square = expect_equation(read_mean(atom, made_by), "square", made_by)
-    difference = expect_equation(square.invars[0], "sub", made_by)
-    if difference.invars[0] is not x or read_mean(difference.invars[1], made_by) is not x:
-        raise NoNormalizationError
+    raise OtherProgramError
 
 
 def check_shift(atom: Atom, factor: Atom, x: Atom, made_by: Producers) -> None:
-    """Raise `NoNormalizationError` unless an array is the mean of `x`, times -1, times `factor`."""
+    """Raise `OtherProgramError` unless an array is the mean of `x`, times -1, times `factor`."""
     for one, other in each_way(expect_equation(atom, "mul", made_by)):
         maker = made_by.find(one)
-        if other is factor and maker is not None and maker.primitive.name == "neg" and read_mean(maker.invars[0], made_by) is x:
+        if other is not factor or maker is None or maker.primitive.name != "neg":
+            continue
+        if read_mean(maker.invars[0], made_by) == (x, last_axis(get_shape(x))):
             return
-    raise NoNormalizationError
-
-
-def read_mean(atom: Atom, made_by: Producers) -> Atom:
-    """Return the array of which another one holds the means over the last axis, which is kept with length 1."""
-    division = expect_equation(atom, "div", made_by)
-    total = made_by.find(skip_reshapes(division.invars[0], made_by))
-    if total is None or total.primitive.name != "reduce_sum":
-        raise NoNormalizationError
-    (x,) = total.invars
-    shape = get_shape(x)
-    if (
-        tuple(total.params["axes"]) != (len(shape) - 1,)
-        or get_shape(atom) != (*shape[:-1], 1)
-        or read_known_number(division.invars[1], made_by) != shape[-1]
-    ):
-        raise NoNormalizationError
-    return x
-
-
-def read_known_number(atom: Atom, made_by: Producers) -> float | None:
-    """Return a number that is known from the program, also as a difference of two: `jnp.var` takes `ddof` from the number of elements."""
-    eqn = made_by.find(atom)
-    if eqn is None or eqn.primitive.name != "sub":
-        return read_constant(atom, made_by)
-    one, other = (read_constant(operand, made_by) for operand in eqn.invars)
-    return None if one is None or other is None else one - other
-
-
-def skip_reshapes(atom: Atom, made_by: Producers) -> Atom:
-    """Return the array with the same elements in the same order from which reshapes have made this one."""
-    while (eqn := made_by.find(atom)) is not None and eqn.primitive.name in ARRANGEMENTS:
-        before = eqn.invars[0]
-        sizes = [[size for size in get_shape(one) if size != 1] for one in (before, atom)]
-        if sizes[0] != sizes[1]:
-            break
-        atom = before
-    return atom
-
-
-def is_vector(atom: Atom, width: int) -> bool:
-    """Return whether an array has a number for each element of a row, and the same for all rows."""
-    shape = get_shape(atom)
-    return get_dtype(atom) == "float32" and shape[-1:] == (width,) and set(shape[:-1]) <= {1}
-
-
-def expect_equation(atom: Atom, name: str, made_by: Producers) -> JaxprEqn:
-    """Return the equation that made an array, if it is of this primitive."""
-    eqn = made_by.find(atom)
-    if eqn is None or eqn.primitive.name != name:
-        raise NoNormalizationError
-    return eqn
-
-
-def each_way(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
-    """Return the two operands in both orders."""
-    one, other = eqn.invars
-    return [(one, other), (other, one)]
+    raise OtherProgramError
 
 
 def run_normalization(epsilon: float, has_scale: bool, has_offset: bool, x: Array, *vectors: Array) -> Array:

@@ -1,0 +1,150 @@
+"""Batch normalizations by native kernels: the means and variances of columns, and the sums over rows of the gradient.
+
+Keras writes them as `x * s + (offset - mean * s)`, where `s` is the scale over the deviation of the column. The means, the variances and the
+sum are recognised one by one. A layer and its gradient are five sums over all rows. The kernels read the input once for both moments, and
+once more, with the gradient by the result, for the other sums. A rectifier behind the layer is computed again there: what it lets through
+needs no place in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import JaxprEqn, jaxpr_as_fun
+
+from unisono._src.jax_private.jaxprs import close_program
+from unisono._src.native.column_sums import find_means, find_variances, scale_and_clip_columns, scale_columns
+from unisono._src.native.library import load_kernels
+from unisono._src.operands import Atom, get_dtype, get_shape
+from unisono._src.typing import Shape
+from unisono._src.xla.rewrite.equations import Producers, Replacement
+from unisono._src.xla.rewrite.moments import (
+    OtherProgramError,
+    each_way,
+    expect_equation,
+    first_axes,
+    is_vector,
+    read_mean,
+    read_variance,
+)
+
+LEAST_COLUMNS = 16
+"""A vector of AVX-512. Fewer columns are left to XLA."""
+
+Bounds: TypeAlias = tuple[float, float | None]
+"""The least value of a function that clips, and the largest, if there is one."""
+
+CLIPS: Mapping[Callable[[Array], Array], Bounds] = {jax.nn.relu: (0.0, None), jax.nn.relu6: (0.0, 6.0)}
+
+LEAST_ELEMENTS = 1 << 11
+"""With fewer, a call takes longer than XLA's loops."""
+
+
+def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
+    """Replace the means or the variances of columns, or the sum that scales and shifts them, by what has kernels in its gradient."""
+    if get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
+        return None
+    name = eqn.primitive.name
+    try:
+        if name == "div":
+            return replace_moment(eqn, made_by)
+        if name == "add":
+            return Replacement(scale_by_vectors, find_scaling(eqn, made_by))
+        if name == "custom_jvp_call" and len(eqn.invars) == 1:
+            scaling = find_scaling(expect_equation(eqn.invars[0], "add", made_by), made_by)
+            bounds = read_bounds(eqn)
+            return None if bounds is None else Replacement(functools.partial(scale_and_clip_by_vectors, *bounds), scaling)
+    except OtherProgramError:
+        pass
+    return None
+
+
+def replace_moment(eqn: JaxprEqn, made_by: Producers) -> Replacement:
+    """Return the call that computes means or variances over all rows."""
+    (result,) = eqn.outvars
+    try:
+        (x, axes), compute = read_variance(result, made_by), find_variances
+    except OtherProgramError:
+        (x, axes), compute = read_mean(result, made_by), find_means
+        check_variance_is_read(x, made_by)
+    if axes != first_axes(get_shape(x)):
+        raise OtherProgramError
+    check_columns(x, made_by)
+    return Replacement(functools.partial(compute_moments, compute, get_shape(result)), [x])
+
+
+def check_variance_is_read(x: Atom, made_by: Producers) -> None:
+    """Raise `OtherProgramError` if a program takes no squares of what an array differs from something: a mean alone is a loop of XLA's."""
+    for eqn in made_by.values():
+        difference = made_by.find(eqn.invars[0]) if eqn.primitive.name == "square" else None
+        if difference is not None and difference.primitive.name == "sub" and difference.invars[0] is x:
+            return
+    raise OtherProgramError
+
+
+def compute_moments(compute: Callable[[Array], Array], shape: Shape, x: Array) -> Array:
+    return compute(x).reshape(shape)
+
+
+def find_scaling(eqn: JaxprEqn, made_by: Producers) -> list[Atom]:
+    """Return the array, the factors and the summands of a sum that multiplies columns by numbers, and adds numbers to them."""
+    for scaled, offset in each_way(eqn):
+        product = made_by.find(scaled)
+        if product is None or product.primitive.name != "mul":
+            continue
+        for x, scale in each_way(product):
+            shape = get_shape(x)
+            if shape and shape == get_shape(eqn.outvars[0]) and all(is_vector(vector, shape[-1]) for vector in (scale, offset)):
+                check_columns(x, made_by)
+                return [x, scale, offset]
+    raise OtherProgramError
+
+
+def scale_by_vectors(x: Array, scale: Array, offset: Array) -> Array:
+    return scale_columns(x, scale.reshape(-1), offset.reshape(-1))
+
+
+def scale_and_clip_by_vectors(low: float, high: float | None, x: Array, scale: Array, offset: Array) -> Array:
+    return scale_and_clip_columns(low, high, x, scale.reshape(-1), offset.reshape(-1))
+
+
+def read_bounds(eqn: JaxprEqn) -> Bounds | None:
+    """Return the bounds of an equation that calls `jax.nn.relu` or `jax.nn.relu6`; None if it calls another function.
+
+    A function of a user may have the same name and another gradient. So the derivatives are compared, as programs.
+    """
+    (operand,) = eqn.invars
+    call = jaxpr_as_fun(close_program(eqn.params["call_jaxpr"].jaxpr.replace(eqns=[eqn], invars=[operand], outvars=eqn.outvars)))
+    shape = get_shape(operand)
+    derivative = print_derivative(lambda x: call(x)[0], shape)
+    return next((bounds for function, bounds in CLIPS.items() if print_derivative(function, shape) == derivative), None)
+
+
+def print_derivative(function: Callable[[Array], Array], shape: Shape) -> str:
+    """Return the program that computes a function and its derivative."""
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return str(jax.make_jaxpr(lambda x, direction: jax.jvp(function, (x,), (direction,)))(x, x))
+
+
+def check_columns(x: Atom, made_by: Producers) -> None:
+    """Raise `OtherProgramError` if XLA's loops are as fast for an array.
+
+    They convert elements of other dtypes on the way, where a kernel would have them written to memory first.
+    """
+    shape = get_shape(x)
+    maker = made_by.find(x)
+    is_converted = maker is not None and maker.primitive.name == "convert_element_type"
+    if (
+        len(shape) < 2
+        or shape[-1] < LEAST_COLUMNS
+        or math.prod(shape) < LEAST_ELEMENTS
+        or get_dtype(x) != "float32"
+        or is_converted
+    ):
+        raise OtherProgramError
