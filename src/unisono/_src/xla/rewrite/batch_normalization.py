@@ -34,6 +34,9 @@ from unisono._src.xla.rewrite.moments import (
     read_variance,
 )
 
+REPLACED = ("div", "add", "custom_jvp_call")
+"""Primitives that a rule looks at: of a moment, of what scales and shifts columns, and of a rectifier."""
+
 LEAST_COLUMNS = 16
 """A vector of AVX-512. Fewer columns are left to XLA."""
 
@@ -48,15 +51,15 @@ LEAST_ELEMENTS = 1 << 11
 
 def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
     """Replace the means or the variances of columns, or the sum that scales and shifts them, by what has kernels in its gradient."""
-    if get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
-        return None
     name = eqn.primitive.name
+    if name not in REPLACED or get_dtype(eqn.outvars[0]) != "float32" or load_kernels().level is None:
+        return None
     try:
         if name == "div":
             return replace_moment(eqn, made_by)
         if name == "add":
             return Replacement(scale_by_vectors, find_scaling(eqn, made_by))
-        if name == "custom_jvp_call" and len(eqn.invars) == 1:
+        if len(eqn.invars) == len(eqn.outvars) == 1:
             scaling = find_scaling(expect_equation(eqn.invars[0], "add", made_by), made_by)
             bounds = read_bounds(eqn)
             return None if bounds is None else Replacement(functools.partial(scale_and_clip_by_vectors, *bounds), scaling)
