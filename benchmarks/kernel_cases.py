@@ -12,7 +12,7 @@ class Case(NamedTuple):
     """One operation.
 
     Args:
-        kind: "convolution", "product", "LSTM", "GRU", "attention" or "normalization".
+        kind: "convolution", "product", "LSTM", "GRU", "attention", "normalization" or "batch normalization".
         x: The shape of its input; of attention, that of queries, keys and values: (rows, places, heads, width).
         kernel: The shape of its kernel; of a recurrent layer, its features.
         flops: Products and sums of a forward pass.
@@ -66,6 +66,11 @@ def normalization(rows: int, width: int) -> Case:
     return Case("normalization", (rows, width), (), 8.0 * rows * width, WHOLE)
 
 
+def batch_normalization(rows: int, side: int, features: int) -> Case:
+    """Return a batch normalization with a rectifier: eight operations for each element, too."""
+    return Case("batch normalization", (rows, side, side, features), (), 8.0 * rows * side**2 * features, WHOLE)
+
+
 CASES = {
     "convolution 3 x 3, 3 to 64, 32 x 32": convolution(32, 3, 64, is_first=True),
     "convolution 3 x 3, 64 to 64, 32 x 32": convolution(32, 64, 64),
@@ -79,6 +84,7 @@ CASES = {
     "GRU, 64 rows, 128 places, 64 to 128": recurrent("GRU", 64, 128, 64, 128),
     "attention, 32 rows, 128 places, 4 heads of 64": attention(32, 128, 4, 64),
     "layer normalization, 4096 rows of 256": normalization(4096, 256),
+    "batch normalization and rectifier, 128, 16 x 16": batch_normalization(128, 16, 128),
 }
 
 SQUARE = 2048

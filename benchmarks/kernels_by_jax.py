@@ -64,12 +64,20 @@ def make_whole(case: Case) -> tuple[Callable[..., jax.Array], Any]:
     """Return a function of several arrays, and these."""
     if case.kind == "attention":
         return jax.nn.dot_product_attention, tuple(draw_normal(*case.x) for _ in range(3))
-    kinds = {"LSTM": keras.layers.LSTM, "GRU": keras.layers.GRU, "normalization": keras.layers.LayerNormalization}
+    layers = keras.layers
+    kinds = {
+        "LSTM": layers.LSTM,
+        "GRU": layers.GRU,
+        "normalization": layers.LayerNormalization,
+        "batch normalization": layers.BatchNormalization,
+    }
     layer = kinds[case.kind](*case.kernel)
     x = draw_normal(*case.x)
     layer.build(x.shape)
     weights = [variable.value for variable in layer.trainable_variables]
     others = [variable.value for variable in layer.non_trainable_variables]
+    if case.kind == "batch normalization":
+        return lambda x, weights: jax.nn.relu(layer.stateless_call(weights, others, x, training=True)[0]), (x, weights)
     return lambda x, weights: layer.stateless_call(weights, others, x)[0], (x, weights)
 
 

@@ -54,6 +54,10 @@ def whole_calls(case: Case) -> dict[str, Callable[[], Any]]:
     elif case.kind == "normalization":
         arrays = [torch.randn(*case.x).requires_grad_()]
         function = nn.LayerNorm(case.x[-1])
+    elif case.kind == "batch normalization":
+        rows, *sides, features = case.x
+        arrays = [torch.randn(rows, features, *sides).requires_grad_()]
+        function = nn.Sequential(nn.BatchNorm2d(features), nn.ReLU())
     else:
         layer = {"LSTM": nn.LSTM, "GRU": nn.GRU}[case.kind](case.x[-1], *case.kernel, batch_first=True)
         arrays = [torch.randn(*case.x).requires_grad_()]
