@@ -33,6 +33,11 @@ inline auto bind_product() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<
 // The same with one array more.
 inline auto bind_product_and_array() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Ret<Array>(); }
 
+// A handler of four arrays, which returns one, and perhaps more.
+inline auto bind_four_arrays() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Array>().Arg<Array>().Arg<Array>().Arg<Array>().Ret<Array>();
+}
+
 // With a bias, and a rectifier or none.
 inline auto bind_product_with_bias() { return bind_product_and_array().Attr<bool>("is_rectified"); }
 

@@ -64,10 +64,6 @@ INLINED inline void for_each_vector(int64_t columns, const Use& use) {
   if (j < columns) use(j, columns - j);
 }
 
-inline Vector read(const float* from, int64_t count) { return count == LANES ? load(from) : load_some(from, count); }
-
-inline void write(float* to, Vector value, int64_t count) { count == LANES ? store(to, value) : store_some(to, value, count); }
-
 // Vectors that are added up side by side.
 template <int COUNT>
 struct Terms {
@@ -97,36 +93,36 @@ inline void sum_rows(const Matrix& matrix, RowRange rows, ColumnNumbers sums, in
       const Terms<COUNT> sum = add_terms(at_once, [&](int64_t i) INLINED { return term((row + i) * matrix.columns + j, j, count); });
       for (int64_t i = 0; i < COUNT; i++) {
         float* const to = sums[first + i] + j;
-        write(to, row == rows.first ? sum.vectors[i] : read(to, count) + sum.vectors[i], count);
+        store_lanes(to, row == rows.first ? sum.vectors[i] : load_lanes(to, count) + sum.vectors[i], count);
       }
     });
   }
 }
 
-// What is known of each column of some rows. The mean is MEAN + REST: an error of the mean as small as its last bit is an error of each
+// The numbers that describe each column of some rows. The mean is MEAN + REST: an error of the mean as small as its last bit is an error of each
 // difference from it, and a gradient adds these up.
 enum Moments { MEAN, SQUARES, REST, MOMENTS };
 
 // Adds a number to a mean.
 inline void move_mean(ColumnNumbers moments, int64_t j, int64_t count, Vector change) {
-  const Vector mean = read(moments[MEAN] + j, count);
+  const Vector mean = load_lanes(moments[MEAN] + j, count);
   const Vector moved = mean + change;
-  write(moments[MEAN] + j, moved, count);
-  write(moments[REST] + j, change - (moved - mean), count);
+  store_lanes(moments[MEAN] + j, moved, count);
+  store_lanes(moments[REST] + j, change - (moved - mean), count);
 }
 
 // Writes the moments of some rows: SQUARES is the sum of the squares of what differs from the mean.
 void measure_rows(const Matrix& matrix, const float* x, RowRange rows, ColumnNumbers moments) {
   const auto size = static_cast<float>(rows.count());
-  sum_rows<1>(matrix, rows, moments, MEAN, [&](int64_t place, int64_t, int64_t count) INLINED { return Terms<1>{{read(x + place, count)}}; });
-  for_each_vector(matrix.columns, [&](int64_t j, int64_t count) INLINED { write(moments[MEAN] + j, read(moments[MEAN] + j, count) / size, count); });
+  sum_rows<1>(matrix, rows, moments, MEAN, [&](int64_t place, int64_t, int64_t count) INLINED { return Terms<1>{{load_lanes(x + place, count)}}; });
+  for_each_vector(matrix.columns, [&](int64_t j, int64_t count) INLINED { store_lanes(moments[MEAN] + j, load_lanes(moments[MEAN] + j, count) / size, count); });
   sum_rows<2>(matrix, rows, moments, SQUARES, [&](int64_t place, int64_t j, int64_t count) INLINED {
-    const Vector apart = read(x + place, count) - read(moments[MEAN] + j, count);
+    const Vector apart = load_lanes(x + place, count) - load_lanes(moments[MEAN] + j, count);
     return Terms<2>{{apart * apart, apart}};
   });
   for_each_vector(matrix.columns, [&](int64_t j, int64_t count) INLINED {
-    const Vector rest = read(moments[REST] + j, count) / size;
-    write(moments[SQUARES] + j, read(moments[SQUARES] + j, count) - rest * rest * size, count);
+    const Vector rest = load_lanes(moments[REST] + j, count) / size;
+    store_lanes(moments[SQUARES] + j, load_lanes(moments[SQUARES] + j, count) - rest * rest * size, count);
     move_mean(moments, j, count, rest);
   });
 }
@@ -136,19 +132,19 @@ void join_moments(ColumnNumbers moments, int64_t before, ColumnNumbers next, int
   const float part = static_cast<float>(after) / static_cast<float>(before + after);
   const float weight = static_cast<float>(before) * part;
   for_each_vector(moments.columns, [&](int64_t j, int64_t count) INLINED {
-    const Vector rest = read(moments[REST] + j, count);
-    const Vector apart = (read(next[MEAN] + j, count) - read(moments[MEAN] + j, count)) + (read(next[REST] + j, count) - rest);
-    write(moments[SQUARES] + j, read(moments[SQUARES] + j, count) + (read(next[SQUARES] + j, count) + apart * apart * weight), count);
+    const Vector rest = load_lanes(moments[REST] + j, count);
+    const Vector apart = (load_lanes(next[MEAN] + j, count) - load_lanes(moments[MEAN] + j, count)) + (load_lanes(next[REST] + j, count) - rest);
+    store_lanes(moments[SQUARES] + j, load_lanes(moments[SQUARES] + j, count) + (load_lanes(next[SQUARES] + j, count) + apart * apart * weight), count);
     move_mean(moments, j, count, rest + apart * part);
   });
 }
 
-// What is added up for each column: an array, and its products with another.
+// The sums of each column: of an array, and of its products with another.
 enum Sums { SUM, PRODUCTS, SUMS };
 
 void add_sums(ColumnNumbers sums, ColumnNumbers next) {
   for (int64_t i = 0; i < SUMS; i++)
-    for_each_vector(sums.columns, [&](int64_t j, int64_t count) INLINED { write(sums[i] + j, read(sums[i] + j, count) + read(next[i] + j, count), count); });
+    for_each_vector(sums.columns, [&](int64_t j, int64_t count) INLINED { store_lanes(sums[i] + j, load_lanes(sums[i] + j, count) + load_lanes(next[i] + j, count), count); });
 }
 
 // Computes COUNT numbers for each column: measure(rows, numbers) those of a block of rows, and join(numbers, rows before, next numbers, next
@@ -206,7 +202,7 @@ void sum_columns(ffi::ThreadPool& pool, const Array& x, const Values& values, Re
   const auto measure = [&, factors = x.typed_data()](RowRange rows, ColumnNumbers numbers) {
     sum_rows<SUMS>(matrix, rows, numbers, SUM, [&](int64_t place, int64_t j, int64_t count) INLINED {
       const Vector value = values(place, j, count);
-      return Terms<SUMS>{{value, value * read(factors + place, count)}};
+      return Terms<SUMS>{{value, value * load_lanes(factors + place, count)}};
     });
   };
   const auto join = [](ColumnNumbers numbers, int64_t, ColumnNumbers next, int64_t) { add_sums(numbers, next); };
@@ -220,7 +216,7 @@ ffi::Error say_sizes_of_sums() {
 // values, x: [rows][columns], also in more dimensions. sums: [2][columns], of the values, and of the products of the values and x.
 ffi::Error SumColumns(ffi::ThreadPool pool, Array values, Array x, Result sums) {
   if (!has_columns(x, sums, SUMS) || values.element_count() != x.element_count()) return say_sizes_of_sums();
-  const auto read_value = [from = values.typed_data()](int64_t place, int64_t, int64_t count) INLINED { return read(from + place, count); };
+  const auto read_value = [from = values.typed_data()](int64_t place, int64_t, int64_t count) INLINED { return load_lanes(from + place, count); };
   return run_kernel("unisono_sum_columns", [&] { sum_columns(pool, x, read_value, sums); });
 }
 
@@ -230,8 +226,8 @@ ffi::Error SumGatedColumns(ffi::ThreadPool pool, Array values, Array x, Array sc
       offset.element_count() != scale.element_count())
     return say_sizes_of_sums();
   const auto read_value = [&, lowest = splat(low), highest = splat(high)](int64_t place, int64_t j, int64_t count) INLINED {
-    const Vector gate = read(x.typed_data() + place, count) * read(scale.typed_data() + j, count) + read(offset.typed_data() + j, count);
-    const Vector value = read(values.typed_data() + place, count);
+    const Vector gate = load_lanes(x.typed_data() + place, count) * load_lanes(scale.typed_data() + j, count) + load_lanes(offset.typed_data() + j, count);
+    const Vector value = load_lanes(values.typed_data() + place, count);
     return gate > lowest ? (gate >= highest ? Vector{} : value) : Vector{};
   };
   return run_kernel("unisono_sum_gated_columns", [&] { sum_columns(pool, x, read_value, sums); });
@@ -245,13 +241,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_measure_columns, unisono::MeasureColumns,
                               xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Arg<unisono::Array>().Ret<unisono::Array>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_sum_columns, unisono::SumColumns, unisono::bind_product());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(unisono_sum_gated_columns, unisono::SumGatedColumns,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Arg<unisono::Array>()
-                                  .Ret<unisono::Array>()
-                                  .Attr<float>("low")
-                                  .Attr<float>("high"));
+                              unisono::bind_four_arrays().Attr<float>("low").Attr<float>("high"));
 #pragma GCC visibility pop

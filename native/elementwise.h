@@ -108,6 +108,10 @@ inline Vector load_some(const float* from, int64_t count) {
 
 inline void store_some(float* to, Vector value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
 
+// The same for a count that is nearly always that of a whole vector.
+inline Vector load_lanes(const float* from, int64_t count) { return count == LANES ? load(from) : load_some(from, count); }
+inline void store_lanes(float* to, Vector value, int64_t count) { count == LANES ? store(to, value) : store_some(to, value, count); }
+
 // Some rows of an operand: each has its own place, or one number for the whole row.
 struct Rows {
   const float* first;

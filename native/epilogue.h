@@ -62,7 +62,7 @@ class PanelEpilogue {
     const Vector value = epilogue_.each.finish(sum, added_[j]);
     if (epilogue_.gate == nullptr) return value;
     const float* gate = epilogue_.gate + (place - result_);
-    return (count == LANES ? load(gate) : load_some(gate, count)) > 0.0f ? value : Vector{};
+    return load_lanes(gate, count) > 0.0f ? value : Vector{};
   }
 
   void fetch(const float* place) const {

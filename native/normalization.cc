@@ -51,8 +51,6 @@ Vector read(const float* from, int64_t count, float rest = 0.0f) {
   return value;
 }
 
-void write(float* to, Vector value, int64_t count) { count == LANES ? store(to, value) : store_some(to, value, count); }
-
 // Calls f(first element, elements, vector of a sum) for each vector of a row.
 template <class Function>
 void for_each_vector(int64_t width, const Function& f) {
@@ -75,7 +73,7 @@ RowNumbers normalize_row(const float* x, const float* scale, const float* offset
   });
   const float inverse = 1.0f / std::sqrt(squares.total() / size + epsilon);
   for_each_vector(width, [&](int64_t i, int64_t count, int) {
-    write(y + i, (read(x + i, count) - mean) * (inverse * read(scale + i, count)) + read(offset + i, count), count);
+    store_lanes(y + i, (read(x + i, count) - mean) * (inverse * read(scale + i, count)) + read(offset + i, count), count);
   });
   return {mean, inverse};
 }
@@ -91,14 +89,14 @@ void differentiate_row(const float* x, const float* scale, RowNumbers row, const
     const Vector scaled = gradient * read(scale + i, count);
     sum.parts[vector] += scaled;
     products.parts[vector] += scaled * normal;
-    write(by_scale + i, read(by_scale + i, count) + gradient * normal, count);
-    write(by_offset + i, read(by_offset + i, count) + gradient, count);
+    store_lanes(by_scale + i, read(by_scale + i, count) + gradient * normal, count);
+    store_lanes(by_offset + i, read(by_offset + i, count) + gradient, count);
   });
   const float mean = sum.total() / size;
   const float slope = products.total() / size;
   for_each_vector(width, [&](int64_t i, int64_t count, int) {
     const Vector normal = (read(x + i, count) - row.mean) * row.inverse;
-    write(by_x + i, row.inverse * (read(by_y + i, count) * read(scale + i, count) - mean - normal * slope), count);
+    store_lanes(by_x + i, row.inverse * (read(by_y + i, count) * read(scale + i, count) - mean - normal * slope), count);
   });
 }
 
@@ -176,13 +174,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     unisono::bind_product_and_array().Ret<unisono::Array>().Attr<float>("epsilon"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     unisono_normalize_rows_gradient, unisono::NormalizeRowsGradient,
-    xla::ffi::Ffi::Bind()
-        .Ctx<xla::ffi::ThreadPool>()
-        .Arg<unisono::Array>()
-        .Arg<unisono::Array>()
-        .Arg<unisono::Array>()
-        .Arg<unisono::Array>()
-        .Ret<unisono::Array>()
-        .Ret<unisono::Array>()
-        .Ret<unisono::Array>());
+    unisono::bind_four_arrays().Ret<unisono::Array>().Ret<unisono::Array>());
 #pragma GCC visibility pop

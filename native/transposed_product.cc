@@ -6,7 +6,7 @@
 namespace unisono {
 namespace {
 
-constexpr int64_t NARROW = 16;  // columns: less than a half of a panel of the widest vectors
+constexpr int64_t NARROW = 16;  // most columns: a half of a panel of the widest vectors
 
 // Writes the sums of the rows of a narrow matrix.
 void add_up_rows(ffi::ThreadPool& pool, const MatrixRows& matrix, int64_t rows, float* to) {

@@ -25,7 +25,7 @@ from digest_operations import LAYOUTS, Draw
 from unisono._src.digest import digest_in_program
 from unisono._src.inlining import inline_calls
 from unisono._src.native import library
-from unisono._src.native.column_sums import measure_columns, sum_columns, sum_gated_columns
+from unisono._src.native.column_sums import add_up_columns, add_up_gated_columns, measure_columns
 from unisono._src.native.contributions import call_push
 from unisono._src.native.convolutions import (
     call_convolution,
@@ -408,7 +408,7 @@ def sums_of_columns(draw: Draw) -> Case:
     shape = (*draw.shape(draw.size(1, 3), draw.of(40, 30000)), draw.size(1, draw.of(40, 700)))
     return Case(
         f"the sums of the columns of {shape}, and of their products",
-        sum_columns,
+        add_up_columns,
         lambda x, factor: (x.reshape(-1, x.shape[-1]).sum(0), (x * factor).reshape(-1, x.shape[-1]).sum(0)),
         [draw.array(shape, "float32") for _ in range(2)],
     )
@@ -423,7 +423,7 @@ def gated_sums_of_columns(draw: Draw) -> Case:
         return chosen.reshape(-1, shape[-1]).sum(0), (chosen * x).reshape(-1, shape[-1]).sum(0)
 
     def natively(values: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return sum_gated_columns(values, x, jnp.ones(shape[-1]), jnp.zeros(shape[-1]), low, high)
+        return add_up_gated_columns(values, x, jnp.ones(shape[-1]), jnp.zeros(shape[-1]), low, high)
 
     return Case(f"the gated sums of the columns of {shape}", natively, plainly, [draw.array(shape, "float32") for _ in range(2)])
 

@@ -15,7 +15,7 @@ from keras import layers
 
 from kernel_calls import called_kernels, normal
 from sizes import cases, slow
-from unisono._src.native.column_sums import find_means, find_variances, scale_columns, sum_gated_columns
+from unisono._src.native.column_sums import add_up_gated_columns, find_means, find_variances, scale_columns
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
@@ -252,7 +252,7 @@ def test_gated_sums_have_what_lies_between_the_bounds(bounds, number):
     x[100:140, :40] = 3.0 if high is None else high
     x[300, :3], x[301, 5:7] = number, -number
     values, scale, offset = normal((700, 40), 1), np.ones(40, "float32"), np.zeros(40, "float32")
-    found = jax.jit(lambda *arrays: sum_gated_columns(*arrays, low, high))(values, x, scale, offset)
+    found = jax.jit(lambda *arrays: add_up_gated_columns(*arrays, low, high))(values, x, scale, offset)
     is_open = (x > low) & (True if high is None else x < high)
     chosen = np.where(is_open, values, 0).astype("float64")
     with np.errstate(invalid="ignore"):

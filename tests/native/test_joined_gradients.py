@@ -62,6 +62,14 @@ def test_the_gradients_of_dense_layers(shape, use_bias):
     assert_same_within_rounding(gradients, weights, x)
 
 
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("columns", [1, 10, 16, 17])
+def test_the_gradients_of_a_layer_with_few_columns(columns, use_bias):
+    """As behind a classifier: up to 16, the kernel computes the transposed product. Enough rows that they are cut in parts."""
+    gradients, weights, x = gradients_of([keras.layers.Dense(columns, use_bias=use_bias)], (3001, 40))
+    assert_same_within_rounding(gradients, weights, x)
+
+
 def test_the_gradients_of_a_projection_of_an_attention():
     layer = keras.layers.EinsumDense("abc,cde->abde", (None, 2, 12), bias_axes="de")
     gradients, weights, x = gradients_of([layer], (16, 10, 12))

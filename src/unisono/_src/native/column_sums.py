@@ -19,13 +19,13 @@ def measure_columns(x: Array) -> tuple[Array, Array, Array]:
     return moments[0], moments[1], moments[2]
 
 
-def sum_columns(values: Array, x: Array) -> tuple[Array, Array]:
+def add_up_columns(values: Array, x: Array) -> tuple[Array, Array]:
     """Return the sums of the columns of an array, and of its products with another array."""
     sums = jax.ffi.ffi_call("unisono_sum_columns", jax.ShapeDtypeStruct((2, x.shape[-1]), jnp.float32))(values, x)
     return sums[0], sums[1]
 
 
-def sum_gated_columns(
+def add_up_gated_columns(
     values: Array, x: Array, scale: Array, offset: Array, low: float, high: float | None
 ) -> tuple[Array, Array]:
     """Return the same of the values where `x * scale + offset` is above `low` and, if there is a `high`, below it."""
@@ -35,7 +35,8 @@ def sum_gated_columns(
     return sums[0], sums[1]
 
 
-def count_rows(x: Array) -> int:
+def count_summed(x: Array) -> int:
+    """Return how many elements a column has."""
     return x.size // x.shape[-1]
 
 
@@ -50,7 +51,7 @@ def find_means_forward(x: Array) -> tuple[Array, Array]:
 
 
 def find_means_backward(x: Array, by_means: Array) -> tuple[Array]:
-    return (jnp.broadcast_to(by_means / count_rows(x), x.shape),)
+    return (jnp.broadcast_to(by_means / count_summed(x), x.shape),)
 
 
 find_means.defvjp(find_means_forward, find_means_backward)
@@ -73,7 +74,7 @@ def find_variances_backward(residuals: tuple[Array, Array, Array], by_variances:
     So they do in float32 with the rest of the means alone.
     """
     x, means, rests = residuals
-    return (((x - means) - rests) * (by_variances * (2 / count_rows(x))),)
+    return (((x - means) - rests) * (by_variances * (2 / count_summed(x))),)
 
 
 find_variances.defvjp(find_variances_forward, find_variances_backward)
@@ -91,7 +92,7 @@ def scale_columns_forward(x: Array, scale: Array, offset: Array) -> tuple[Array,
 
 def scale_columns_backward(residuals: tuple[Array, Array], by_result: Array) -> tuple[Array, Array, Array]:
     x, scale = residuals
-    by_offset, by_scale = sum_columns(by_result, x)
+    by_offset, by_scale = add_up_columns(by_result, x)
     return by_result * scale, by_scale, by_offset
 
 
@@ -118,7 +119,7 @@ def scale_and_clip_columns_backward(
 ) -> tuple[Array, Array, Array]:
     """Return the gradients. Which elements lie between the bounds is computed again, from what is read anyway."""
     x, scale, offset = residuals
-    by_offset, by_scale = sum_gated_columns(by_result, x, scale, offset, low, high)
+    by_offset, by_scale = add_up_gated_columns(by_result, x, scale, offset, low, high)
     y = x * scale + offset
     is_open = y > low if high is None else (y > low) & (y < high)
     return jnp.where(is_open, by_result, 0) * scale, by_scale, by_offset

@@ -72,14 +72,16 @@ def replace_moment(eqn: JaxprEqn, made_by: Producers) -> Replacement:
     """Return the call that computes means or variances over all rows."""
     (result,) = eqn.outvars
     try:
-        (x, axes), compute = read_variance(result, made_by), find_variances
+        moment = read_variance(result, made_by)
+        compute = find_variances
     except OtherProgramError:
-        (x, axes), compute = read_mean(result, made_by), find_means
-        check_variance_is_read(x, made_by)
-    if axes != first_axes(get_shape(x)):
+        moment = read_mean(result, made_by)
+        compute = find_means
+        check_variance_is_read(moment.x, made_by)
+    if moment.axes != first_axes(get_shape(moment.x)):
         raise OtherProgramError
-    check_columns(x, made_by)
-    return Replacement(functools.partial(compute_moments, compute, get_shape(result)), [x])
+    check_columns(moment.x, made_by)
+    return Replacement(functools.partial(compute_moments, compute, get_shape(result)), [moment.x])
 
 
 def check_variance_is_read(x: Atom, made_by: Producers) -> None:

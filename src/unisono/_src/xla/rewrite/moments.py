@@ -1,8 +1,9 @@
-"""What means, variances and vectors are in a program that is not differentiated yet, by what the program computes."""
+"""Means, variances and vectors in a program that is not differentiated yet, read by what the program computes."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple, TypeAlias
 
 from jax.extend.core import JaxprEqn
 
@@ -19,8 +20,15 @@ class OtherProgramError(Exception):
     """Why a program is not what a kernel computes."""
 
 
-Axes = tuple[int, ...]
+Axes: TypeAlias = tuple[int, ...]
 """Numbers of dimensions, in order."""
+
+
+class Moment(NamedTuple):
+    """The array of which a mean or a variance is taken, and over which of its dimensions."""
+
+    x: Atom
+    axes: Axes
 
 
 def last_axis(shape: Shape) -> Axes:
@@ -32,8 +40,8 @@ def first_axes(shape: Shape) -> Axes:
     return tuple(range(len(shape) - 1))
 
 
-def read_mean(atom: Atom, made_by: Producers) -> tuple[Atom, Axes]:
-    """Return the array of which another one holds the means over some dimensions, which are kept with length 1, and these dimensions."""
+def read_mean(atom: Atom, made_by: Producers) -> Moment:
+    """Return of what an array holds the means; the dimensions over which they are taken are kept with length 1."""
     division = expect_equation(atom, "div", made_by)
     total = made_by.find(skip_reshapes(division.invars[0], made_by))
     if total is None or total.primitive.name != "reduce_sum":
@@ -44,18 +52,18 @@ def read_mean(atom: Atom, made_by: Producers) -> tuple[Atom, Axes]:
     kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
     if get_shape(atom) != kept or read_known_number(division.invars[1], made_by) != math.prod(shape[axis] for axis in axes):
         raise OtherProgramError
-    return x, axes
+    return Moment(x, axes)
 
 
-def read_variance(atom: Atom, made_by: Producers) -> tuple[Atom, Axes]:
-    """Return the array of which another one holds the variances over some dimensions, as `jnp.var` computes them, and these dimensions."""
-    square = read_mean(atom, made_by)
-    squared = expect_equation(square[0], "square", made_by)
-    difference = expect_equation(squared.invars[0], "sub", made_by)
-    x, axes = read_mean(difference.invars[1], made_by)
-    if difference.invars[0] is not x or axes != square[1]:
+def read_variance(atom: Atom, made_by: Producers) -> Moment:
+    """Return of what an array holds the variances, as `jnp.var` computes them."""
+    of_squares = read_mean(atom, made_by)
+    square = expect_equation(of_squares.x, "square", made_by)
+    difference = expect_equation(square.invars[0], "sub", made_by)
+    mean = read_mean(difference.invars[1], made_by)
+    if difference.invars[0] is not mean.x or mean.axes != of_squares.axes:
         raise OtherProgramError
-    return x, axes
+    return mean
 
 
 def skip_check_of_count(atom: Atom, made_by: Producers) -> Atom:
