@@ -185,11 +185,3 @@ def test_records_that_are_there_are_not_mixed_with_others(tmp_path):
     refused = audit(tmp_path, str(pathlib.Path(__file__)))
     assert refused.code == 2
     assert "records is there already. Name a directory that does not exist yet." in " ".join(refused.text.split())
-
-
-def test_words_that_name_no_script_are_refused(tmp_path):
-    assert "unisono audit received no program" in audit(tmp_path).text
-    assert "there is no script 'absent.py' here" in audit(tmp_path, "absent.py").text
-    refused = audit(tmp_path, "--devices", "two", str(pathlib.Path(__file__)))
-    assert "--devices takes whole numbers with commas between them" in refused.text
-    assert refused.code == 2

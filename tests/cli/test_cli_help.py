@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 import unisono as un
+from processes import python
 from unisono._src import cli
 
 
@@ -69,3 +70,26 @@ def test_zsh_has_a_script(capsys):
     script = printed_by(capsys, "completion", "zsh")
     assert script.startswith("#compdef unisono")
     assert "launch" in script
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = None
+from unisono._src import cli
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["audit"], "unisono audit received no program"),
+        (["audit", "absent.py"], "there is no script 'absent.py' here"),
+        (["audit", "--devices", "two", __file__], "--devices takes whole numbers with commas between them, as in 1,2,8"),
+        (["replay", "absent.py"], "unisono replay received no record"),
+    ],
+)
+def test_wrong_words_are_refused_before_jax_is_imported(words, message):
+    done = python("-c", WITHOUT_JAX, *words)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -56,16 +56,16 @@ def audit(
         keep: A directory that does not exist yet, for the records of the runs.
         limit: The seconds after which a run is killed.
     """
-    from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
-    from unisono._src.audit.script_run import LimitError
-
     check_counts(steps=steps)
     check_script_words(program)
-    settings = AuditSettings(
-        program, steps, read_counts("devices", devices), read_counts("processes", processes), replicas, against, limit
-    )
+    counts = read_counts("devices", devices), read_counts("processes", processes)
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
+        # These import JAX, which takes seconds: wrong words are refused before.
+        from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
+        from unisono._src.audit.script_run import LimitError
+
+        settings = AuditSettings(program, steps, *counts, replicas, against, limit)
         try:
             report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
         except (AuditError, LimitError, FileNotFoundError) as error:

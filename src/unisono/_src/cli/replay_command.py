@@ -47,12 +47,13 @@ def replay(
         json_file: A file for the report in JSON; "-" writes it in place of the table.
         interactive: Open a prompt with the state before the step is run.
     """
-    from unisono._src.replay.replay import ReplayError, ReplaySettings, replay_script
-    from unisono._src.replay.replay_report import format_replay
-
     check_counts(step=step, devices=devices)
     if run is None:
         raise CommandError("unisono replay received no record. Write: unisono replay script.py --run DIRECTORY --step N")
+    # These import JAX, which takes seconds: wrong words are refused before.
+    from unisono._src.replay.replay import ReplayError, ReplaySettings, replay_script
+    from unisono._src.replay.replay_report import format_replay
+
     with tempfile.TemporaryDirectory(prefix="unisono-replay-") as folder:
         try:
             report = replay_script(ReplaySettings(program, run, step, devices, interactive), pathlib.Path(folder))
