@@ -73,9 +73,21 @@ def format_page(folder: Path) -> str:
             parts.append(describe_other(machine, newest))
             parts.append(results.format_table(read_result(machine, name)).strip())
     for other in others:
-        if (outcomes := read_result(other, "peers")) is not None:
-            parts += [f"## Against others: {other.name.replace('-', ' ')}", describe_machine(other), format_peer_table(outcomes)]
+        parts += format_other(other)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def format_other(machine: Path) -> list[str]:
+    """Return what an earlier run found of others, and of operations alone."""
+    peers, kernels = read_result(machine, "peers"), read_result(machine, "kernels")
+    name = machine.name.replace("-", " ")
+    parts = [f"## Another machine: {name}", describe_machine(machine)] if peers or kernels else []
+    parts += [f"### Against others: {name}", format_peer_table(peers)] if peers else []
+    if kernels:
+        peak = {row[""]: row["GFLOP/s"] for row in read_result(machine, "peak")}
+        rates = "; ".join(f"{what} {results.format_value(rate)}" for what, rate in peak.items())
+        parts += [f"### Operations alone: {name}", f"GFLOP/s: {rates}.", results.format_table(kernels).strip()]
+    return parts
 
 
 def list_machines(folder: Path) -> list[Path]:

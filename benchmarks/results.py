@@ -56,10 +56,10 @@ def read_processor() -> str:
 
 
 def name_machine() -> str:
-    """Return the processor's name as that of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((R|TM)\)|processor", "", read_processor(), flags=re.IGNORECASE).lower()).strip(
-        "-"
-    )
+    """Return the name of a folder: the processor and the level of its kernels. One name may stand for many processors in virtual machines."""
+    processor = re.sub(r"\((R|TM)\)|processor", "", read_processor(), flags=re.IGNORECASE)
+    level, comma, _ = describe_kernels().partition(", build ")
+    return re.sub(r"[^a-z0-9]+", "-", f"{processor} {level if comma else 'without kernels'}".lower()).strip("-")
 
 
 def describe_kernels() -> str:

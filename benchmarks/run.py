@@ -3,9 +3,9 @@
 python benchmarks/run.py [--out FOLDER] [--machine NAME] [--parts NAME ...] [--missing]
 
 Every part writes its rows as JSON into `measured/MACHINE` there; the page and the charts are made of what lies there, so that a part can
-be run again by itself. A machine is called by its processor, unless `--machine` names it. `--missing` goes on with a run that was
-interrupted: it leaves out parts of which this machine has results. `make bench` writes into this folder. With UNISONO_BENCHMARKS_SMALL=1 every
-part does as little as shows that it works.
+be run again by itself. A machine is called by its processor and the level of its kernels, unless `--machine` names it. `--missing` goes on
+with a run that was interrupted: it leaves out parts of which this machine has results. `make bench` writes into this folder. With
+UNISONO_BENCHMARKS_SMALL=1 every part does as little as shows that it works.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"))
-    parser.add_argument("--machine", default=results.name_machine(), metavar="NAME")
+    parser.add_argument("--machine", metavar="NAME")
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS), metavar="NAME")
     parser.add_argument("--missing", action="store_true")
     given = parser.parse_args()
-    folder = (given.out / "measured" / given.machine).resolve()
+    folder = (given.out / "measured" / (given.machine or results.name_machine())).resolve()
     os.environ |= {
         "UNISONO_BENCHMARKS": str(folder),
         "KERAS_BACKEND": "jax",

@@ -11,7 +11,9 @@ namespace unisono {
 
 namespace {
 
-constexpr int64_t PLACES = 16;      // of a tile
+constexpr int64_t LINES = 4;         // of the places of a tile: each needs two lines of the input
+constexpr int64_t LINE_PLACES = 4;
+constexpr int64_t PLACES = LINES * LINE_PLACES;
 constexpr int64_t BLOCK_TILES = 48;  // tiles at a time
 constexpr int64_t LEAST_FEATURES = 32;
 constexpr int64_t LEAST_TILES = 64;  // the transformed kernel must be worth its time
@@ -26,6 +28,7 @@ struct Tiles {
   int64_t blocks() const { return divide_up(total(), BLOCK_TILES); }
 };
 
+// A tile, from which the following ones are reached without divisions.
 struct Tile {
   int64_t row;
   int64_t y;  // of its first output
@@ -36,9 +39,28 @@ struct Tile {
   Tile(const Tiles& tiles, int64_t number)
       : row(number / (tiles.count.x * tiles.count.y)),
         y(2 * (number / tiles.count.x % tiles.count.y)),
-        x(2 * (number % tiles.count.x)),
-        has_second_y(y + 1 < tiles.g.results.y),
-        has_second_x(x + 1 < tiles.g.results.x) {}
+        x(2 * (number % tiles.count.x)) {
+    find_seconds(tiles);
+  }
+
+  void step(const Tiles& tiles) {
+    x += 2;
+    if (x >= tiles.g.results.x) {
+      x = 0;
+      y += 2;
+    }
+    if (y >= tiles.g.results.y) {
+      y = 0;
+      row++;
+    }
+    find_seconds(tiles);
+  }
+
+ private:
+  void find_seconds(const Tiles& tiles) {
+    has_second_y = y + 1 < tiles.g.results.y;
+    has_second_x = x + 1 < tiles.g.results.x;
+  }
 };
 
 const float* find_input(const Geometry& g, const float* input, const Tile& tile, int64_t y, int64_t x) {
@@ -52,56 +74,60 @@ float* find_output(const Geometry& g, float* output, const Tile& tile) {
   return output + ((tile.row * g.results.y + tile.y) * g.results.x + tile.x) * g.outs;
 }
 
-// The memory of one block: a transformed side with `ins` features and one with `outs`, and a row of zeros.
+// The memory of one block of tiles: some places of a transformed side with `ins` features and of one with `outs`, and a row of zeros.
 struct Block {
   int64_t in_row, out_row;      // distances of tiles
   int64_t in_place, out_place;  // distances of places
   float *in, *out, *zeros;
 
-  explicit Block(const Geometry& g) {
+  Block(const Geometry& g, int64_t places) {
     const int64_t outs = count_panels(g.outs) * TILE_COLUMNS;
     in_row = g.ins + ROW_GAP;
     out_row = outs + ROW_GAP;
     in_place = BLOCK_TILES * in_row;
     out_place = BLOCK_TILES * out_row;
     const int64_t longest = std::max(g.ins, outs);
-    in = block_scratch().get(PLACES * (in_place + out_place) + longest);
-    out = in + PLACES * in_place;
-    zeros = out + PLACES * out_place;
+    in = block_scratch().get(places * (in_place + out_place) + longest);
+    out = in + places * in_place;
+    zeros = out + places * out_place;
     clear(longest, zeros);
   }
 };
 
-// B^T d B
-void transform_input(const Tiles& tiles, const float* input, int64_t first, int64_t count, const Block& block) {
+// Calls use(line) with the number of a line of places as a constant.
+template <class Use>
+void with_line(int64_t line, const Use& use) {
+  if (line == 0) use(std::integral_constant<int, 0>());
+  if (line == 1) use(std::integral_constant<int, 1>());
+  if (line == 2) use(std::integral_constant<int, 2>());
+  if (line == 3) use(std::integral_constant<int, 3>());
+}
+
+// B^T d B, one line of its places. `to`: [LINE_PLACES][BLOCK_TILES][block.in_row]
+template <int LINE>
+void transform_input(const Tiles& tiles, const float* input, int64_t first, int64_t count, const Block& block, float* to) {
+  constexpr int UPPER[] = {0, 1, 2, 1}, LOWER[] = {2, 2, 1, 3};
   const Geometry& g = tiles.g;
-  for (int64_t t = 0; t < count; t++) {
-    const Tile tile(tiles, first + t);
-    const float* d[4][4];
-    for (int i = 0; i < 4; i++)
-      for (int j = 0; j < 4; j++) {
-        d[i][j] = find_input(g, input, tile, i, j);
-        if (d[i][j] == nullptr) d[i][j] = block.zeros;
-      }
-    float* to = block.in + t * block.in_row;
+  Tile tile(tiles, first);
+  for (int64_t t = 0; t < count; t++, tile.step(tiles), to += block.in_row) {
+    const float *upper[4], *lower[4];
+    for (int j = 0; j < 4; j++) {
+      upper[j] = find_input(g, input, tile, UPPER[LINE], j);
+      lower[j] = find_input(g, input, tile, LOWER[LINE], j);
+      if (upper[j] == nullptr) upper[j] = block.zeros;
+      if (lower[j] == nullptr) lower[j] = block.zeros;
+    }
     for (int64_t c = 0; c < g.ins; c += LANES) {
-      Vector r[4][4];
+      Vector r[4];
 #pragma GCC unroll 4
       for (int j = 0; j < 4; j++) {
-        const Vector d0 = load(d[0][j] + c), d1 = load(d[1][j] + c), d2 = load(d[2][j] + c), d3 = load(d[3][j] + c);
-        r[0][j] = d0 - d2;
-        r[1][j] = d1 + d2;
-        r[2][j] = d2 - d1;
-        r[3][j] = d1 - d3;
+        const Vector a = load(upper[j] + c), b = load(lower[j] + c);
+        r[j] = LINE == 1 ? a + b : a - b;
       }
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        float* place = to + 4 * i * block.in_place + c;
-        store(place, r[i][0] - r[i][2]);
-        store(place + block.in_place, r[i][1] + r[i][2]);
-        store(place + 2 * block.in_place, r[i][2] - r[i][1]);
-        store(place + 3 * block.in_place, r[i][1] - r[i][3]);
-      }
+      store(to + c, r[0] - r[2]);
+      store(to + block.in_place + c, r[1] + r[2]);
+      store(to + 2 * block.in_place + c, r[2] - r[1]);
+      store(to + 3 * block.in_place + c, r[1] - r[3]);
     }
   }
 }
@@ -150,27 +176,31 @@ bool transform_output(const Geometry& g, const Tile& tile, const float* m, int64
   return !has_nonfinite(nothing);
 }
 
-// A d A^T, of the gradient by the output
-void transform_output_gradient(const Tiles& tiles, const float* gradient, int64_t first, int64_t count, const Block& block) {
+// A line of A d
+template <int LINE>
+inline __attribute__((always_inline)) Vector add_rows(Vector upper, Vector lower) {
+  if constexpr (LINE == 0) return upper;
+  if constexpr (LINE == 1) return upper + lower;
+  if constexpr (LINE == 2) return upper - lower;
+  return -lower;
+}
+
+// A d A^T of the gradient by the output, one line of its places. `to`: [LINE_PLACES][BLOCK_TILES][block.out_row]
+template <int LINE>
+void transform_output_gradient(const Tiles& tiles, const float* gradient, int64_t first, int64_t count, const Block& block, float* to) {
   const Geometry& g = tiles.g;
-  for (int64_t t = 0; t < count; t++) {
-    const Tile tile(tiles, first + t);
+  Tile tile(tiles, first);
+  for (int64_t t = 0; t < count; t++, tile.step(tiles), to += block.out_row) {
     const float* d00 = gradient + ((tile.row * g.results.y + tile.y) * g.results.x + tile.x) * g.outs;
     const float* d01 = tile.has_second_x ? d00 + g.outs : block.zeros;
     const float* d10 = tile.has_second_y ? d00 + g.results.x * g.outs : block.zeros;
     const float* d11 = tile.has_second_x && tile.has_second_y ? d00 + (g.results.x + 1) * g.outs : block.zeros;
-    float* to = block.out + t * block.out_row;
     for (int64_t c = 0; c < g.outs; c += LANES) {
-      const Vector a = load(d00 + c), b = load(d01 + c), d = load(d10 + c), e = load(d11 + c);
-      const Vector r[4][2] = {{a, b}, {a + d, b + e}, {a - d, b - e}, {-d, -e}};
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
-        float* place = to + 4 * i * block.out_place + c;
-        store(place, r[i][0]);
-        store(place + block.out_place, r[i][0] + r[i][1]);
-        store(place + 2 * block.out_place, r[i][0] - r[i][1]);
-        store(place + 3 * block.out_place, -r[i][1]);
-      }
+      const Vector left = add_rows<LINE>(load(d00 + c), load(d10 + c)), right = add_rows<LINE>(load(d01 + c), load(d11 + c));
+      store(to + c, left);
+      store(to + block.out_place + c, left + right);
+      store(to + 2 * block.out_place + c, left - right);
+      store(to + 3 * block.out_place + c, -right);
     }
   }
 }
@@ -294,18 +324,20 @@ void convolve_by_winograd(ffi::ThreadPool& pool, const Geometry& g, const float*
   run_pieces(pool, tiles.blocks(), [&](int64_t number) {
     const int64_t first = number * BLOCK_TILES;
     const int64_t count = std::min(BLOCK_TILES, tiles.total() - first);
-    const Block block(g);
-    transform_input(tiles, input, first, count, block);
+    const Block block(g, PLACES);
+    for (int64_t line = 0; line < LINES; line++)
+      with_line(line, [&](auto constant) {
+        transform_input<constant.value>(tiles, input, first, count, block, block.in + line * LINE_PLACES * block.in_place);
+      });
     for (int64_t p = 0; p < PLACES; p++)
       for (int64_t panel = 0; panel < panels; panel++)
         multiply_panel<false, true>(count, g.ins, block.in + p * block.in_place, block.in_row,
                                     transformed + p * place + panel * g.ins * TILE_COLUMNS,
                                     block.out + p * block.out_place + panel * TILE_COLUMNS, block.out_row, TILE_COLUMNS);
-    for (int64_t t = 0; t < count; t++) {
-      const Tile tile(tiles, first + t);
+    Tile tile(tiles, first);
+    for (int64_t t = 0; t < count; t++, tile.step(tiles))
       if (!transform_output(g, tile, block.out + t * block.out_row, block.out_place, epilogue, output))
         convolve_tile(g, input, ordered.get(), epilogue, tile, output);
-    }
   });
 }
 
@@ -313,12 +345,13 @@ bool find_kernel_gradient_by_winograd(ffi::ThreadPool& pool, const Geometry& g, 
   const Tiles tiles(g);
   const int64_t size = g.ins * g.outs;
   const int64_t panels = count_panels(g.outs);
-  // Parts of the tiles; their sums are added in order.
+  // Parts of the tiles, whose sums are added in order, and lines of places, which have nothing in common.
   const int64_t parts = std::clamp<int64_t>(tiles.blocks() / 4, 1, 4);
   float* sums = packed_scratch().get(parts * PLACES * size);
-  run_pieces(pool, parts, [&](int64_t part) {
-    float* u = sums + part * PLACES * size;
-    const Block block(g);
+  run_pieces(pool, parts * LINES, [&](int64_t piece) {
+    const int64_t part = piece / LINES;
+    float* u = sums + piece * LINE_PLACES * size;
+    const Block block(g, LINE_PLACES);
     const int64_t begin = tiles.blocks() * part / parts;
     const int64_t end = tiles.blocks() * (part + 1) / parts;
     static thread_local Scratch panel_scratch;
@@ -326,9 +359,11 @@ bool find_kernel_gradient_by_winograd(ffi::ThreadPool& pool, const Geometry& g, 
     for (int64_t number = begin; number < end; number++) {
       const int64_t first = number * BLOCK_TILES;
       const int64_t count = std::min(BLOCK_TILES, tiles.total() - first);
-      transform_input(tiles, input, first, count, block);
-      transform_output_gradient(tiles, gradient, first, count, block);
-      for (int64_t p = 0; p < PLACES; p++)
+      with_line(piece % LINES, [&](auto line) {
+        transform_input<line.value>(tiles, input, first, count, block, block.in);
+        transform_output_gradient<line.value>(tiles, gradient, first, count, block, block.out);
+      });
+      for (int64_t p = 0; p < LINE_PLACES; p++)
         for (int64_t panel = 0; panel < panels; panel++) {
           const int64_t width = std::min<int64_t>(TILE_COLUMNS, g.outs - panel * TILE_COLUMNS);
           for (int64_t t = 0; t < count; t++)
