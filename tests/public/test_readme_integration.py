@@ -98,6 +98,7 @@ def test_the_table_of_speed_is_what_was_measured():
     date_and_parts = lambda machine: (
         json.loads((machine / "machine.json").read_text())["date"],
         len(list(machine.glob("*.json"))),
+        machine.name,
     )
     newest = max(MEASURED.iterdir(), key=date_and_parts)
     for found in json.loads((newest / "peers.json").read_text()).values():
