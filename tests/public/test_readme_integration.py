@@ -95,12 +95,12 @@ def test_the_table_of_speed_is_what_was_measured():
     rows = re.findall(r"^\| [^|]+ batch \d+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+), (.+?) \|$", README, re.MULTILINE)
     written = [(*map(float, figures), NAMES.get(name, name)) for *figures, name in rows]
     expected = []
-    date_and_parts = lambda machine: (
+    rank = lambda machine: (
         json.loads((machine / "machine.json").read_text())["date"],
         len(list(machine.glob("*.json"))),
         machine.name,
     )
-    newest = max(MEASURED.iterdir(), key=date_and_parts)
+    newest = max(MEASURED.iterdir(), key=rank)
     for found in json.loads((newest / "peers.json").read_text()).values():
         ms = {name: 1e3 * one["seconds"] for name, one in found.items() if one["seconds"]}
         theirs = min((name for name in ms if found[name]["is_peer"]), key=lambda name: ms[name])
