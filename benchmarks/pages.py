@@ -63,7 +63,7 @@ PLACEMENTS = "Milliseconds a step, looked at once, to find the fastest. Rows of 
 
 def format_page(folder: Path) -> str:
     """Return the whole page: the newest machine, then the others."""
-    newest, *others = list_machines(folder)
+    newest, *others = results.list_machines(folder)
     parts = [HEAD, describe_machine(newest), *format_peers(newest), *format_placements(folder, newest)]
     for name, title in TITLES.items():
         if machine := find_machine(name, folder):
@@ -71,7 +71,7 @@ def format_page(folder: Path) -> str:
             parts += [f"![{title}](measured/{machine.name}/{name}.png)"] if name in ("kernels", *CHARTS) else []
             parts += [KERNELS] if name == "kernels" else []
             parts.append(describe_other(machine, newest))
-            parts.append(results.format_table(read_result(machine, name)).strip())
+            parts.append(results.format_table(results.read_result(machine, name)).strip())
     for other in others:
         parts += format_other(other)
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -79,38 +79,29 @@ def format_page(folder: Path) -> str:
 
 def format_other(machine: Path) -> list[str]:
     """Return what an earlier run found of others, and of operations alone."""
-    peers, kernels = read_result(machine, "peers"), read_result(machine, "kernels")
+    peers, kernels = results.read_result(machine, "peers"), results.read_result(machine, "kernels")
     name = machine.name.replace("-", " ")
     parts = [f"## Another machine: {name}", describe_machine(machine)] if peers or kernels else []
     parts += [f"### Against others: {name}", format_peer_table(peers)] if peers else []
     if kernels:
-        peak = {row[""]: row["GFLOP/s"] for row in read_result(machine, "peak")}
+        peak = {row[""]: row["GFLOP/s"] for row in results.read_result(machine, "peak")}
         rates = "; ".join(f"{what} {results.format_value(rate)}" for what, rate in peak.items())
         parts += [f"### Operations alone: {name}", f"GFLOP/s: {rates}.", results.format_table(kernels).strip()]
     return parts
 
 
-def list_machines(folder: Path) -> list[Path]:
-    """Return the folders of the machines, that of the newest run first; of one day, that with most parts."""
-
-    def rank(machine: Path) -> tuple[str, int, str]:
-        return (read_result(machine, "machine") or {}).get("date", ""), len(list(machine.glob("*.json"))), machine.name
-
-    return sorted((one for one in folder.iterdir() if one.is_dir()), key=rank, reverse=True)
-
-
 def find_machine(part: str, folder: Path) -> Path | None:
     """Return the folder of the newest machine that has results of a part."""
-    return next((machine for machine in list_machines(folder) if read_result(machine, part) is not None), None)
+    return next((machine for machine in results.list_machines(folder) if results.read_result(machine, part) is not None), None)
 
 
 def describe_machine(machine: Path) -> str:
     """Return a list of what a machine is."""
-    return "\n".join(f"- {what}: {value}" for what, value in (read_result(machine, "machine") or {}).items())
+    return "\n".join(f"- {what}: {value}" for what, value in (results.read_result(machine, "machine") or {}).items())
 
 
 def format_peers(machine: Path) -> list[str]:
-    outcomes = read_result(machine, "peers")
+    outcomes = results.read_result(machine, "peers")
     if outcomes is None:
         return []
     return [
@@ -125,8 +116,8 @@ def format_peers(machine: Path) -> list[str]:
 
 def format_placements(folder: Path, newest: Path) -> list[str]:
     """Return the table of placements, of the newest machine on which they were tried."""
-    for machine in list_machines(folder):
-        if placed := list_placement_rows(read_result(machine, "peers") or {}):
+    for machine in results.list_machines(folder):
+        if placed := list_placement_rows(results.read_result(machine, "peers") or {}):
             return [
                 "### Each placement",
                 describe_other(machine, newest),
@@ -178,21 +169,18 @@ def name_placement(setting: dict[str, Any]) -> str:
     return f"R = {said['replicas']} on {said['devices']} device{'s' * (said['devices'] > 1)}, ms" if said else "default, ms"
 
 
-def read_result(folder: Path, name: str) -> Any:
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
 def main() -> None:
     measured = Path(sys.argv[1]) / "measured"
-    newest = list_machines(measured)[0]
-    if (outcomes := read_result(newest, "peers")) is not None:
+    newest = results.list_machines(measured)[0]
+    if (outcomes := results.read_result(newest, "peers")) is not None:
         charts.draw_peers(newest / "peers.png", outcomes)
     if machine := find_machine("kernels", measured):
-        charts.draw_kernels(machine / "kernels.png", read_result(machine, "kernels"), read_result(machine, "peak"))
+        charts.draw_kernels(
+            machine / "kernels.png", results.read_result(machine, "kernels"), results.read_result(machine, "peak")
+        )
     for name, (along, by) in CHARTS.items():
         if machine := find_machine(name, measured):
-            charts.draw_lines(machine / f"{name}.png", read_result(machine, name), along, by)
+            charts.draw_lines(machine / f"{name}.png", results.read_result(machine, name), along, by)
     (measured.parent / "RESULTS.md").write_text(format_page(measured))
 
 

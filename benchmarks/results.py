@@ -33,6 +33,21 @@ def read_kept(name: str) -> Any:
     return json.loads(path.read_text()) if "UNISONO_BENCHMARKS" in os.environ and path.exists() else None
 
 
+def read_result(folder: Path, name: str) -> Any:
+    """Return what is kept under this name in the folder of a machine; None where it has nothing of this name."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def list_machines(folder: Path) -> list[Path]:
+    """Return the folders of the machines, that of the newest run first; of one day, that with most parts."""
+
+    def rank(machine: Path) -> tuple[str, int, str]:
+        return (read_result(machine, "machine") or {}).get("date", ""), len(list(machine.glob("*.json"))), machine.name
+
+    return sorted((one for one in folder.iterdir() if one.is_dir()), key=rank, reverse=True)
+
+
 def keep_machine() -> None:
     """Keep the processor, the versions and the date."""
     names = ("unisono", "keras", "jax", "jaxlib", "tensorflow-cpu", "torch", "numpy")

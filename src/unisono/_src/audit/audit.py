@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -10,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from unisono._src.audit.audit_report import AuditedRun, AuditReport, Difference, Divergence, ReplicaComparison
+from unisono._src.audit.audit_settings import AuditSettings
 from unisono._src.audit.explanation import explain_difference, explain_failure
 from unisono._src.audit.record_comparison import RecordDifference, find_difference, measure_divergence
 from unisono._src.audit.replica_comparison import compare_replicas
@@ -21,23 +21,6 @@ from unisono._src.versions import list_versions
 
 class AuditError(Exception):
     """An audit that cannot be made: nothing was trained that could be compared."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditSettings:
-    """The options of an audit."""
-
-    program: tuple[str, ...]
-    steps: int = 20
-    devices: tuple[int, ...] = ()
-    """Numbers of devices; empty stands for 1, 2 and R."""
-    processes: tuple[int, ...] = ()
-    replicas: bool = False
-    """Whether R = 1 is compared with the R of the script as well."""
-    against: pathlib.Path | None = None
-    """The directory of a record to compare with, in place of other placements."""
-    limit: float = 1800.0
-    """Seconds for each run."""
 
 
 def audit_script(settings: AuditSettings, folder: pathlib.Path, say: Callable[[str], None]) -> AuditReport:

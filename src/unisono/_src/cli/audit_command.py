@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from unisono._src.audit.audit_settings import AuditSettings
 from unisono._src.cli.errors import CommandError, check_counts
 from unisono._src.cli.report_output import DIFFERENT, EQUAL, output_report
 
@@ -58,20 +59,24 @@ def audit(
     """
     check_counts(steps=steps)
     check_script_words(program)
-    counts = read_counts("devices", devices), read_counts("processes", processes)
+    numbers = read_counts("devices", devices), read_counts("processes", processes)
+    report = run_audit(AuditSettings(program, steps, *numbers, replicas, against, limit), keep)
+    write_report(report, json_file, html)
+    return EQUAL if report.equal else DIFFERENT
+
+
+def run_audit(settings: AuditSettings, keep: pathlib.Path | None) -> AuditReport:
+    """Return the report of an audit, whose records are written to `keep`, or else to a directory that is removed."""
     with tempfile.TemporaryDirectory(prefix="unisono-audit-") as temporary:
         folder = make_folder(keep) if keep else pathlib.Path(temporary)
         # These import JAX, which takes seconds: wrong words are refused before.
-        from unisono._src.audit.audit import AuditError, AuditSettings, audit_script
+        from unisono._src.audit.audit import AuditError, audit_script
         from unisono._src.audit.script_run import LimitError
 
-        settings = AuditSettings(program, steps, *counts, replicas, against, limit)
         try:
-            report = audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
+            return audit_script(settings, folder, lambda name: print(f"running: {name}", file=sys.stderr, flush=True))
         except (AuditError, LimitError, FileNotFoundError) as error:
             raise CommandError(str(error)) from error
-    write_report(report, json_file, html)
-    return EQUAL if report.equal else DIFFERENT
 
 
 def write_report(report: AuditReport, json_file: pathlib.Path | None, html: pathlib.Path | None) -> None:
