@@ -23,7 +23,7 @@ export PIP_CONSTRAINT := $(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(CONSTRAINTS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo dist docs test test-processes test-all compat one-chip arm newest latest lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat keras-tests one-chip arm newest latest lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all all tests, with short forms of matrix and soak"
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
+	@echo "make keras-tests   Keras' own tests in the scope of a strategy; ARGS=\"--replicas 4 layers/rnn\""
 	@echo "make one-chip the tests of placements on a single device: install the extra of its kind into .venv first"
 	@echo "make arm      the native kernels, compiled for Arm on any machine, but not run"
 	@echo "make newest   the demo and the tests with the newest JAX, on Python 3.12 or newer, or on that of a Debian in a folder"
@@ -65,6 +66,10 @@ test-all: $(VENV)-all/made
 # What needs torch, TensorFlow or grain, and what looks into Keras.
 compat: $(VENV)-compat/made
 	UNISONO_TESTS=quick $(VENV)-compat/bin/$(PYTEST) -m "compat and not thorough" $(ARGS)
+
+# Keras' package brings them.
+keras-tests: $(VENV)-all/made
+	$(VENV)-all/bin/python tests/keras_own_tests.py $(ARGS)
 
 # Several devices of a strategy are one device of this machine: for a single GPU.
 one-chip: $(VENV)/dev.stamp

@@ -21,10 +21,10 @@ import unisono as un
 
 keras.utils.set_random_seed(0)
 with un.MirroredStrategy().scope():
-    layers = [keras.layers.Dense(1024, "relu") for _ in range(3)]
-    model = keras.Sequential([keras.layers.Input((256,)), *layers, keras.layers.Dense(1)])
+    layers = [keras.layers.Dense(width, "relu") for width in (1024, 16, 1024, 16, 1024)]  # much memory, few products
+    model = keras.Sequential([keras.layers.Input((16,)), *layers, keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=False)
-x, y = np.ones((4096, 256), "float32"), np.ones((4096, 1), "float32")
+x, y = np.ones((4096, 16), "float32"), np.ones((4096, 1), "float32")
 
 def count():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
