@@ -248,6 +248,32 @@ def test_rows_that_were_dealt_out_train_to_the_same_bits(sizes):
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("sizes", [(0, 2, 2, 2), *slow(((0, 0, 1, 1),), ((0, 3, 0, 0),), ((1, 0, 1, 1),))])
+def test_a_replica_keeps_its_number_whichever_replicas_have_rows(sizes):
+    """It draws the random numbers of its number, in fit and in a loop, also where it is the first with rows."""
+    ends = np.cumsum((0, *sizes))
+
+    def of_replica(context):
+        rows = slice(ends[context.input_pipeline_id], ends[context.input_pipeline_id + 1])
+        return [(X[rows], Y[rows])] * 2 if rows.stop > rows.start else []
+
+    def train(devices):
+        keras.utils.set_random_seed(0)
+        strategy = on(devices, 4)
+        with strategy.scope():
+            model = keras.Sequential([layers.Dropout(0.5), layers.Dense(5)])
+        model.compile("sgd", crossentropy())
+        dataset = strategy.distribute_datasets_from_function(of_replica)
+        model.fit(dataset, verbose=0)
+        number = lambda x, y: un.get_replica_context().replica_id_in_sync_group + 0 * keras.ops.cast(y[:1], "int32")
+        numbers = [strategy.gather(strategy.run(number, args=batch), axis=0).tolist() for batch in dataset]
+        return un.fingerprint(model), numbers
+
+    found = [train(devices) for devices in (1, 2, 4)]
+    assert found == found[:1] * 3
+    assert found[0][1] == [[replica for replica, size in enumerate(sizes) if size]] * 2
+
+
 class Steps(layers.Layer):
     """Counts steps, and draws random numbers."""
 
