@@ -7,6 +7,7 @@ decided, and now and then after that.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -85,6 +86,8 @@ class ModelProbe:
         """The numbers of the last run."""
         self._updates: dict[int, MetricUpdate] = {}
         """The metric updates of the last run, by the numbers of their calls."""
+        self._calls: dict[int, tuple[keras.metrics.Metric, ArgumentFiller]] = {}
+        """The calls of metrics in all traces, by their numbers."""
         self._call_numbers = itertools.count()
         self._step = SteadyFunction(self._contribute, functions.eager)
         self._step_version = self._growth.trace_version
@@ -216,17 +219,23 @@ class ModelProbe:
 
     def _note_number(self, what: str, arrays: list[Array]) -> None:
         """Keep a number when the traced code runs. A callback takes it out of any trace, also inside of a gradient."""
+        me = weakref.ref(self)  # JAX keeps what it has traced, with its callbacks, longer than a model lives
 
         def receive(values: Arrays) -> None:
-            self._numbers[what] = list(map(np.asarray, values))
+            if probe := me():
+                probe._numbers[what] = list(map(np.asarray, values))
 
         jax.debug.callback(receive, arrays)
 
     def _note_update(self, _: str, arrays: FedArrays, call: tuple[keras.metrics.Metric, ArgumentFiller]) -> None:
         number = next(self._call_numbers)
+        self._calls[number] = call
+        me = weakref.ref(self)
 
         def receive(values: FedArrays) -> None:
-            self._updates[number] = MetricUpdate(call[0], jax.tree.map(np.asarray, values), call[1])
+            if probe := me():
+                metric, fill_arguments = probe._calls[number]
+                probe._updates[number] = MetricUpdate(metric, jax.tree.map(np.asarray, values), fill_arguments)
 
         jax.debug.callback(receive, arrays)
 
