@@ -66,7 +66,7 @@ def weighting(patch: pytest.MonkeyPatch) -> None:
 def statistics(patch: pytest.MonkeyPatch) -> None:
     """Moving statistics weighted as if every batch were whole."""
     merged = state_merging.merge_assigned
-    patch.setattr(state_merging, "merge_assigned", lambda *args: merged(*args[:5], 12.0, args[6]))
+    patch.setattr(state_merging, "merge_assigned", lambda *args: merged(*args[:6], 12.0, args[7]))
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:

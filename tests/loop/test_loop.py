@@ -385,6 +385,41 @@ def test_variables_of_ones_own_are_merged_as_they_say(replicas, aggregation, gro
     assert [float(number.value) for number in numbers] == [grown if replicas > 1 else 24] * len(numbers)
 
 
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_what_replicas_assign_to_a_sum_is_added(replicas, dtype):
+    """In place of the value before, which the code does not read; from then on it grows."""
+    strategy = on(min(2, replicas), replicas)
+    with strategy.scope():
+        number = keras.Variable(7, dtype=dtype, trainable=False, aggregation="sum")
+
+    def code(rows):
+        number.assign(ops.sum(rows))
+        number.assign_add(ops.cast(len(rows), dtype))
+
+    for batch in strategy.distribute_dataset(np.arange(17, dtype=dtype), batch_size=12):
+        strategy.run(code, args=(batch,))
+    assert float(number.value) == sum(range(12, 17)) + 5
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
+@pytest.mark.parametrize("start", [np.inf, -np.inf, np.nan])
+def test_state_may_begin_at_no_number(replicas, aggregation, start):
+    strategy = on(min(2, replicas), replicas)
+    with strategy.scope():
+        last = keras.Variable(start, trainable=False, aggregation=aggregation)
+
+    def code(rows):
+        last.assign(ops.where(ops.isfinite(last), ops.minimum(last, 2.0), 3.0 + 0 * ops.sum(rows)))
+
+    seen = []
+    for batch in strategy.distribute_dataset(np.ones(24, "float32"), batch_size=12):
+        strategy.run(code, args=(batch,))
+        seen.append(float(last.value))
+    assert seen == [3, 2]
+
+
 def test_results_that_have_no_rows(loop):
     """Of a replica that was not run they are zero, in their shape."""
     strategy = on(1, 4)

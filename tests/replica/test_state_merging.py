@@ -108,6 +108,14 @@ def test_a_bool_of_the_first_replica_alone():
         assert bool(model.layers[0].seen.value) is seen
 
 
+@pytest.mark.parametrize("replicas", [4, 1])
+def test_a_sum_of_what_replicas_assign(replicas):
+    model = made(Flag(ops.sum, "float32", aggregation="sum"), replicas=replicas)
+    for rows in (X, 2 * X):
+        model.fit(rows, Y, batch_size=8, verbose=0)
+        assert float(model.layers[0].seen.value) == rows.sum()
+
+
 def test_bools_have_no_sum():
     with pytest.raises(ValueError, match=r"'.*flag.*/seen' of dtype bool with aggregation='sum'.*'only_first_replica'"):
         made(Flag(lambda x: ops.sum(x) > 0, aggregation="sum")).fit(X, Y, verbose=0)

@@ -120,10 +120,22 @@ class RecordingScope(keras.StatelessScope):
     def __init__(self, state_mapping: Sequence[tuple[keras.Variable, AnyArray]], **options: bool) -> None:
         super().__init__(state_mapping=state_mapping, **options)
         self.assigned: dict[int, keras.Variable] = {}
+        self._used: set[int] = set()
+        """The ids of variables that were read before they were assigned."""
 
     def add_update(self, update: tuple[keras.Variable, Array]) -> None:
         self.assigned[id(update[0])] = update[0]
         super().add_update(update)
+
+    def get_current_value(self, variable: keras.Variable) -> Array | None:
+        if id(variable) not in self.assigned:
+            self._used.add(id(variable))
+        return super().get_current_value(variable)
+
+    @property
+    def replaced(self) -> set[int]:
+        """Return the ids of variables that were assigned without a look at the value before, as `assign_add` does not."""
+        return self.assigned.keys() - self._used
 
 
 class ReadingScope(RecordingScope):

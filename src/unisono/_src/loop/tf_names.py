@@ -50,8 +50,9 @@ class TensorFlowNames:
 
 @functools.cache
 def find_array_class() -> type:
-    """Return the class of JAX's arrays. The first call starts JAX."""
-    return type(jax.numpy.zeros(()))
+    """Return the class of JAX's arrays, also in a trace, where most arrays are of another class. The first call starts JAX."""
+    with jax.ensure_compile_time_eval():
+        return type(jax.numpy.zeros(()))
 
 
 NAMES = TensorFlowNames()

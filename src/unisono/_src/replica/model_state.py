@@ -30,6 +30,8 @@ class ModelState:
         self.assigned: list[int] = []
         """Positions, among the non-trainable variables, of the variables that the replica's code assigns. A trace finds them; they are the
         same for every number of rows."""
+        self.replaced: set[int] = set()
+        """Those of them whose value before the code does not read."""
 
     def start_values(self, non_trainable: list[Array], replica: Array) -> list[Array]:
         """Return the values of the non-trainable variables from which the replica starts."""
@@ -68,6 +70,7 @@ class ModelState:
                 f"state changes through gradients alone; other state must be an attribute of a layer of the model."
             )
         self.assigned = sorted(positions[i] for i in scope.assigned if i in positions)
+        self.replaced = {positions[i] for i in scope.replaced if i in positions}
 
     def _are_same_for_all(self, variables: list[keras.Variable], state: tuple[list[Array], list[Array]], batch: PyTree) -> bool:
         """Return whether the values assigned to these trainable variables are the same on all replicas, as in power iteration: they depend on
@@ -89,12 +92,15 @@ class ModelState:
     def note_changed(self, before: list[Array], after: list[Array]) -> None:
         """Note the variables that a user step has changed."""
         self.assigned = [index for index, (new, old) in enumerate(zip(after, before, strict=True)) if new is not old]
+        self.replaced = set()  # its own scopes tell nothing of what it reads
 
     def collect_assigned(self, before: list[Array], after: list[Array], batch: PyTree, replica: Array) -> AssignedState:
         """Return the replica's contribution to the variables that it assigned."""
         variables = self._model.non_trainable_variables
         rows = jax.tree.leaves(batch)[0].shape[0]
-        return state_merging.collect_assigned(variables, self.assigned, self._has_one_replica, before, after, rows, replica)
+        return state_merging.collect_assigned(
+            variables, self.assigned, self.replaced, self._has_one_replica, before, after, rows, replica
+        )
 
     @property
     def has_own(self) -> bool:
@@ -112,7 +118,9 @@ class ModelState:
     ) -> tuple[list[Array], list[Array]]:
         """Return (the non-trainable variables' values after the step, for each counter whether replicas disagree on it)."""
         variables = self._model.non_trainable_variables
-        return state_merging.merge_assigned(variables, self.assigned, self._has_one_replica, before, total, rows, present)
+        return state_merging.merge_assigned(
+            variables, self.assigned, self.replaced, self._has_one_replica, before, total, rows, present
+        )
 
     def check_counters(self, disagree: list[Array]) -> None:
         """Raise where replicas disagree on a counter."""

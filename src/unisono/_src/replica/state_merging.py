@@ -25,6 +25,7 @@ def make_start_values(variables: list[keras.Variable], values: list[Array], repl
 def collect_assigned(
     variables: list[keras.Variable],
     assigned: list[int],
+    replaced: set[int],
     alone: bool,
     before: list[Array],
     after: list[Array],
@@ -36,6 +37,7 @@ def collect_assigned(
     Args:
         variables: The variables of the state.
         assigned: The positions of the variables that replicas assign.
+        replaced: Those of them whose value before the replica's code does not read.
         alone: Whether there is one replica.
         before: The state before the step, which is the same for all replicas.
         after: The state after the replica's code.
@@ -52,14 +54,16 @@ def collect_assigned(
             growth = new - random_keys.derive_replica_key(old, replica)
             contribution.draws.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth))
         elif is_added(variable, alone):
-            growth = widen_counter(new) - widen_counter(old)
+            growth = widen_counter(new) - find_base(variable, old, index in replaced)
             if variable.aggregation == "sum":
                 check_has_sum(variable, new)
                 contribution.advances.append(growth)
             else:
                 contribution.advances.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
         elif jnp.issubdtype(new.dtype, jnp.floating) or (alone and not is_counter_dtype(new.dtype)):
-            contribution.float_changes.append(new if alone else (new.astype(jnp.float32) - old.astype(jnp.float32)) * rows)
+            contribution.float_changes.append(
+                new if alone else (new.astype(jnp.float32) - find_finite(old).astype(jnp.float32)) * rows
+            )
         elif is_counter_dtype(new.dtype):
             growth = widen_counter(new) - widen_counter(old)
             contribution.counter_changes.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth, growth * growth))
@@ -107,6 +111,18 @@ def is_counter_dtype(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
+def find_base(variable: keras.Variable, old: Array, is_replaced: bool) -> Array:
+    """Return the value to which the growth of the replicas is added: none where a sum over replicas is made of new values alone."""
+    return (
+        jnp.zeros_like(widen_counter(old)) if is_replaced and variable.aggregation == "sum" else find_finite(widen_counter(old))
+    )
+
+
+def find_finite(value: Array) -> Array:
+    """Return 0 in place of what is not finite, and all other values as they are: a minimum that begins at infinity grows by no number."""
+    return jnp.where(jnp.isfinite(value), value, 0).astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+
 def widen_counter(value: Array) -> Array:
     """Return integers and bools as numbers of 32 bits, whose sums of squares do not soon overflow; all other values as they are."""
     return value.astype(jnp.int32) if is_counter_dtype(value.dtype) and value.dtype.itemsize < 4 else value
@@ -115,6 +131,7 @@ def widen_counter(value: Array) -> Array:
 def merge_assigned(
     variables: list[keras.Variable],
     assigned: list[int],
+    replaced: set[int],
     alone: bool,
     before: list[Array],
     total: AssignedState,
@@ -136,10 +153,11 @@ def merge_assigned(
         if random_keys.is_seed_state(variables[index]):
             after[index] = old + choose_growth(*next(draws), present, total.is_first[0])
         elif is_added(variables[index], alone):
-            after[index] = (widen_counter(old) + next(grown)).astype(old.dtype)
+            base = find_base(variables[index], old, index in replaced)
+            after[index] = (base + next(grown)).astype(old.dtype)
         elif not is_counter_dtype(old.dtype):
             change = next(moving)
-            after[index] = change if alone else (old.astype(jnp.float32) + change / rows).astype(old.dtype)
+            after[index] = change if alone else (find_finite(old).astype(jnp.float32) + change / rows).astype(old.dtype)
         else:
             first, growth, squares = next(counters)
             first = choose_growth(first, growth, present, total.is_first[0])

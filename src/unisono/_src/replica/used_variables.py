@@ -24,6 +24,8 @@ class UsedVariables(NamedTuple):
     """Optimizers that are applied, and the positions, among their weights, of the weights that get a gradient."""
     assigned: list[int]
     """Positions, among the others, of the variables that the code assigns."""
+    replaced: set[int]
+    """Those of them whose value before the code does not read."""
     reads_slots: bool
     """Whether replicas read the state of an optimizer, beside a loss scale."""
 
@@ -80,6 +82,7 @@ def sort_variables(
         used_metrics,
         applied,
         [position for position, variable in enumerate(others) if id(variable) in code.scope.assigned],
+        {position for position, variable in enumerate(others) if id(variable) in code.scope.replaced},
         any(i in slots and i not in scales for i in code.scope.read),
     )
 

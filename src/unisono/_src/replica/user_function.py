@@ -87,6 +87,7 @@ class UserComputation:
             state_merging.collect_assigned(
                 variables.non_trainable,
                 variables.assigned,
+                variables.replaced,
                 self.has_one_replica,
                 others,
                 others_after,
@@ -214,7 +215,14 @@ class UserComputation:
                 for variable, value in zip(group, group_values, strict=True)
             }
         merged, disagree = state_merging.merge_assigned(
-            variables.non_trainable, variables.assigned, self.has_one_replica, others, total.assigned, rows, present
+            variables.non_trainable,
+            variables.assigned,
+            variables.replaced,
+            self.has_one_replica,
+            others,
+            total.assigned,
+            rows,
+            present,
         )
         after = [values[id(weight)] for weight in variables.weights], merged, [values[id(slot)] for slot in variables.slots]
         return (*after, optimizer_update.add_to_metrics(metric_values, total.metrics, self.has_one_replica)), disagree

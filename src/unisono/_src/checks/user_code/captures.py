@@ -84,7 +84,7 @@ def can_run_replicas(function: UserFunction, strategy: type, datasets: tuple[typ
 def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
     if id(function) in seen:
         return
-    if hasattr(function, "__wrapped__"):
+    if is_wrapper(function):
         yield from _walk_function(function.__wrapped__, seen)
     if isinstance(function, functools.partial):
         seen.add(id(function))
@@ -107,6 +107,14 @@ def _walk_function(function: UserObject, seen: set[int]) -> Iterator[Capture]:
         yield from _walk_items(defaults, defaults, f"a default of {function.__name__}", names, seen)
 
 
+def is_wrapper(value: object) -> bool:
+    """Return whether a value names the function that it wraps. An object of a user may raise anything for a name that it does not have."""
+    try:
+        return hasattr(value, "__wrapped__")
+    except Exception:
+        return False
+
+
 def _walk_items(
     holder: Mapping[UserObject, object], keys: Iterable[str | int], where: str | None, names: frozenset[str], seen: set[int]
 ) -> Iterator[Capture]:
@@ -122,7 +130,7 @@ def _walk_capture(capture: Capture, names: frozenset[str], seen: set[int]) -> It
 
 def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
     """Yield the captures that a value leads to. Of an object, only attributes with `names`, which the code uses, are looked at."""
-    if isinstance(value, FUNCTION_TYPES) or hasattr(value, "__wrapped__"):
+    if isinstance(value, FUNCTION_TYPES) or is_wrapper(value):
         yield from _walk_function(value, seen)
     elif isinstance(value, COLLECTION_TYPES) and len(value) <= MOST_ITEMS and id(value) not in seen:
         seen.add(id(value))
