@@ -103,3 +103,24 @@ def test_outputs_without_rows_are_refused():
     with on(1, 4).scope():
         model = Codes(3, times=2)
     np.testing.assert_array_equal(model.predict(X[:8], verbose=0), np.repeat(X[:8], 2, axis=0))
+
+
+class Pairs(keras.Model):
+    """A table of all pairs of rows."""
+
+    def call(self, x):
+        return ops.matmul(x, ops.transpose(x))
+
+
+@pytest.mark.parametrize("rows", [16, 4])
+def test_outputs_with_another_axis_of_rows_are_refused(rows):
+    """A replica's tables would be another output; four rows are one for each replica."""
+    with on(1, 4).scope():
+        model = Pairs()
+    size = rows // 4
+    shapes = rf"output of shape \({size}, {size}\) for {size} rows, and of shape \({2 * size}, {2 * size}\) for {2 * size}"
+    with pytest.raises(ValueError, match=f"{shapes}: another axis than the first counts rows"):
+        model.predict(X[:rows], verbose=0)
+    with on(1, 1).scope():
+        model = Pairs()
+    assert model.predict(X[:rows], verbose=0).shape == (rows, rows)

@@ -29,12 +29,20 @@ class ReduceOp(enum.Enum):
         raise ValueError(f'reduce received the operation {op!r}. Write un.ReduceOp.SUM or un.ReduceOp.MEAN, or "SUM" or "MEAN".')
 
 
-def split_by_replica(value: PyTree, replicas: int) -> tuple[PyTree, ...]:
-    """Return the tree of each replica's values, in the order of the replicas."""
+def split_by_replica(value: PyTree, placement: Placement) -> tuple[PyTree, ...]:
+    """Return the tree of each replica's values, in the order of the replicas, all on the lead device: JAX does not compute with arrays of
+    different devices."""
     leaves, structure = jax.tree.flatten(value, is_leaf=is_replica_value)
     if not any(map(is_replica_value, leaves)):
         return (value,)
-    columns = [leaf.values if is_replica_value(leaf) else (leaf,) * replicas for leaf in leaves]
+    columns = [
+        [
+            jax.device_put(part, placement.lead) if isinstance(part, jax.Array) else part for part in leaf.values
+        ]  # rows lie on the host
+        if is_replica_value(leaf)
+        else (leaf,) * placement.replicas
+        for leaf in leaves
+    ]
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True))
 
 

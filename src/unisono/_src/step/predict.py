@@ -77,14 +77,13 @@ class PredictStep:
         return own if self._rows_of_all is None else self._gather_rows(batch, own)
 
     def _check_rows(self, batch: GlobalBatch, shapes: Sequence[Shape], rows: int) -> None:
-        """Refuse outputs whose first axis does not count rows: the outputs of replicas are joined along it."""
+        """Refuse outputs whose first axis does not count rows, or another axis does: the outputs of replicas are joined along the first."""
         key = batch.signature, rows
         if key in self._checked:
             return
         grown = None
-        if any(
-            shape and shape[0] != rows for shape in shapes
-        ):  # several entries for each row, or a length that is a multiple of the rows
+        # Several entries for each row, or lengths that may be multiples of the rows by chance.
+        if any(shape and (shape[0] != rows or any(size % rows == 0 for size in shape[1:])) for shape in shapes):
             with contextlib.suppress(Exception):  # of the user's code, which was not written for more rows
                 grown = [tuple(shape.shape) for shape in self._step.output_shapes(batch, 2 * rows)]
         check_output_rows(shapes, rows, grown)
@@ -117,7 +116,7 @@ def join_rows(counts: Sequence[int], runs: Sequence[Sequence[Array]]) -> list[Ar
 
 
 def check_output_rows(shapes: Sequence[Shape], rows: int, grown: Sequence[Shape] | None) -> None:
-    """Refuse outputs whose first axis does not count rows: the outputs of replicas are joined along it.
+    """Refuse outputs whose first axis does not count rows, or another axis does: the outputs of replicas are joined along the first.
 
     `grown` are their shapes for twice as many rows, if these are known.
     """
@@ -126,4 +125,10 @@ def check_output_rows(shapes: Sequence[Shape], rows: int, grown: Sequence[Shape]
             raise ValueError(
                 f"predict received an output of shape {shape} for {rows} rows: outputs of several replicas are put together "
                 f"by their first axis, which must count rows. Return one entry for each row, or write replicas=1."
+            )
+        if more[1:] != shape[1:]:
+            raise ValueError(
+                f"predict received an output of shape {shape} for {rows} rows, and of shape {more} for {2 * rows}: another axis than the "
+                f"first counts rows as well, as in a table of all pairs of rows. A replica has such a table of its own rows alone. Return "
+                f"what does not depend on the number of rows, or write replicas=1."
             )

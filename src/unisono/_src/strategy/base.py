@@ -176,14 +176,14 @@ class Strategy(ReplicaStrategy):
         return reduce_values.gather_replicas(value, axis, self.placement)
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
-        """Return the result of each replica, in order. A replica without rows has no rows, or zero.
+        """Return the result of each replica, in order, on the first device. A replica without rows has no rows, or zero.
 
         Args:
             value: A result of `run`, or a tree of results.
         """
         refusals.check_outside_replica_code("local_results")
         per_replica.check_replica_count(value, self.placement, "local_results")
-        return reduce_values.split_by_replica(value, self.num_replicas_in_sync)
+        return reduce_values.split_by_replica(value, self.placement)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run
