@@ -204,6 +204,32 @@ def test_a_loss_that_couples_rows_is_warned_of(loss):
         run(regressor(loss), fitting(X[:16], Y[:16], batch_size=16), on(1, 1))
 
 
+class Pairs(keras.Model):
+    """Each row's item beside those of the others, as with negatives from the batch."""
+
+    def __init__(self, columns=None):
+        super().__init__()
+        self.one, self.other = layers.Dense(4), layers.Dense(4)
+        self.columns = columns
+
+    def call(self, x):
+        pairs = ops.matmul(self.one(x), ops.transpose(self.other(x)))
+        return pairs if self.columns is None else ops.sum(pairs, axis=1, keepdims=True) + ops.zeros((1, self.columns))
+
+
+@pytest.mark.parametrize(("columns", "replicas", "warned"), [(None, 4, 1), (None, 1, 0), (4, 4, 0)])
+def test_outputs_for_all_pairs_of_rows_are_warned_of(columns, replicas, warned):
+    """Not where an axis is as long as the rows by chance."""
+    with on(1, replicas).scope():
+        model = Pairs(columns)
+    model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model.fit(X[:16], np.arange(16) % 4, batch_size=16, verbose=0)
+    expected = r"The model 'pairs(_\d+)?' returns an output of shape \(4, 4\) for 4 rows, and of shape \(8, 8\) for 8.*replicas=1"
+    assert len([w for w in said if re.search(expected, str(w.message))]) == warned
+
+
 @pytest.mark.parametrize(
     "loss", [contrasted, of_halves, root_of_mean, by_largest, Balanced(), losses.Dice().call, losses.Circle().call]
 )

@@ -44,6 +44,8 @@ class ModelComputation(ProbedFunctions):
         self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
         self._has_checked_draws = False
+        self._checked_outputs: set[int] = set()
+        """The numbers of rows for which the axes of the outputs were looked at."""
 
     @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
@@ -91,11 +93,11 @@ class ModelComputation(ProbedFunctions):
         if self._probe is None:
             self._probe = ModelProbe(self, user_metrics)
         before = self.growth.decision_count, self._batch_means
-        assigned = self._state.assigned  # by a step in training, not by the steps of the probe
+        assigned = self._state.assigned, self._state.replaced  # by a step in training, not by the steps of the probe
         try:
             self._probe.at(state, batch, shards, self._state.reset_metrics())
         finally:
-            self._state.assigned = assigned
+            self._state.assigned, self._state.replaced = assigned
         self._batch_means = self._probe.batch_means
         return (self.growth.decision_count, self._batch_means) != before
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import keras
 from keras import ops
@@ -17,7 +18,8 @@ from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.protocol import Divisor, State
-from unisono._src.typed_jax import grad, vjp
+from unisono._src.replica.row_coupling import describe_shapes, warn_of_row_tables
+from unisono._src.typed_jax import eval_shape, grad, vjp
 from unisono._src.typing import Array, Logs, Outputs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
 
@@ -80,7 +82,28 @@ class KerasStepComputation(ModelComputation):
         if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
             start = metric_values if self.has_one_replica else self._state.reset_metrics()
             self._run_metrics(self._make_means(), weights, start, y_pred, batch, row_fraction)
+        self._check_outputs(weights, non_trainable, batch, replica, y_pred)
         return terms.divisors
+
+    def _check_outputs(
+        self, weights: list[Array], non_trainable: list[Array], batch: PyTree, replica: Array, y_pred: Outputs
+    ) -> None:
+        """Warn of outputs of which another axis than the first counts rows. The model is traced again where an axis is as long by chance."""
+        rows = jax.tree.leaves(batch)[0].shape[0]
+        shapes = [array.shape for array in jax.tree.leaves(y_pred)]
+        if self.has_one_replica or self.eager or rows in self._checked_outputs or not any(rows in shape[1:] for shape in shapes):
+            return
+        self._checked_outputs.add(rows)
+
+        def compute_outputs(x: PyTree) -> Outputs:
+            with self._state.open_scope(weights, non_trainable, None, replica):
+                return call_model(self.model, x, self._mode == "train")
+
+        try:
+            grown = eval_shape(compute_outputs, describe_shapes(unpack_batch(batch)[0], 2))
+        except Exception:  # of the user's code, which was not written for more rows
+            return
+        warn_of_row_tables(self.model.name, rows, shapes, [array.shape for array in jax.tree.leaves(grown)])
 
     @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
