@@ -1,7 +1,9 @@
 """What is changed after a function was compiled counts in the next run, and is compiled once more at the most."""
 
+import argparse
 import collections
 import functools
+import types
 import warnings
 
 import keras
@@ -58,6 +60,42 @@ def test_other_things_under_the_same_names():
         assert total() == 0
     finally:
         network, scale = None, 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: argparse.Namespace(factor=2.0),
+        lambda: types.SimpleNamespace(factor=2.0),
+        lambda: layers.Flatten(),
+        lambda: AttributeDict(factor=2.0),
+    ],
+)
+def test_other_settings_on_an_object_of_a_library(make):
+    strategy, settings = on(1, 2), make()
+    batch = next(iter(strategy.distribute_dataset([np.ones(6, "float32")])))
+    results = []
+    for settings.factor in (2.0, 5.0, 2.0):
+        total = strategy.run(lambda batch: ops.sum(batch) * settings.factor, args=(batch,))
+        results.append(float(strategy.reduce("SUM", total, axis=None)))
+    assert results == [12, 30, 12]
+
+
+def test_other_items_of_a_dict_of_a_users_kind():
+    strategy, settings = on(1, 2), collections.UserDict(factor=2.0)
+    batch = next(iter(strategy.distribute_dataset([np.ones(6, "float32")])))
+    results = []
+    for settings["factor"] in (2.0, 5.0, 2.0):
+        total = strategy.run(lambda batch: ops.sum(batch) * settings["factor"], args=(batch,))
+        results.append(float(strategy.reduce("SUM", total, axis=None)))
+    assert results == [12, 30, 12]
+
+
+class AttributeDict(dict):
+    """Raises KeyError for an attribute that it does not have."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
 
 
 def test_other_attributes_of_an_object():

@@ -16,6 +16,10 @@ import keras
 from unisono._src.replica.replicated import Replicated, is_array
 from unisono._src.typing import UserFunction, UserObject
 
+WITHOUT_SETTINGS = ("builtins", "jax", "jaxlib", "numpy", "unisono")
+"""Libraries on whose objects users put nothing."""
+VALUE_TYPES = (bool, int, float, str, bytes)
+"""Types of numbers and texts, which are compared by value."""
 LIBRARIES = ("builtins", "jax", "jaxlib", "keras", "numpy", "unisono")
 INSTALLED = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "purelib", "platlib"))
 KERAS = (keras.Layer, keras.metrics.Metric, keras.losses.Loss, keras.optimizers.Optimizer)
@@ -137,6 +141,8 @@ def _walk_value(path: str, value: object, names: frozenset[str], seen: set[int])
         for item in value.values() if isinstance(value, dict) else value:
             if not is_array(item):
                 yield from _walk_value(path, item, names, seen)
+    elif isinstance(value, collections.UserDict | collections.UserList):
+        yield from _walk_capture(Capture(path, lambda: value.data), names, seen)
     elif isinstance(value, property):
         yield from _walk_function(value.fget, seen)
     elif isinstance(value, type):
@@ -156,9 +162,13 @@ def _walk_class(path: str, kind: type, names: frozenset[str], seen: set[int]) ->
 
 
 def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]) -> Iterator[Capture]:
-    """Yield the attributes of a module, or of an object of a user's class."""
+    """Yield the attributes of a module, or of an object of a user's class. Of another object, those that are numbers or texts."""
     module = thing.__name__ if isinstance(thing, types.ModuleType) else type(thing).__module__
-    if not is_user_module(module) or id(thing) in seen:
+    if id(thing) in seen:
+        return
+    if not is_user_module(module):
+        if module.partition(".")[0] not in WITHOUT_SETTINGS and not isinstance(thing, types.ModuleType):
+            yield from _walk_settings(path, thing, names)
         return
     seen.add(id(thing))
     names = names | {"__call__"}
@@ -173,6 +183,16 @@ def _walk_object(path: str, thing: object, names: frozenset[str], seen: set[int]
         capture = Capture(f"{path}.{name}", read, holds_data=not isinstance(thing, KERAS))
         if capture.value is not Capture:
             yield from _walk_capture(capture, names, seen)
+
+
+def _walk_settings(path: str, thing: object, names: frozenset[str]) -> Iterator[Capture]:
+    """Yield the attributes of an object of a library's class that are numbers or texts: a user may have put them there, as in a namespace of
+    options."""
+    attributes = getattr(thing, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name in sorted(names & attributes.keys()):
+            if isinstance(attributes[name], VALUE_TYPES):
+                yield capture_item(f"{path}.{name}", attributes, name)
 
 
 def find_slots(thing: object) -> set[str]:

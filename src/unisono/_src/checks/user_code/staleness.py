@@ -8,14 +8,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, Capture
+from unisono._src.checks.user_code.captures import COLLECTION_TYPES, MOST_ITEMS, VALUE_TYPES, Capture
 from unisono._src.replica.replicated import Replicated
 from unisono._src.typing import UserObject
 
 MOST_BYTES = 2**14
 """Of an array of NumPy whose values are compared; a larger one is compared by identity."""
-VALUE_TYPES = (bool, int, float, str, bytes)
-"""Types of numbers and texts, which are compared by value."""
 
 
 def make_exact_key(number: object) -> Hashable:
