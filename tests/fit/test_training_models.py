@@ -233,3 +233,34 @@ def test_a_batch_size_that_the_inputs_fix(fixed):
     fit = fitting(X, y, batch_size=BATCH, validation_data=(X[:5], y[:5]))
     assert_equals_keras(make, fit, replicas=(4,), devices=(3,))
     assert run(make, fit, on(1, 4)).model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 2)
+
+
+class Projecting(keras.Model):
+    """Has a layer that its loss alone calls."""
+
+    def __init__(self, trainable):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.head = layers.Dense(3, trainable=trainable)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(self.head(y_pred)))
+
+
+@pytest.mark.filterwarnings("ignore:.build")  # of Keras
+@pytest.mark.parametrize(("trainable", "replicas"), [(True, 1), (True, 4), (False, 4)])
+def test_a_layer_that_a_step_builds_is_named(trainable, replicas):
+    with on(1, replicas).scope():
+        model = Projecting(trainable)
+    model.compile("sgd")
+    text = r"the model 'projecting(_\d+)?' made the variable '.*kernel'.* Build the layer before the model is trained"
+    with pytest.raises(ValueError, match=text):
+        model.fit(X[:8], batch_size=8, verbose=0)
+    with on(1, replicas).scope():
+        model = Projecting(trainable)
+        model.head.build((None, 3))
+    model.compile("sgd")
+    model.fit(X[:8], batch_size=8, verbose=0)

@@ -87,7 +87,15 @@ class FromStep(Net):
         return logs | {"perplexity": jax.jit(lambda loss: ops.exp(loss) + 1)(logs["loss"])}, state
 
 
-MODELS = [OwnLoss, OtherName, FromResults, SomeResults, FromStep]
+class NoLogs(Net):
+    """It logs nothing."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        super().compute_metrics(x, y, y_pred, sample_weight)
+        return {}
+
+
+MODELS = [OwnLoss, OtherName, FromResults, SomeResults, FromStep, NoLogs]
 
 
 def make(model_class, **options):
@@ -98,7 +106,7 @@ def make(model_class, **options):
     return model
 
 
-@pytest.mark.parametrize("model_class", mostly_slow(MODELS, OwnLoss, FromStep))
+@pytest.mark.parametrize("model_class", mostly_slow(MODELS, OwnLoss, FromStep, NoLogs))
 def test_logs_are_those_of_keras(model_class):
     """In training and in validation, of steps that are compiled together."""
     with warnings.catch_warnings():

@@ -27,6 +27,8 @@ class ModelState:
         self._has_one_replica = has_one_replica
         self._own = {id(variable) for variable in list_own_state(model)}
         """The ids of the variables of the user's own layers."""
+        self._known = {id(variable) for variable in model.variables}
+        """The ids of the variables that the state has values of."""
         self.assigned: list[int] = []
         """Positions, among the non-trainable variables, of the variables that the replica's code assigns. A trace finds them; they are the
         same for every number of rows."""
@@ -46,6 +48,7 @@ class ModelState:
     ) -> RecordingScope:
         """Return a scope of the replica's state. One replica alone goes on from `metric_values`; others start from reset metrics."""
         model = self._model
+        self._refuse_new_variables(len(weights) + len(non_trainable))
         start = metric_values if self._has_one_replica and metric_values is not None else self.reset_metrics()
         mapping = [
             *zip(model.trainable_variables, weights, strict=True),
@@ -53,6 +56,17 @@ class ModelState:
             *zip(model.metrics_variables, start, strict=True),
         ]
         return RecordingScope(state_mapping=mapping, collect_losses=True)
+
+    def _refuse_new_variables(self, count: int) -> None:
+        """Refuse variables beyond the `count` that the state has: made in a step, of a layer that nothing but the loss calls."""
+        model = self._model
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        new = [variable.path for variable in variables if id(variable) not in self._known]
+        if new and len(variables) > count:
+            raise ValueError(
+                f"A step of the model {model.name!r} made the variable {new[0]!r}: it built a layer that the forward pass does not "
+                f"call. Build the layer before the model is trained: call layer.build(shape), or the layer on some rows."
+            )
 
     def note_assigned(self, scope: RecordingScope, weights: list[Array], non_trainable: list[Array], batch: PyTree) -> None:
         """Note the variables that the forward pass assigned. Refuse those whose value replicas cannot agree on."""

@@ -57,7 +57,7 @@ class StepLogs:
         """
         flat = flatten_logs(logs or {})
         results = optimizer_update.compute_logs(self._model, weights, after)
-        self.are_results = not flat or flat.keys() == results.keys()
+        self.are_results = logs is None or flat.keys() == results.keys()
         if self.are_results:
             return {}
         if not flat.keys() <= self._functions.keys():
