@@ -264,3 +264,25 @@ def test_a_layer_that_a_step_builds_is_named(trainable, replicas):
         model.head.build((None, 3))
     model.compile("sgd")
     model.fit(X[:8], batch_size=8, verbose=0)
+
+
+class Squeezing(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = layers.Embedding(9, 4), layers.Dense(3)
+
+    def call(self, ids):
+        return self.dense(keras.ops.squeeze(self.embedding(ids)))
+
+
+@pytest.mark.filterwarnings("ignore:.build")  # of Keras
+def test_an_error_of_a_replica_of_one_row_says_so():
+    """Where every batch has more rows, the code is right for one replica."""
+    ids = np.arange(9)[:, None]
+    with on(1, 4).scope():
+        model = Squeezing()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="expected min_ndim=2") as caught:
+        model.fit(ids, ids[:, 0] % 3, batch_size=4, verbose=0)
+    assert "A replica has one row of a batch of shapes" in caught.value.__notes__[-1]
+    assert "ops.squeeze(x, axis=1)" in caught.value.__notes__[-1]

@@ -55,6 +55,11 @@ def explain_step_errors(model: keras.Model, batch: GlobalBatch | PyTree, replica
         refuse_axis_of_model(model, error)
         if not eager:
             refuse_uncompilable_layer(error)
+        if 1 in list_shard_sizes(batch, replicas):
+            error.add_note(
+                f"A replica has one row of {describe_batch(batch, replicas)}. Where code removes all axes of length one, as ops.squeeze(x) does, "
+                f"it removes the axis of the rows there. Name the axis: ops.squeeze(x, axis=1)."
+            )
         if not (isinstance(error, TRACE_ERRORS) and is_raised_by_jax(error)):
             raise
         raise StepError(
@@ -67,15 +72,31 @@ def describe_batch(batch: GlobalBatch | PyTree, replicas: int) -> str:
     """Return the shapes of a batch, and how many of its rows a replica has."""
     if batch is None:
         return "the first batch"
-    if isinstance(batch, GlobalBatch):
-        batch = batch.tree() if batch.is_whole else batch.shapes(batch.rows)
-    has_shape = lambda leaf: hasattr(leaf, "shape")  # noqa: E731
-    shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), batch, is_leaf=has_shape)
-    first = next((leaf.shape for leaf in jax.tree.leaves(batch, is_leaf=has_shape) if has_shape(leaf) and leaf.shape), ())
-    if replicas == 1 or not first:
+    shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), read_shapes(batch), is_leaf=has_shape)
+    sizes = list_shard_sizes(batch, replicas)
+    if not sizes:
         return f"a batch of shapes {shapes}"
-    rows = " or ".join(str(count) for count in dict.fromkeys(len(shard) for shard in split_evenly(first[0], replicas) if shard))
-    return f"a batch of shapes {shapes}, of which each of {replicas} replicas gets {rows} rows"
+    return f"a batch of shapes {shapes}, of which each of {replicas} replicas gets {' or '.join(map(str, sizes))} rows"
+
+
+def list_shard_sizes(batch: GlobalBatch | PyTree, replicas: int) -> list[int]:
+    """Return the numbers of rows that replicas have of a batch; none where one replica has all rows, or the batch is not known."""
+    leaves = [] if batch is None else jax.tree.leaves(read_shapes(batch), is_leaf=has_shape)
+    first = next((leaf.shape for leaf in leaves if has_shape(leaf) and leaf.shape), ())
+    if replicas == 1 or not first:
+        return []
+    return list(dict.fromkeys(len(shard) for shard in split_evenly(first[0], replicas) if shard))
+
+
+def read_shapes(batch: GlobalBatch | PyTree) -> PyTree:
+    """Return the tree of a batch, whose leaves have shapes."""
+    if not isinstance(batch, GlobalBatch):
+        return batch
+    return batch.tree() if batch.is_whole else batch.shapes(batch.rows)
+
+
+def has_shape(leaf: object) -> bool:
+    return hasattr(leaf, "shape")
 
 
 @contextlib.contextmanager
