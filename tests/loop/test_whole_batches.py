@@ -132,6 +132,7 @@ def test_a_loop_goes_on_and_is_recorded(tmp_path):
     checkpoint.restore(un.latest_checkpoint(str(tmp_path)))
     assert len(resumed.train(rest)) == 2
     assert resumed.bits == training.bits
+    get_recorder().stop()  # which writes the last steps
     assert [step.rows for step in read_run_record(tmp_path / "record").steps.values()] == [8, 3, 11, 5]
 
 

@@ -115,7 +115,7 @@ def is_wrapper(value: object) -> bool:
     """Return whether a value names the function that it wraps. An object of a user may raise anything for a name that it does not have."""
     try:
         return hasattr(value, "__wrapped__")
-    except Exception:
+    except Exception:  # of the object's own __getattr__
         return False
 
 
