@@ -185,6 +185,12 @@ def by_largest(y_true, y_pred):
     return ops.sum(ops.square(y_true - y_pred), axis=-1) / ops.max(ops.abs(y_pred))
 
 
+def of_hard_rows(y_true, y_pred):
+    """Of the rows whose loss is above the mean."""
+    each = ops.sum(ops.square(y_true - y_pred), axis=-1)
+    return each * ops.cast(each > ops.mean(each), each.dtype)
+
+
 class Balanced(losses.Loss):
     """Does everything itself, and weighs by how frequent ones are in the batch."""
 
@@ -231,7 +237,7 @@ def test_outputs_for_all_pairs_of_rows_are_warned_of(columns, replicas, warned):
 
 
 @pytest.mark.parametrize(
-    "loss", [contrasted, of_halves, root_of_mean, by_largest, Balanced(), losses.Dice().call, losses.Circle().call]
+    "loss", [contrasted, of_halves, root_of_mean, by_largest, of_hard_rows, Balanced(), losses.Dice().call, losses.Circle().call]
 )
 def test_what_couples_rows(loss):
     shapes = jax.ShapeDtypeStruct((5, 3), "float32")

@@ -64,6 +64,10 @@ def share(values: Any) -> Any:
     return values / ops.sum(values)
 
 
+def keep_above(losses: Any, bound: Any) -> Any:
+    return losses * ops.cast(losses > bound, losses.dtype)
+
+
 TOGETHER: dict[str, tuple[str, Losses]] = {
     "rows without their mean": (COUPLED, lambda p, x, y, key: p.loss(y, p.model(x - ops.mean(x, axis=0)))),
     "rows mixed with others": (COUPLED, lambda p, x, y, key: p.loss(y, p.model(swap(x)))),
@@ -73,6 +77,8 @@ TOGETHER: dict[str, tuple[str, Losses]] = {
     "weights of an average": (
         COUPLED, lambda p, x, y, key: un.compute_average_loss(p.loss(y, p.model(x)), sample_weight=share(ops.exp(x[:, 0])))
     ),
+    "losses above their mean": (COUPLED, lambda p, x, y, key: keep_above(each := p.loss(y, p.model(x)), ops.mean(each))),
+    "losses above their median": (COUPLED, lambda p, x, y, key: keep_above(each := p.loss(y, p.model(x)), ops.median(each))),
     "sums of features": (FIXED, lambda p, x, y, key: ops.sum(ops.square(p.model(x) - x), axis=0)),
     "means of features": (FIXED, lambda p, x, y, key: ops.mean(ops.square(p.model(x) - x), axis=0)),
     "a stack of sums": (
@@ -150,7 +156,7 @@ def test_one_replica_that_divides_by_its_rows_divides_twice():
         compute(lambda p, x, y, key: p.loss(y, p.model(x)) / 32, replicas=1)
 
 
-@pytest.mark.parametrize("case", ["rows without their mean", "rows mixed with others"])
+@pytest.mark.parametrize("case", ["rows without their mean", "rows mixed with others", "losses above their median"])
 def test_replicas_of_one_row_are_tried_on_two(case: str):
     with pytest.warns(UserWarning, match=COUPLED):
         compute(TOGETHER[case][1], batch_size=R)

@@ -73,7 +73,8 @@ def draw_between(
 
 
 def draw_rows_like(rng: np.random.Generator, like: ShapedValue, rows: int, kind: str = "numbers") -> np.ndarray:
-    """Return rows of this dtype. The second half has another distribution. Whole numbers are 0 or 1, others may be probabilities."""
+    """Return rows of this dtype. The second half has another distribution, and no mean, median or rank of its rows is that of all. Whole
+    numbers are 0 or 1, others may be probabilities."""
     if not like.shape:
         return np.asarray(rng.uniform(0.1, 0.9)).astype(like.dtype)
     shape = (rows // 2, *like.shape[1:])
@@ -81,5 +82,5 @@ def draw_rows_like(rng: np.random.Generator, like: ShapedValue, rows: int, kind:
     if dtype.kind in "iub" or kind == "bits":
         halves = [rng.random(shape) < fraction for fraction in (0.25, 0.75)]
     else:
-        halves = [rng.uniform(0.1, 0.9, shape), rng.uniform(0.4, 0.6, shape)]
+        halves = [rng.uniform(0.1, 0.5, shape), rng.uniform(0.6, 0.9, shape)]
     return np.concatenate(halves).astype(dtype)
