@@ -1,4 +1,4 @@
-"""What an audit is told to compare."""
+"""The settings of an audit: the script, and what its runs are compared on."""
 
 from __future__ import annotations
 

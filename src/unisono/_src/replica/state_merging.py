@@ -54,12 +54,7 @@ def collect_assigned(
             growth = new - random_keys.derive_replica_key(old, replica)
             contribution.draws.append((jnp.where(is_first, growth, jnp.zeros_like(growth)), growth))
         elif is_added(variable, alone):
-            growth = widen_counter(new) - find_base(variable, old, index in replaced)
-            if variable.aggregation == "sum":
-                check_has_sum(variable, new)
-                contribution.advances.append(growth)
-            else:
-                contribution.advances.append(jnp.where(is_first, growth, jnp.zeros_like(growth)))
+            contribution.advances.append(find_advance(variable, old, new, index in replaced, is_first))
         elif jnp.issubdtype(new.dtype, jnp.floating) or (alone and not is_counter_dtype(new.dtype)):
             contribution.float_changes.append(
                 new if alone else (new.astype(jnp.float32) - find_finite(old).astype(jnp.float32)) * rows
@@ -111,11 +106,19 @@ def is_counter_dtype(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
+def find_advance(variable: keras.Variable, old: Array, new: Array, is_replaced: bool, is_first: Array) -> Array:
+    """Return what a replica adds to a variable whose `aggregation` is a sum, or the growth in the first replica."""
+    growth = widen_counter(new) - find_base(variable, old, is_replaced)
+    if variable.aggregation != "sum":
+        return jnp.where(is_first, growth, jnp.zeros_like(growth))
+    check_has_sum(variable, new)
+    return growth
+
+
 def find_base(variable: keras.Variable, old: Array, is_replaced: bool) -> Array:
     """Return the value to which the growth of the replicas is added: none where a sum over replicas is made of new values alone."""
-    return (
-        jnp.zeros_like(widen_counter(old)) if is_replaced and variable.aggregation == "sum" else find_finite(widen_counter(old))
-    )
+    base = widen_counter(old)
+    return jnp.zeros_like(base) if is_replaced and variable.aggregation == "sum" else find_finite(base)
 
 
 def find_finite(value: Array) -> Array:

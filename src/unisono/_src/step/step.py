@@ -207,16 +207,7 @@ class Step:
 
     def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> CallOutcome:
         """Run whole steps in one call, on the lead."""
-        orders = CallOrders(
-            steps=len(group),
-            first=run.first,
-            replicas=run.count,
-            present=run.count,
-            counting=1,
-            running=1,
-            summing=1,
-            finishing=1,
-        )
+        orders = CallOrders(len(group), run.first, run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
         done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
         return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
