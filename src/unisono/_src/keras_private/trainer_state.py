@@ -134,7 +134,7 @@ class RecordingScope(keras.StatelessScope):
 
     @property
     def replaced(self) -> set[int]:
-        """Return the ids of variables that were assigned without a look at the value before, as `assign_add` does not."""
+        """Return the ids of variables that were assigned, and whose value before was not read; `assign_add` reads it."""
         return self.assigned.keys() - self._used
 
 

@@ -35,14 +35,14 @@ def split_by_replica(value: PyTree, placement: Placement) -> tuple[PyTree, ...]:
     leaves, structure = jax.tree.flatten(value, is_leaf=is_replica_value)
     if not any(map(is_replica_value, leaves)):
         return (value,)
-    columns = [
-        [
-            jax.device_put(part, placement.lead) if isinstance(part, jax.Array) else part for part in leaf.values
-        ]  # rows lie on the host
-        if is_replica_value(leaf)
-        else (leaf,) * placement.replicas
-        for leaf in leaves
-    ]
+
+    def list_parts(leaf: UserObject) -> list[UserObject]:
+        if not is_replica_value(leaf):
+            return [leaf] * placement.replicas
+        # The rows of a batch lie on the host.
+        return [jax.device_put(part, placement.lead) if isinstance(part, jax.Array) else part for part in leaf.values]
+
+    columns = map(list_parts, leaves)
     return tuple(jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True))
 
 

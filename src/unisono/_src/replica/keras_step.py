@@ -82,6 +82,7 @@ class KerasStepComputation(ModelComputation):
         if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
             start = metric_values if self.has_one_replica else self._state.reset_metrics()
             self._run_metrics(self._make_means(), weights, start, y_pred, batch, row_fraction)
+        # At the end: a call of the model forgets the losses that its layers have added in this trace.
         self._check_outputs(weights, non_trainable, batch, replica, y_pred)
         return terms.divisors
 
