@@ -1237,6 +1237,10 @@ DIVIDED = {
         lambda losses, n: un.compute_average_loss(losses / 4),
         r"divides the loss of each example by 4, and the engine",
     ),
+    "a sum, by the rows and the replicas": (
+        lambda losses, n: ops.sum(losses) / 12 / 4,
+        r"divides a sum, or its gradients, by the examples of the global batch and by 4 replicas too.*divided twice",
+    ),
     "weights of a replica": (
         lambda losses, n: ops.average(losses, weights=losses + 1),
         r"stays the same where a replica's rows are taken twice, as a mean",
@@ -1285,6 +1289,7 @@ RIGHT = {
     "a number": lambda losses, n: ops.sum(losses) / 12 + 1.0,
     "a count that is an argument": lambda losses, n: ops.sum(losses * ops.ones((3,))) / (n + 53),
     "by the replicas": lambda losses, n: ops.sum(losses) / 4,
+    "the rows, and four values of each": lambda losses, n: ops.sum(ops.expand_dims(losses, 1) * ops.ones((3, 4))) / 12 / 4,
     "a mean of two shares": lambda losses, n: ops.mean(
         ops.stack([un.compute_average_loss(losses), un.compute_average_loss(2 * losses)])
     ),
@@ -1305,6 +1310,57 @@ def test_a_loss_that_is_divided_rightly_is_not(how):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         divided(how, RIGHT[how])
+
+
+TWICE = {
+    "the losses of examples": (
+        lambda losses: losses,
+        r"divides by 4 the gradients that un.value_and_grad returned.*they are divided twice. Apply them as they are",
+    ),
+    "an average": (un.compute_average_loss, r"divides by 4 the gradients that un.value_and_grad returned"),
+    "a sum over the rows": (
+        lambda losses: ops.sum(losses) / 12,
+        r"divides a sum, or its gradients, by the examples.*divided twice",
+    ),
+}
+
+
+def apply_quarters(form, change=lambda gradient: gradient / 4):
+    """Train on one batch with gradients over R, of losses in this form, and return the weights."""
+    loop = Loop(on(1, 4))
+    weights = loop.model.trainable_variables
+    with loop.strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(weights)
+
+    def code(batch):
+        _, gradients = un.value_and_grad(lambda: form(loop.loss(batch[1], loop.model(batch[0]))), weights)
+        optimizer.apply([change(gradient) for gradient in gradients], weights)
+
+    loop.strategy.run(code, args=(first(loop),))
+    return [np.asarray(weight.value) for weight in weights]
+
+
+@pytest.mark.parametrize("how", TWICE)
+def test_gradients_that_are_divided_twice_are_warned_about(how):
+    form, said = TWICE[how]
+    with pytest.warns(UserWarning, match=said):
+        apply_quarters(form)
+
+
+def test_a_multiple_of_gradients_that_divides_by_the_replicas_is_warned_about():
+    with pytest.warns(UserWarning, match=r"divides by 4 the gradients that un.value_and_grad returned"):
+        apply_quarters(lambda losses: losses, lambda gradient: 0.25 * gradient)
+
+
+def test_gradients_of_a_mean_over_a_replicas_rows_may_be_divided_by_the_replicas():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        divided_gradients = apply_quarters(ops.mean)
+        of_a_batch = apply_quarters(lambda losses: losses, lambda gradient: gradient)
+        apply_quarters(lambda losses: losses, lambda gradient: 0.3 * gradient)
+    for one, other in zip(divided_gradients, of_a_batch, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_a_number_of_pythons_that_changes_is_named():

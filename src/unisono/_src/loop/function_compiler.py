@@ -218,12 +218,16 @@ class FunctionCompiler:
             return DivisorCheck(self._call.name, self._replicas)
         constants = self._arguments.constants
         parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
+        if len(sources.gradient_scalings) == 1:  # of all gradients, so that the losses may as well be divided by it
+            (scaling,) = sources.gradient_scalings
+            parts = [part._replace(path=part.path.join(scaling)) for part in parts]
         fixed = find_fixed_loss(sources, self._trace_rows, self._rows)
         if self._replicas > 1:
             self._warn_of_losses(sources, [part for part in parts if part.of_rows], fixed)
         # With one replica a mean over the rows, one value for each place, is no loss of examples that was divided before.
         vectors = find_vector_losses(sources) if fixed is None or self._replicas > 1 else []
-        return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings)
+        gradients = sources.gradient_scalings
+        return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings, gradients)
 
     def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart], fixed: Shape | None) -> None:
         """Warn of a loss that replicas do not add up to that of the whole batch.

@@ -36,8 +36,8 @@ class NotedArrays(NamedTuple):
     kind: str
     """"share": a loss that is a replica's part of the global loss, or, with an `origin`, a sum of such losses; "loss": a loss that the code has
     scaled by itself; "vector": losses of examples, which the engine divides; "weights": their weights; "fed": what a mean was fed with; "update":
-    the arguments of a user's metric; "given": what a layer or a loss was called with; "gave": what it returned; "gradients": what an optimizer
-    was applied with."""
+    the arguments of a user's metric; "given": what a layer or a loss was called with; "gave": what it returned; "derivatives": what
+    `value_and_grad` returned; "gradients": what an optimizer was applied with."""
     arrays: PyTree
     origin: UserObject = None
 
@@ -170,6 +170,7 @@ class ReplicaCode:
     def note_gradients(self, gradients: Sequence[Array]) -> None:
         """Note what `value_and_grad` hands out."""
         self._given_gradients |= {id(gradient): gradient for gradient in gradients}
+        self.note("derivatives", list(gradients))
 
     def keep_scaled_gradient(self, optimizer: keras.optimizers.Optimizer, gradient: Array, scaled: Array) -> None:
         """Keep the scaled gradient that the optimizer gets, where the code hands this gradient to the optimizer that scaled the loss."""
@@ -215,7 +216,7 @@ class ReplicaCode:
         }
         if not applied and variables:
             raise ValueError("optimizer.apply received no gradient: every one of them is None. Check what the loss depends on.")
-        self.note("gradients", [gradient for gradient in applied.values() if is_traced(gradient)], origin=optimizer)
+        self.note("gradients", [gradient for gradient in gradients if is_traced(gradient)], origin=optimizer)
         self.updates.append(PendingUpdate(optimizer, applied))
         self.scope.updated_ids |= {id(variable) for variable in variables} | list_updated_ids(optimizer)
 

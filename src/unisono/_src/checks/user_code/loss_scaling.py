@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from unisono._src.checks.user_code.loss_growth import MEAN, SUM, LossPart
@@ -47,16 +47,19 @@ class DivisorCheck:
         parts: Sequence[LossPart] = (),
         vectors: Sequence[VectorLoss] = (),
         means: Sequence[Scaling] = (),
+        gradients: Collection[Scaling] = (),
     ) -> None:
         """Keep the name of the function, R, and what is known of its losses.
 
         `parts` are measured, `vectors` are losses of examples, and `means` what means over the global batch are divided by.
+        `gradients` are what the code divides gradients by.
         """
         self._name = name
         self._replicas = replicas
         self._parts = parts
         self._vectors = vectors
         self._means = means
+        self._gradients = gradients
         self._most_rows = 0
         self._seen: set[object] = set()
         self._warned = False
@@ -94,12 +97,15 @@ class DivisorCheck:
             numbers = list(list_products([*divisors, *part.path.factors]))
             if self._replicas > 1:
                 yield from self._judge_growth(part, numbers, rows, sizes)
+                yield from self._judge_sum(part, divisors, rows)
             if part.values_per_row and part.growth != MEAN:
                 yield from self._judge_constants(part, divisors, numbers, rows)
         for shape, scaling in self._vectors:
             yield from self._judge_vector(shape, resolve_divisors(scaling.divisors, arguments), rows)
         for scaling in self._means:
             yield from self._judge_mean(resolve_divisors(scaling.divisors, arguments))
+        for scaling in self._gradients if self._vectors or self._means else ():
+            yield from self._judge_gradients([*resolve_divisors(scaling.divisors, arguments), *scaling.factors])
         for divisor, values_per_row in fixed:
             if divisor not in (rows, rows * values_per_row):
                 yield self._describe_constant(divisor, rows)
@@ -132,6 +138,31 @@ class DivisorCheck:
                 f"The function {self._name!r} differentiates a number that is {part.growth:.3g} times as large where a replica's rows are taken "
                 f"twice, neither a mean over them (1) nor a sum (2): what {replicas} replicas add up is not its value on the global batch of "
                 f"{rows} rows. {ADVICE}"
+            )
+
+    def _judge_sum(self, part: LossPart, divisors: Sequence[float], rows: int) -> Iterator[str]:
+        """Yield the fault of a sum that is divided by the examples of the global batch, and by the number of replicas too."""
+        values = part.values_per_row
+        position = next((index for index, number in enumerate(divisors) if is_near_number(number, self._replicas)), None)
+        may_be_values = values % self._replicas == 0  # a mean over the values of a row; 0 if they are not known
+        if part.growth != SUM or self._replicas == HALF or position is None or may_be_values:
+            return
+        others = list(list_products([*divisors[:position], *divisors[position + 1 :]]))
+        sizes = [count * size for count in (1, values) for size in (rows, self._most_rows)]
+        if any(is_near_number(number, size) for number in others for size in sizes):
+            yield (
+                f"The function {self._name!r} divides a sum, or its gradients, by the examples of the global batch and by {self._replicas} "
+                f"replicas too, and what replicas give is added up: it is divided twice. Divide by the examples alone."
+            )
+
+    def _judge_gradients(self, numbers: list[float]) -> Iterator[str]:
+        """Yield the fault of gradients of a mean over the global batch that are divided once more."""
+        twice = self._find_second_divisor(numbers, self._most_rows)
+        if twice is not None and math.prod(numbers) > HALF:  # not multiplied by as much
+            yield (
+                f"The function {self._name!r} divides by {twice:.0f} the gradients that un.value_and_grad returned, which are divided by the rows "
+                f"of the global batch already, and are added up over replicas: they are divided twice. Apply them as they are. If a smaller "
+                f"step is meant, set the learning rate."
             )
 
     def _judge_constants(self, part: LossPart, divisors: Sequence[float], numbers: Sequence[float], rows: int) -> Iterator[str]:

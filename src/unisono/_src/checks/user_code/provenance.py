@@ -41,6 +41,10 @@ class Scaling(NamedTuple):
     def multiply_by(self, number: float) -> Scaling:
         return self._replace(factors=(*self.factors, 1 / number))
 
+    def join(self, other: Scaling) -> Scaling:
+        """Return the constants of two ways, one behind the other."""
+        return Scaling(self.divisors + other.divisors, self.factors + other.factors)
+
     @property
     def known_numbers(self) -> list[float]:
         """Return the numbers that are no arguments."""
@@ -64,7 +68,7 @@ class LossTerm(NamedTuple):
 
     @property
     def path(self) -> Scaling:
-        return Scaling(self.outer_scaling.divisors + self.inside.divisors, self.outer_scaling.factors + self.inside.factors)
+        return self.outer_scaling.join(self.inside)
 
 
 class Provenance:
@@ -105,6 +109,13 @@ class Provenance:
         """Return what the code divides and multiplies means over the global batch by, which functions of `un` returned."""
         means = set(self.list_noted("mean"))
         return [scaling for _, loss in self.trace.noted.get("loss", []) for scaling in self._list_scalings(loss, means)]
+
+    @functools.cached_property
+    def gradient_scalings(self) -> set[Scaling]:
+        """Return what the code divides and multiplies gradients by, between `value_and_grad` and the optimizer."""
+        derivatives = set(self.list_noted("derivatives"))
+        gradients = self.list_noted("gradients")
+        return {scaling for gradient in gradients for scaling in self._list_scalings(gradient, derivatives)}
 
     def _list_scalings(self, variable: Atom, targets: Collection[Atom], path: Scaling = UNSCALED) -> Iterator[Scaling]:
         """Yield the constants between a number and each target that is a term of the number."""
