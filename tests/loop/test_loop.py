@@ -76,6 +76,32 @@ def test_means_weigh_real_rows(loop):
     np.testing.assert_allclose(loop.strategy.reduce("MEAN", total), X[:10].sum() / loop.strategy.num_replicas_in_sync, rtol=1e-5)
 
 
+SHARES = {
+    "of the engine": lambda losses: losses,
+    "of an average": un.compute_average_loss,
+    "with a regularizer": lambda losses: un.compute_average_loss(losses) + un.scale_regularization_loss(1.0),
+}
+
+
+@pytest.mark.parametrize("how", SHARES)
+def test_a_mean_of_shares_of_a_loss_is_warned_about(loop, how):
+    def code(batch):
+        return un.value_and_grad(lambda: SHARES[how](loop.loss(batch[1], loop.model(batch[0]))), loop.model.trainable_variables)[
+            0
+        ]
+
+    share = loop.strategy.run(code, args=(first(loop),))
+    total = loop.strategy.reduce("SUM", share)
+    if loop.strategy.num_replicas_in_sync == 1:
+        assert loop.strategy.reduce("MEAN", share) == total
+        return
+    with pytest.warns(
+        UserWarning, match=r"the loss is their sum, and their mean is 1/4 of it. Write strategy.reduce\(\"SUM\""
+    ) as said:
+        assert loop.strategy.reduce("MEAN", {"loss": share})["loss"] == total / 4
+    assert said[0].filename == __file__
+
+
 def test_what_cannot_be_reduced(loop):
     rows = loop.strategy.run(lambda batch: batch[0], args=(first(loop),))
     assert loop.strategy.reduce("MEAN", 3.0) == 3.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ def split_by_replica(value: PyTree, placement: Placement) -> tuple[PyTree, ...]:
 def reduce_over_replicas(op: object, value: PyTree, axis: int | None, placement: Placement) -> PyTree:
     """Return the tree with the sum or the mean of the replicas in place of each value."""
     operation = ReduceOp.of(op)
+    if operation is ReduceOp.MEAN and placement.replicas > 1 and has_shares(value):
+        warn_of_mean_of_shares(placement.replicas)
     return jax.tree.map(lambda leaf: reduce_leaf(operation, leaf, axis, placement), value, is_leaf=is_replica_value)
 
 
@@ -63,6 +66,20 @@ def reduce_leaf(op: ReduceOp, value: UserObject, axis: int | None, placement: Pl
     if op is ReduceOp.MEAN:
         return total / count
     return total.astype(value.dtype) if is_half(value.dtype) else total  # a sum of short integers may need more bits
+
+
+def has_shares(value: PyTree) -> bool:
+    """Return whether a tree has replicas' shares of a loss in it."""
+    leaves = jax.tree.leaves(value, is_leaf=is_replica_value)
+    return any(isinstance(leaf, PerReplica) and leaf.is_share for leaf in leaves)
+
+
+def warn_of_mean_of_shares(replicas: int) -> None:
+    warnings.warn(
+        f'reduce received "MEAN" for the replicas\' shares of a loss, which are divided by the rows of the global batch already: the loss is '
+        f'their sum, and their mean is 1/{replicas} of it. Write strategy.reduce("SUM", value).',
+        stacklevel=4,
+    )
 
 
 def put_on_lead(value: PerReplica | Shards, placement: Placement) -> dict[int, jax.Array]:
