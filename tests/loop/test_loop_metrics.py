@@ -50,6 +50,9 @@ FED = {
     "two views of rows": lambda x: ops.concatenate([x[:, 0], -2 * x[:, 1]]),
     "means of features": lambda x: ops.mean(x, axis=0),
     "a mean": lambda x: ops.mean(x),
+    "a sum": lambda x: ops.sum(x),
+    "sums of features": lambda x: ops.sum(x, axis=0),
+    "a count that is zero in most rows": lambda x: ops.sum(ops.cast(x[:, 0] > 1.5, "float32")),
     "one number for each row": lambda x: x[:, 0],
 }
 

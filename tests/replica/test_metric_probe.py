@@ -11,6 +11,8 @@ from keras import layers, ops
 from own_metrics import Keeps
 from sizes import BATCH, ROWS
 from trainings import assert_equals_keras, fitting, on, rows, run
+from unisono._src.replica.function_probe import compute_sum_growth
+from unisono._src.replica.growth import MEAN, SUM
 
 X = rows(ROWS, 3)
 POSITIVE = (np.arange(ROWS) % 16 > 12).astype("float32")[:, None]
@@ -139,3 +141,16 @@ def test_a_train_step_without_call_and_with_means_of_its_own():
         return model
 
     assert_equals_keras(make, fitting(X, batch_size=BATCH), replicas=(4,))
+
+
+def test_a_half_that_is_masked_is_no_part_of_a_sum():
+    growth = lambda *numbers: compute_sum_growth(*map(np.float32, numbers))
+    assert growth(1, 2, 3) == growth([1, 2], [3, -2], [4, 0]) == SUM
+    assert growth(1, 2, 1.5) == growth([1, 2], [3, -2], [4, 1]) == MEAN
+    assert (
+        growth(0, 2, 2)
+        is growth([1, 0], [3, 2], [4, 2])
+        is growth(1, np.inf, np.inf)
+        is compute_sum_growth(None, None, None)
+        is None
+    )
