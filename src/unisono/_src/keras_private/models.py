@@ -41,9 +41,25 @@ def list_layers(model: keras.Layer) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+def has_own_code(model: keras.Model) -> bool:
+    """Return whether the forward pass runs code that is not of Keras' layers: of other classes, of functions, or between layers."""
+    for layer in list_layers(model):
+        functions = [getattr(layer, name, None) for name in ("function", "activation")]
+        if not is_of_keras(type(layer)) or not all(function is None or is_of_keras(function) for function in functions):
+            return True
+        operations = getattr(layer, "operations", ())  # of a functional model, as `x - keras.ops.mean(x)`
+        if any(not isinstance(operation, keras.Layer) for operation in operations):
+            return True
+    return False
+
+
+def is_of_keras(class_or_function: object) -> bool:
+    return getattr(class_or_function, "__module__", "").startswith("keras.")
+
+
 def list_own_state(model: keras.Model) -> list[keras.Variable]:
     """Return the non-trainable variables of the layers whose classes are not Keras'."""
-    layers = [layer for layer in list_layers(model) if not type(layer).__module__.startswith("keras.")]
+    layers = [layer for layer in list_layers(model) if not is_of_keras(type(layer))]
     return [variable for layer in layers for variable in layer._non_trainable_variables]
 
 

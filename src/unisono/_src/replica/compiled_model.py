@@ -44,6 +44,7 @@ class ModelComputation(ProbedFunctions):
         self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
         self._has_checked_draws = False
+        self._has_checked_rows = False
         self._checked_outputs: set[int] = set()
         """The numbers of rows for which the axes of the outputs were looked at."""
 

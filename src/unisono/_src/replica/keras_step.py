@@ -12,13 +12,14 @@ from keras import ops
 from unisono._src.keras_private.compiled_losses import call_model
 from unisono._src.keras_private.data_adapters import unpack_batch
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.models import overrides_method
+from unisono._src.keras_private.models import has_own_code, overrides_method
 from unisono._src.keras_private.trainer_state import list_scope_values
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.mixed_outputs import mixes_rows
 from unisono._src.replica.protocol import Divisor, State
-from unisono._src.replica.row_coupling import describe_shapes, warn_of_row_tables
+from unisono._src.replica.row_coupling import describe_shapes, warn_of_coupling, warn_of_row_tables
 from unisono._src.typed_jax import eval_shape, grad, vjp
 from unisono._src.typing import Array, Logs, Outputs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
@@ -105,6 +106,25 @@ class KerasStepComputation(ModelComputation):
         except Exception:  # of the user's code, which was not written for more rows
             return
         warn_of_row_tables(self.model.name, rows, shapes, [array.shape for array in jax.tree.leaves(grown)])
+
+    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        self._check_rows(state, batch)
+        return super().probe(state, batch, shards, constants)
+
+    @hide_masks()
+    def _check_rows(self, state: State, batch: PyTree) -> None:
+        """Warn once of a model whose own code makes rows of its outputs of other rows too."""
+        is_checked, self._has_checked_rows = self._has_checked_rows, True
+        if is_checked or self.has_one_replica or self.eager or self._mode != "train" or not has_own_code(self.model):
+            return
+
+        def compute_outputs(state: State, x: PyTree) -> Outputs:
+            weights, non_trainable = state
+            with self._state.open_scope(weights, non_trainable, None, jnp.int32(0)):
+                return call_model(self.model, x, False)
+
+        if mixes_rows(compute_outputs, state[:2], unpack_batch(batch)[0]):
+            warn_of_coupling(f"The model {self.model.name!r}")
 
     @hide_masks()
     def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
