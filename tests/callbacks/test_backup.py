@@ -679,3 +679,21 @@ def test_a_later_fit_begins_at_its_own_epoch(tmp_path):
     interrupted(tmp_path / "b")
     model = resume(tmp_path / "b").model
     assert len(model.fit(X, Y, epochs=2, verbose=0).history["loss"]) == 2
+
+
+class WarmUp(keras.callbacks.Callback):
+    """A learning rate for each step, from nothing but the step."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.001 * (1 + self.epoch * STEPS + batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*may have kept something that is not saved")
+@pytest.mark.parametrize(("after", "freq"), [(STEPS + 2, 2), *slow((STEPS + 1, 1), (STEPS + 1, "epoch"))])
+def test_what_a_callback_sets_before_the_first_step_stays(tmp_path, after, freq):
+    """The state is restored before the callbacks hear of the step, not after."""
+    reference = fit(model_on(on(1, 4)), callbacks=[WarmUp()])
+    assert broken_off_and_resumed(tmp_path / "b", after, freq=freq, callbacks=lambda: [WarmUp()]) == reference

@@ -120,6 +120,81 @@ def test_saved_between_epochs(tmp_path, whole):
     assert Training(on(2, 4)).restored(path).run() == whole("arrays")
 
 
+class Leaving(Training):
+    """A loop that leaves each pass after two batches."""
+
+    def run(self, directory=None, save_at=None, how="after the loop"):
+        """To the end, or until a step whose number is given, after which it is saved."""
+        while int(self.epoch) < EPOCHS:
+            for number, batch in enumerate(self.data, 1):
+                self.loop.one(batch)
+                self.done += 1
+                if self.done == save_at and how == "in the loop":
+                    return self.checkpoint.save(directory / "ckpt")
+                if number == 2:
+                    break
+            self.epoch.assign(self.epoch + 1)
+            if self.done == save_at:
+                return self.checkpoint.save(directory / "ckpt")
+        return un.fingerprint(self.loop.model, self.loop.optimizer, self.loop.accuracy)
+
+
+class Reordered(Batches):
+    """Batches in an order that changes at the end of each pass."""
+
+    def on_epoch_end(self):
+        self.rows = tuple(np.roll(of, 5, axis=0) for of in self.rows)
+
+
+DATA["a PyDataset that changes"] = lambda strategy: strategy.distribute_dataset(Reordered((X, Y), BATCH))
+
+
+@pytest.mark.filterwarnings("ignore:The loop over the dataset was left")
+@pytest.mark.parametrize("data", ["a stream", *slow(*(name for name in DATA if name != "a stream"))])
+@pytest.mark.parametrize(
+    ("at", "how"), [(2, "after the loop"), (4, "after the loop"), *slow((3, "in the loop"), (5, "in the loop"))]
+)
+def test_passes_that_are_left(tmp_path, data, at, how):
+    """The next loop begins a pass, in the process that goes on and in the process that resumes."""
+    whole = Leaving(on(1, 4), data).run()
+    path = Leaving(on(1, 4), data).run(tmp_path, at, how)
+    if how == "in the loop":  # the resumed loop counts its batches from the middle of the pass
+        resumed = Leaving(on(2, 4), data).restored(path)
+        for batch in resumed.data:
+            resumed.loop.one(batch)
+            break
+        resumed.epoch.assign(resumed.epoch + 1)
+        assert resumed.run() == whole
+        return
+    assert Leaving(on(2, 4), data).restored(path).run() == whole
+
+
+def test_a_pass_that_is_left_before_it_is_saved_is_said(tmp_path):
+    training = Leaving(on(1, 4))
+    with pytest.warns(
+        UserWarning, match=r"left after 2 of 4 batches of pass 0, and then saved: what resumes.* begins the next pass"
+    ):
+        training.run(tmp_path, save_at=2)
+
+
+def test_an_interruption_leaves_no_pass(tmp_path):
+    """Saved where an error is handled, the loop is in the middle of the pass: what resumes goes on there."""
+    training = Training(on(1, 4))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The loop over the dataset was left")
+        try:
+            for number, batch in enumerate(training.data):
+                if number == 2:
+                    raise KeyboardInterrupt
+                training.loop.one(batch)
+        except KeyboardInterrupt:
+            path = training.checkpoint.save(tmp_path / "ckpt")
+    resumed = Training(on(2, 4)).restored(path)
+    assert resumed.data.position == (0, 0), "not begun"
+    assert next(iter(resumed.data)) is not None
+    assert resumed.data.position == (0, 4)
+
+
 @pytest.mark.slow
 def test_saved_again_before_the_next_batch(tmp_path, whole):
     """The place is that of the checkpoint that was restored, also where the process had gone on from there itself."""
@@ -182,7 +257,8 @@ class Sized(Stream):
 def test_data_of_another_size_are_stopped(tmp_path, made, said):
     data, other = (on(1, 4).distribute_dataset(**made(count)) for count in (4, 5))
     checkpoint = un.Checkpoint(data=data, step=keras.Variable(0))
-    next(iter(data))
+    iterator = iter(data)
+    next(iterator)
     path = checkpoint.save(tmp_path / "ckpt")
     un.Checkpoint(data=other, step=keras.Variable(0)).restore(path)
     with pytest.raises(
@@ -257,7 +333,8 @@ def test_saving_in_another_thread_is_warned_about(tmp_path):
     """Which may be in the middle of a step."""
     data = on(1, 4).distribute_dataset((X, Y), batch_size=BATCH)
     checkpoint = un.Checkpoint(step=keras.Variable(0), data=data)
-    next(iter(data))
+    iterator = iter(data)
+    next(iterator)
     checkpoint.save(tmp_path / "ckpt")
 
     def elsewhere():

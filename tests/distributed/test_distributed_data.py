@@ -529,3 +529,30 @@ def test_workers_of_torch_that_are_forked_are_warned_of():
         loop.model.fit(loader(num_workers=1, multiprocessing_context="fork"), verbose=0, shuffle=False)
     with pytest.warns(UserWarning, match="forks this process"):
         next(iter(loop.strategy.distribute_dataset(loader(num_workers=1, multiprocessing_context="fork"))))
+
+
+@pytest.mark.compat
+@pytest.mark.usefixtures("_handler_of_children")
+def test_an_order_of_torch_that_other_code_changes_is_warned_of_where_it_is_to_be_resumed(tmp_path):
+    torch = pytest.importorskip("torch")
+    x, y = data("dense", 24)
+    rows = torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y))
+    loop = Loop(on(1, 4))
+    loop.model.compile("sgd", crossentropy())
+
+    def fit(callbacks=(), **options):
+        loop.model.fit(torch.utils.data.DataLoader(rows, 12, **options), verbose=0, shuffle=False, callbacks=list(callbacks))
+
+    def backup():
+        return [un.callbacks.BackupAndRestore(tmp_path / "b")]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The DataLoader shuffles")
+        fit(shuffle=True)
+        fit(backup(), shuffle=True, generator=torch.Generator().manual_seed(0))
+        fit(backup())
+    with pytest.warns(UserWarning, match=r"shuffles by torch's global generator.*generator=torch.Generator\(\).manual_seed\(0\)"):
+        fit(backup(), shuffle=True)
+    dataset = loop.strategy.distribute_dataset(torch.utils.data.DataLoader(rows, 12, shuffle=True))
+    with pytest.warns(UserWarning, match="shuffles by torch's global generator"):
+        un.Checkpoint(data=dataset)

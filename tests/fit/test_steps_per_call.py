@@ -125,6 +125,50 @@ def test_a_generator_is_asked_for_one_batch_at_a_time(calls):
     assert calls == [1] * 16
 
 
+class Stream:
+    """Batches whose number nobody knows before the pass ends."""
+
+    def __init__(self, error_at=None):
+        self.error_at = error_at
+
+    def __iter__(self):
+        for start in range(0, 96, 6):
+            if start // 6 == self.error_at:
+                raise OSError("disk gone")
+            yield X[start : start + 6], Y[start : start + 6]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize(("steps", "taken"), [(5, 5 + 5 + 5 + 1 + 5 + 5), *slow((4, 20), (16, 48), (40, 96))])
+def test_a_pass_may_end_in_the_middle_of_a_group(steps, taken, calls):
+    """The next epoch begins another pass, whether steps are taken one at a time or not, as plain Keras does."""
+    look = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    strategy = on(1, 3)
+
+    def fit(model, **options):
+        return model.fit(strategy.distribute_dataset(Stream()), epochs=6, steps_per_epoch=steps, verbose=0, **options)
+
+    one = run(make, lambda model: fit(model, callbacks=[look]), strategy)
+    assert calls == [1] * taken
+    calls.clear()
+    several = run(make, fit, strategy)
+    assert max(calls) > 1
+    assert sum(calls) == taken
+    assert one.bits == several.bits
+
+
+@pytest.mark.parametrize("steps", [5, 16])
+def test_an_error_in_a_stream_comes_after_the_batches_before_it(steps, calls, monkeypatch):
+    monkeypatch.setattr(steps_per_call.StepsPerCall, "steps", lambda self: 4)
+    strategy = on(1, 2)
+    with strategy.scope():
+        model = make()
+    with pytest.raises(OSError, match="disk gone"):
+        model.fit(strategy.distribute_dataset(Stream(9)), epochs=9, steps_per_epoch=steps, verbose=0)
+    assert int(model.optimizer.iterations) == 9
+
+
 def test_what_came_before_an_error_in_the_data_is_trained_on():
     class Breaks(keras.utils.PyDataset):
         def __len__(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import keras
@@ -78,17 +78,19 @@ class IndexedAdapter(Protocol):
 
     def batches_from(self, start: int) -> Iterator[UserBatch]: ...
 
-    def skip(self, passes: range) -> None: ...
+    def skip(self, passes: range, left: Container[int] = ()) -> None: ...
 
 
-def skip_passes(source: DataAdapter, passes: range) -> None:
-    """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends."""
+def skip_passes(source: DataAdapter, passes: range, left: Container[int] = ()) -> None:
+    """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends. `left` are passes whose end a loop
+    did not reach."""
     if isinstance(source, IndexedAdapter):
-        source.skip(passes)
+        source.skip(passes, left)
         return
-    for _ in passes:
+    for pass_ in passes:
         find_hooks(source).on_epoch_begin()
-        find_hooks(source).on_epoch_end()
+        if pass_ not in left:
+            find_hooks(source).on_epoch_end()
 
 
 def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:

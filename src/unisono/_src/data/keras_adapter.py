@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import TypeVar, cast
 
 from unisono._src.data import indexed_reading
-from unisono._src.data.forked_workers import warn_of_forks
 from unisono._src.data.global_batch import as_global_batch, wrap_arrays
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
+from unisono._src.data.torch_loaders import warn_of_forks, warn_of_global_draws
 from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter
 from unisono._src.typing import PyTree, UserBatch
 
@@ -54,6 +54,10 @@ class GlobalBatchAdapter(DataAdapter):
             return (batch for _, _, batch in items), digest
         items = resume_indexed(place, begin, functools.partial(indexed_reading.skip_passes, self.source), self.size)
         return read_one_ahead(batch for _, _, batch in items), None
+
+    def warn_before_resumes(self) -> None:
+        """Warn of a source that may give other rows where a training is resumed."""
+        warn_of_global_draws(self.source)
 
     @property
     def seeds(self) -> list[int]:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeAlias
 
 from unisono._src.data.global_batch import Position
@@ -26,7 +26,7 @@ NumberedBatch: TypeAlias = tuple[int, int, PyTree]
 def resume_indexed(
     place: ResumePoint,
     begin: Callable[[int, int], Iterator[NumberedBatch]],
-    skip: Callable[[range], None],
+    skip: Callable[[range, Container[int]], None],
     size: Callable[[], Size],
 ) -> Iterator[NumberedBatch]:
     """Return the batches from the place on; the batch that was trained on last is read again and compared.
@@ -34,16 +34,17 @@ def resume_indexed(
     Args:
         place: The place to resume at.
         begin: (pass, number) to the batches of the pass from this number on.
-        skip: Takes the source past some passes.
+        skip: (passes, those of them that were left before their end). Takes the source past the passes.
         size: Returns the size of the source in its current pass.
     """
     pass_, number = place.position
     last_pass = place.last[0] if place.last is not None else pass_
-    skip(range(place.first_pass, last_pass))
+    left = place.left_passes
+    skip(range(place.first_pass, last_pass), left)
     check_size(place, size)
     if place.last is not None and place.digest is not None and place.digest.startswith("last "):
         check_last(place.last, place.digest, begin(*place.last))
-    skip(range(last_pass, pass_))
+    skip(range(last_pass, pass_), left)
     return begin(pass_, number)
 
 
@@ -98,14 +99,15 @@ def resume_stream(
         return items
 
     for earlier in range(place.first_pass, pass_):
-        read(begin(earlier), None)
+        read(begin(earlier), place.left_passes.get(earlier))
     rest = read(begin(pass_), number)
     report.finish()
     if place.digest is not None and place.digest.startswith("all ") and place.digest != f"all {digest.hexdigest()[:32]}":
         raise ValueError(
             f"The data are not those of the checkpoint: the batches up to batch {number} of pass {pass_} have other rows now, or come in "
             f"another order, than when they were trained on. A stream must give the same batches each time it is made: seed its "
-            f"shuffling, and read the same files."
+            f"shuffling (a torch DataLoader by generator=torch.Generator().manual_seed(0)), and read the same files. Earlier passes are read "
+            f"forward without callbacks: what a callback sets for each epoch, as sampler.set_epoch(epoch), is not set then."
         )
     return rest, digest
 

@@ -38,13 +38,21 @@ class ResumePoint(NamedTuple):
     """The digest of all batches so far, if they were counted; else of the last batch; None before the first."""
     size: Size
     """The size of the data in the pass of the last batch."""
+    left: tuple[Position, ...] = ()
+    """The earlier passes that were left before their end, each with the number of its batches that were yielded."""
+
+    @property
+    def left_passes(self) -> dict[int, int]:
+        """Return the number of batches of each earlier pass that was left before its end."""
+        return dict(self.left)
 
     @classmethod
     def from_json(cls, state: dict[str, Json]) -> ResumePoint:
         """Return the place that `_asdict` was taken of, after JSON has made lists of its tuples."""
         position = tuple(state["position"])
         last = state["last"]
-        return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"], state["size"])
+        left = tuple((pass_, number) for pass_, number in state.get("left", ()))
+        return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"], state["size"], left)
 
 
 class SourceProgress:
@@ -58,6 +66,8 @@ class SourceProgress:
         """The position of the batch that was trained on last."""
         self.size: Size = {}
         """The size of the data in the pass of that batch."""
+        self.left: tuple[Position, ...] = ()
+        """The passes that were left before their end, each with the number of its batches that were yielded."""
         self._last_batch: PyTree = None
         self._running_digest: Digest | None = None
         self._digest: str | None = None
@@ -69,6 +79,7 @@ class SourceProgress:
         progress.position = place.position
         progress.last = place.last
         progress.size = place.size
+        progress.left = place.left
         progress._running_digest = digest
         progress._digest = place.digest
         return progress
@@ -97,6 +108,12 @@ class SourceProgress:
         if self.position is not None:
             self.position = self.position[0] + 1, 0
 
+    def leave_pass(self) -> None:
+        """Note that no more batches of this pass are taken: the next batch is the first of the next pass."""
+        if self.position is not None and self.position[1]:
+            self.left = (*self.left, self.position)
+            self.ended()
+
     @property
     def place(self) -> ResumePoint | None:
         """Return the current place, or None before the first batch."""
@@ -106,7 +123,7 @@ class SourceProgress:
             self._digest = f"all {self._running_digest.hexdigest()[:32]}"
         elif self._last_batch is not None:
             self._digest = f"last {digest_batch(self._last_batch)}"
-        return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size)
+        return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size, self.left)
 
 
 def digest_batch(batch: PyTree) -> str:

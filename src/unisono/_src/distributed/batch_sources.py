@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Container, Iterable, Iterator, Sized
 
 import jax
 import keras
@@ -16,6 +16,7 @@ from unisono._src.data.keras_adapter import GlobalBatchAdapter, read_one_ahead
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder, draw_seed
+from unisono._src.data.torch_loaders import warn_of_global_draws
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.keras_private.data_adapters import (
     ArrayDataAdapter,
@@ -44,8 +45,12 @@ class BatchSource(DataAdapter, abc.ABC):
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
 
-    def skip(self, passes: range) -> None:
-        """Take the source past these passes, where there is an index. A list does not change between passes."""
+    def skip(self, passes: range, left: Container[int] = ()) -> None:
+        """Take the source past these passes, where there is an index. `left` are passes whose end was not reached. A list does not change
+        between passes."""
+
+    def warn_before_resumes(self) -> None:
+        """Warn of a source that may give other rows where a training is resumed."""
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
@@ -110,8 +115,11 @@ class AdapterSource(BatchSource):
             yield pass_, number, batch[0] if self._unwrap else batch
         adapter.on_epoch_end()
 
-    def skip(self, passes: range) -> None:
-        indexed_reading.skip_passes(self._adapter, passes)
+    def skip(self, passes: range, left: Container[int] = ()) -> None:
+        indexed_reading.skip_passes(self._adapter, passes, left)
+
+    def warn_before_resumes(self) -> None:
+        warn_of_global_draws(self._adapter)
 
     def size(self) -> Size:
         return indexed_reading.read_size(self._adapter)

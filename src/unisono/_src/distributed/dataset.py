@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -40,12 +41,16 @@ class DistributedDataset:
         self.thread: int | None = None
         """The thread in which the last batch was asked for."""
         self._place: ResumePoint | None = None
+        self._last_iterator: Callable[[], DistributedIterator | None] = lambda: None
+        """A weak reference to the iterator of the last pass."""
         self._warned = False
         self._plans = functools.lru_cache(maxsize=MOST_PLANS)(functools.partial(plan_batch, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
         execution_mode.check_not_tracing()
-        return DistributedIterator(self)
+        iterator = DistributedIterator(self)
+        self._last_iterator = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
         length = self.source.num_batches
@@ -61,10 +66,14 @@ class DistributedDataset:
     def will_be_saved(self) -> None:
         """Count every batch of a stream for the digest. To be called before the first training step."""
         if not self.source.has_index:
+            self.source.warn_before_resumes()
             self.progress.digest_all()
 
     def get_state(self) -> dict[str, Json]:
-        """Return the place in the data, in JSON."""
+        """Return the place in the data, in JSON. If the loop over a pass was left by `break`, it is the begin of the next pass, as it is for the
+        loop itself. Where an error or an interruption is being handled, it is the place that the loop had reached."""
+        if self._place is None and self._last_iterator() is None and sys.exception() is None:
+            self._leave_pass()
         place = self._place or self.progress.place
         return {"seeds": self.source.seeds, "place": None if place is None else place._asdict()}
 
@@ -76,10 +85,24 @@ class DistributedDataset:
             self.progress = SourceProgress()
             self.source.order.passes = 0
 
+    def _leave_pass(self) -> None:
+        """Note that the next loop is over another pass, and say so where this pass has not come to its end."""
+        pass_, number = self.position
+        if number and not self.progress.left:
+            count = self.source.num_batches
+            warnings.warn(
+                f"The loop over the dataset was left after {number}{f' of {count}' if count else ''} batches of pass {pass_}, and then saved: what "
+                f"resumes from here begins the next pass, as the next loop of this process does. To resume in the middle of a pass, save inside "
+                f"of the loop, or with checkpoint.saving_on_signal.",
+                stacklevel=2,
+            )
+        self.progress.leave_pass()
+
     def begin_pass(self) -> Iterator[NumberedBatch]:
         """Return the batches of the next pass, or after a restore the rest of the interrupted pass."""
         place, self._place = self._place, None
         if place is None:
+            self.progress.leave_pass()
             return self.source.batches()
         batches, digest = self.source.from_place(place)
         self.progress = SourceProgress.restore(place, digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -31,9 +31,9 @@ class PipelineSource(BatchSource):
         counts = [source.num_batches for source in self._sources]
         return None if None in counts else max(count for count in counts if count is not None)
 
-    def skip(self, passes: range) -> None:
+    def skip(self, passes: range, left: Container[int] = ()) -> None:
         for source in self._sources:
-            source.skip(passes)
+            source.skip(passes, left)
 
     @property
     def seeds(self) -> list[int]:

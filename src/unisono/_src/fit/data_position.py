@@ -25,8 +25,8 @@ class DataPosition:
         self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}
         """The logs of the last step."""
-        self._before_step: Callable[[], None] | None = None
         if not epochs.adapter.has_index and has_keeper(callbacks):
+            epochs.adapter.warn_before_resumes()
             self.progress.digest_all()
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
@@ -47,13 +47,6 @@ class DataPosition:
         """Return how many steps one call may take from this step on; None where no callback limits them."""
         return min((bound(step) for bound in self._bounds), default=None)
 
-    def run_before_step(self) -> None:
-        """Call the function that `resume_at` was given, once: all callbacks were called, and a step is about to take the state."""
-        act = self._before_step
-        self._before_step = None
-        if act is not None:
-            act()
-
     def get_state(self, end_of_epoch: bool) -> dict[str, Json]:
         """Return the data position in JSON."""
         place = self.progress.place
@@ -62,7 +55,10 @@ class DataPosition:
         return {"seeds": self.epochs.adapter.seeds, "place": None if place is None else place._asdict()}
 
     def resume_at(self, state: dict[str, Json], step: int, logs: Logs, before_step: Callable[[], None] | None) -> None:
-        """Begin the next epoch with this step, at the position of this state. `before_step` is called before the step is taken."""
+        """Begin the next epoch with this step, at the position of this state.
+
+        `before_step` is called when callbacks know that the epoch begins, and before they know of the step.
+        """
         adapter = self.epochs.adapter
         adapter.seeds = state["seeds"]
         if state["place"] is None:
@@ -70,6 +66,5 @@ class DataPosition:
         place = ResumePoint.from_json(state["place"])
         batches, chain = adapter.from_place(place)
         self.progress = SourceProgress.restore(place, chain)
-        self.epochs.begin_at_step(step, batches, place.position[1])
+        self.epochs.begin_at_step(step, batches, place.position[1], before_step)
         self.logs = logs
-        self._before_step = before_step

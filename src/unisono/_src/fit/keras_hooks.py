@@ -149,9 +149,6 @@ class TrainerHooks:
 
     def take_state(self, purge_model_variables: bool = False, **groups: bool) -> State:
         """Return the model's state for a loop of Keras."""
-        data_position = self._bond.data_position
-        if data_position is not None and purge_model_variables and groups.get("optimizer_variables"):
-            data_position.run_before_step()
         return take_model_state(self._model, purge_model_variables, **groups)
 
     @property

@@ -44,6 +44,8 @@ class TorchLoader(Protocol):
 
     num_workers: int
     multiprocessing_context: BaseContext | None
+    sampler: UserObject
+    batch_sampler: UserObject
 
 
 def unpack_batch(batch: UserBatch) -> tuple[PyTree, PyTree, PyTree]:
@@ -148,7 +150,7 @@ class EpochSteps:
         self._iterator: KerasObject = iterator
         self._stock = iterator._enumerate_iterator
         self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
-        self._begin: tuple[int, Iterator[UserBatch], int] | None = None
+        self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
     def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
@@ -158,13 +160,15 @@ class EpochSteps:
         """
         self._grouping = size, group
 
-    def begin_at_step(self, step: int, batches: Iterator[UserBatch], read: int) -> None:
+    def begin_at_step(
+        self, step: int, batches: Iterator[UserBatch], read: int, before_step: Callable[[], None] | None = None
+    ) -> None:
         """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
 
-        If no batch is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of
-        its last step.
+        `before_step` is called after `on_epoch_begin` of callbacks, and before their `on_train_batch_begin`. If no batch
+        is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of its last step.
         """
-        self._begin = step, batches, read
+        self._begin = step, batches, read, before_step
 
     @property
     def adapter(self) -> KerasObject:
@@ -187,8 +191,11 @@ class EpochSteps:
             if self._grouping is not None and not isinstance(batches, NoStep):
                 size, group = self._grouping
                 steps = size(begin)
+                if self._iterator.data_adapter.num_batches is None:  # the pass may end within the group
+                    batches = ReadBatches(batches, min(steps, self._iterator.steps_per_epoch - begin))
+                    steps = len(batches)
                 while end - begin + 1 < steps and self._more_in_epoch(end + 1):
-                    _, end, batches = next(singles)
+                    _, end, _ = next(singles)
                 batches = group(batches, end - begin + 1)
             yield begin, end, batches
 
@@ -196,7 +203,9 @@ class EpochSteps:
         if self._begin is None:
             yield from self._stock()
             return
-        (first_step, batches, read), self._begin = self._begin, None
+        (first_step, batches, read, before_step), self._begin = self._begin, None
+        if before_step is not None:
+            before_step()
         iterator = self._iterator
         first = next(batches, None)
         if first is None:
@@ -220,6 +229,32 @@ class EpochSteps:
         iterator = self._iterator
         length = self._iterator._num_batches
         return step < (iterator.steps_per_epoch or length or 0) and not (length and iterator._steps_seen >= length)
+
+
+class ReadBatches:
+    """Batches that are read before a step takes them, so that their number is known. An error of the source is raised after the last of them."""
+
+    def __init__(self, batches: Iterator[UserBatch], most: int) -> None:
+        self._batches: list[UserBatch] = []
+        self._error: Exception | None = None
+        try:
+            for batch in itertools.islice(batches, most):
+                self._batches.append(batch)
+        except Exception as error:  # of the source; it is raised in place of the next batch
+            self._error = error
+        self._length = len(self._batches) + (self._error is not None)
+
+    def __len__(self) -> int:
+        """Return how many batches there were; an error counts as one."""
+        return self._length
+
+    def __iter__(self) -> Iterator[UserBatch]:
+        return self
+
+    def __next__(self) -> UserBatch:
+        if self._batches:
+            return self._batches.pop(0)
+        raise StopIteration if self._error is None else self._error
 
 
 class NoStep:
