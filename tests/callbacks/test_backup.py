@@ -697,3 +697,47 @@ def test_what_a_callback_sets_before_the_first_step_stays(tmp_path, after, freq)
     """The state is restored before the callbacks hear of the step, not after."""
     reference = fit(model_on(on(1, 4)), callbacks=[WarmUp()])
     assert broken_off_and_resumed(tmp_path / "b", after, freq=freq, callbacks=lambda: [WarmUp()]) == reference
+
+
+class Turning(Batches):
+    """Batches whose rows are others in each pass."""
+
+    def on_epoch_end(self):
+        self.rows = jax.tree.map(lambda array: np.roll(array, 3, axis=0), self.rows)
+
+
+def endless():
+    yield from generated((X[:24], Y[:24]), 4, times=100)
+
+
+VALIDATIONS = {
+    "a generator": lambda: {"validation_data": endless(), "validation_steps": 4},
+    "a dataset that changes": lambda: {"validation_data": Turning((X[:24], Y[:24]), 5)},
+    "some steps of it": lambda: {"validation_data": Turning((X[:24], Y[:24]), 5), "validation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("how", [*slow("a dataset that changes"), "a generator", "some steps of it"])
+@pytest.mark.parametrize(("after", "freq"), [(2 * STEPS + 1, 1), *slow((2 * STEPS + 1, "epoch"), (STEPS, 1))])
+def test_data_of_validations_go_on_where_they_were(tmp_path, how, after, freq):
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
+    reference = fit(model_on(on(1, 4)), **VALIDATIONS[how]())
+    with pytest.raises(BrokenOffError):
+        fit(model_on(on(1, 4)), callbacks=[backup(), BreakOff(after)], **VALIDATIONS[how]())
+    resumed = fit(model_on(on(2, 4), seed=99), callbacks=[backup()], **VALIDATIONS[how]())
+    assert resumed == reference
+
+
+def test_a_dataset_that_changes_in_the_middle_of_a_pass_is_warned_of(tmp_path):
+    fit_some = lambda rows, **options: model_on(on(1, 4)).fit(
+        rows, verbose=0, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")], **options
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The dataset has an on_epoch_begin")
+        fit_some(Turning((X, Y), BATCH))
+        fit_some(Turning((X, Y), BATCH), steps_per_epoch=STEPS)
+        fit_some(Batches((X, Y), BATCH), steps_per_epoch=2)
+    with pytest.warns(
+        UserWarning, match=rf"an epoch has 2 steps, which is no pass over the {STEPS} batches.*Leave out steps_per_epoch"
+    ):
+        fit_some(Turning((X, Y), BATCH), steps_per_epoch=2)

@@ -171,6 +171,7 @@ class BackupAndRestore(FitCallback):
             "logs": dict(position.logs) if step else {},
             "data": position.get_state(end_of_epoch=not step),
             "steps": self._interval.steps,
+            "validations": self._bond.validations,
         }
         kept = {"training": training, "callbacks": callback_states.collect_states(self._others)}
         self._path = self._run_checkpoint.save(self._store, self._number, kept, self._metrics)
@@ -217,6 +218,7 @@ class BackupAndRestore(FitCallback):
             training["data"], training["step"], training["logs"], restore_again if training["step"] else None
         )
         self._interval.steps = training["steps"]
+        self._bond.resume_validations(training.get("validations", 0))
         self._path = loaded.path
         set_first_epoch(cast(keras.Model, self.model), first_epoch)
 

@@ -58,6 +58,14 @@ def read_size(source: DataAdapter) -> Size:
     return {what: count for what, count in (("batches", source.num_batches), ("rows", rows)) if count is not None}
 
 
+def has_state(source: DataAdapter) -> bool:
+    """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+    if not isinstance(source, PyDatasetAdapter):
+        return not has_index(source)
+    hooks = ("on_epoch_begin", "on_epoch_end")
+    return any(getattr(type(source.py_dataset), hook) is not getattr(keras.utils.PyDataset, hook) for hook in hooks)
+
+
 def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
     """Return whether the size of a dataset may change at the begin of a pass."""
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin

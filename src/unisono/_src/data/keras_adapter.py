@@ -76,6 +76,11 @@ class GlobalBatchAdapter(DataAdapter):
         """Return whether a later batch can be read without the batches before it."""
         return indexed_reading.has_index(self.source)
 
+    @property
+    def has_state(self) -> bool:
+        """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+        return indexed_reading.has_state(self.source)
+
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
         return indexed_reading.read_size(self.source)

@@ -38,6 +38,10 @@ class Bond(ModelBond):
         """The callbacks of the current call of fit."""
         self._awaits_position = False
         """Whether there is a current call of fit, and it has no data position yet."""
+        self.validations = 0
+        """How many validations the training of the current call of fit has made, with those before it was resumed."""
+        self._validations_to_read = 0
+        self._is_validating = False
         self.ran_eagerly = False
         """Whether steps that were not compiled have changed the model."""
         self._order: RowOrder | None = None
@@ -65,6 +69,7 @@ class Bond(ModelBond):
         """Make the block the current call of fit, with these callbacks. Ours are told when it is over, however it ends."""
         self.callbacks = callbacks
         self._awaits_position = True
+        self.validations = self._validations_to_read = 0
         try:
             for callback in callbacks:
                 if isinstance(callback, FitCallback):
@@ -85,6 +90,22 @@ class Bond(ModelBond):
         if self._awaits_position:
             self.data_position = DataPosition(epochs, self.callbacks)
             self._awaits_position = False
+        elif self._is_validating and epochs.adapter.has_state:
+            epochs.read_loops(self._validations_to_read)
+
+    @contextlib.contextmanager
+    def note_validation(self) -> Iterator[None]:
+        """Count the block as a validation of the current call of fit."""
+        self._is_validating = True
+        try:
+            yield
+            self.validations += 1
+        finally:
+            self._is_validating = False
+
+    def resume_validations(self, count: int) -> None:
+        """Let the next validation follow on this many: data with a state are read forward."""
+        self.validations = self._validations_to_read = count
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
         """Note that a step was trained on these batches, and returned these logs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -25,9 +26,13 @@ class DataPosition:
         self.progress = SourceProgress(self.order.passes)
         self.logs: Logs = {}
         """The logs of the last step."""
-        if not epochs.adapter.has_index and has_keeper(callbacks):
+        if not has_keeper(callbacks):
+            return
+        if not epochs.adapter.has_index:
             epochs.adapter.warn_before_resumes()
             self.progress.digest_all()
+        elif epochs.adapter.has_state and not epochs.are_passes:
+            warn_of_changing_rows(epochs)
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:
         """Note that these batches were trained on, and that the step of the last one returned these logs."""
@@ -68,3 +73,13 @@ class DataPosition:
         self.progress = SourceProgress.restore(place, chain)
         self.epochs.begin_at_step(step, batches, place.position[1], before_step)
         self.logs = logs
+
+
+def warn_of_changing_rows(epochs: EpochSteps) -> None:
+    """Warn of a dataset that changes in the middle of a pass: the number of passes does not tell its state."""
+    warnings.warn(
+        f"The dataset has an on_epoch_begin or on_epoch_end of its own, which Keras calls for each epoch, and an epoch has {epochs.steps} steps, "
+        f"which is no pass over the {epochs.adapter.num_batches} batches of the dataset. A training that is resumed may read other rows. Leave "
+        f"out steps_per_epoch, or make the rows of a batch depend on its number alone.",
+        stacklevel=2,
+    )

@@ -6,6 +6,7 @@ methods are set on the model, on this one object, together with the methods that
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 
 import keras
@@ -22,7 +23,7 @@ from unisono._src.fit.callback_protocol import put_keepers_last, remove_writing_
 from unisono._src.fit.model_building import build_for_prediction, build_model
 from unisono._src.fit.step_function import StepFunction
 from unisono._src.keras_private.callbacks import list_callbacks
-from unisono._src.keras_private.data_adapters import EpochSteps, make_adapter, replace_adapter
+from unisono._src.keras_private.data_adapters import EpochSteps, is_call_of_fit, make_adapter, replace_adapter
 from unisono._src.keras_private.models import (
     get_class_method,
     is_built,
@@ -95,7 +96,11 @@ class TrainerHooks:
         refusals.check_tensorboard_callback(read_argument("evaluate", "callbacks", args, kwargs))
         if not self._strategy.writes:
             args, kwargs = remove_writing_callbacks("evaluate", args, kwargs)
-        with self._grouping.allow("evaluate", "test", args, kwargs):
+        is_validation = is_call_of_fit(kwargs)
+        with (
+            self._grouping.allow("evaluate", "test", args, kwargs),
+            self._bond.note_validation() if is_validation else contextlib.nullcontext(),
+        ):
             return self._call_and_restore("evaluate", *args, **kwargs)
 
     def predict(self, *args: UserObject, **kwargs: UserObject) -> Outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.rng_utils import get_random_seed as get_random_seed
 
 from unisono._src.keras_private.instances import Method, wrap_method
-from unisono._src.typing import KerasObject, PyTree, UserBatch, UserObject
+from unisono._src.typing import KerasObject, Keywords, PyTree, UserBatch, UserObject
 from unisono._src.whole_batch import unwrap_batch
 
 ArrayDataAdapter = array_data_adapter.ArrayDataAdapter
@@ -151,6 +152,7 @@ class EpochSteps:
         self._stock = iterator._enumerate_iterator
         self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
         self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
+        self._loops_before = 0
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
     def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
@@ -170,6 +172,10 @@ class EpochSteps:
         """
         self._begin = step, batches, read, before_step
 
+    def read_loops(self, loops: int) -> None:
+        """Read, when the next loop begins, what this many loops before it have read: the source is then where they left it."""
+        self._loops_before = loops
+
     @property
     def adapter(self) -> KerasObject:
         return self._iterator.data_adapter
@@ -179,13 +185,32 @@ class EpochSteps:
         """Return the number of steps in an epoch; None if it is not known."""
         return self._iterator.num_batches
 
+    @property
+    def are_passes(self) -> bool:
+        """Return whether each epoch is a pass over the data."""
+        return self._iterator.steps_per_epoch in (None, self._iterator.data_adapter.num_batches)
+
     def is_pass_over(self, read: int) -> bool:
         """Return, at the end of an epoch, whether the next epoch begins another pass, if `read` batches of this pass were read."""
         iterator = self._iterator
         length = self._iterator._num_batches
         return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
 
+    def _read_loop(self) -> None:
+        """Read the batches of one loop of `evaluate`, and move the iterator back to its start, as the next `evaluate` does."""
+        iterator = self._iterator
+        with iterator.catch_stop_iteration():
+            for begin, end, batches in self._stock():
+                next(batches)
+                collections.deque(itertools.islice(batches, end - begin), maxlen=0)
+        current = iterator._epoch_iterator
+        iterator.reset()
+        iterator._epoch_iterator = current
+
     def _steps(self) -> Iterator[tuple[int, int, Batches]]:
+        loops, self._loops_before = self._loops_before, 0
+        for _ in range(loops):
+            self._read_loop()
         singles: Iterator[tuple[int, int, KerasObject]] = self._singles()
         for begin, end, batches in singles:
             if self._grouping is not None and not isinstance(batches, NoStep):
@@ -259,6 +284,11 @@ class ReadBatches:
 
 class NoStep:
     """A substitute for batches: nothing is left to train on in this epoch."""
+
+
+def is_call_of_fit(keywords: Keywords) -> bool:
+    """Return whether a call of `evaluate` with these keywords is a validation of `fit`, which keeps its iterator from epoch to epoch."""
+    return bool(keywords.get("_use_cached_eval_dataset"))
 
 
 def has_known_length(iterator: EpochIterator) -> bool:
