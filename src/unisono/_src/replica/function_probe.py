@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
@@ -125,7 +126,8 @@ class FunctionProbe:
             updates = self._observe(pair.state, pair.one, 1, constants).updates
             other = self._observe_other_rows(pair, constants)
             rows = len(jax.tree.leaves(pair.one)[0])
-            means, are_telling = find_batch_level_means(updates, rows, other, self.batch_means)
+            by_hand = self._divides_by(rows, self._replicas)
+            means, are_telling = find_batch_level_means(updates, rows, other, self.batch_means, by_hand)
             self._decisions.decide(variables, reset, updates, rows, other, self._tolerance, means)
             self.is_undecided = other is not None and self._decisions.are_open
             if are_telling and not self.is_undecided:
@@ -138,6 +140,11 @@ class FunctionProbe:
         if fault is not None:
             self.is_said = True
             warn_of_gradients(self._name, fault, self._replicas)
+
+    def _divides_by(self, *sizes: int) -> bool:
+        """Return whether the code divides or multiplies by one of these sizes, which makes a mean of a sum."""
+        numbers = [number for size in sizes for number in (size, 1 / size) if size > 1]
+        return any(math.isclose(factor, number, rel_tol=EXACT) for factor in self._effects.factors for number in numbers)
 
     @property
     def _tolerance(self) -> float:
@@ -206,14 +213,19 @@ class Effects(NamedTuple):
 
 
 def find_batch_level_means(
-    updates: Sequence[MetricUpdate], rows: int, other: UpdatesOnOtherRows | None, known: Mapping[int, bool]
+    updates: Sequence[MetricUpdate],
+    rows: int,
+    other: UpdatesOnOtherRows | None,
+    known: Mapping[int, bool],
+    by_hand: bool,
 ) -> tuple[dict[int, bool], bool]:
     """Return, for the ids of variables of means without weights, whether the means are fed with what is of a whole batch, and whether these
     rows tell means from sums.
 
     Code computes the mean of a replica's rows in many ways, so a number is taken for that mean, and so are numbers that are as many for any
     number of rows. What grows with the rows, as two values for each row, is added up, and so are sums over the rows: their mean over batches
-    has the total of all replicas, and counts each batch once. `known` is what was found before.
+    has the total of all replicas, and counts each batch once. `known` is what was found before. `by_hand`: the code may make a mean of a sum
+    by a constant, the rows of a replica or R. Then a sum is taken for a mean too.
     """
     means: dict[int, bool] = {}
     are_telling = True
@@ -223,9 +235,9 @@ def find_batch_level_means(
             total, count = update.metric.total, update.metric.count
             is_of_batch = is_of_whole_batch(update.arrays[0], on_both and on_both.arrays[0], rows)
             growth = on_both and more and compute_sum_growth(update.arrays[0], more.arrays[0], on_both.arrays[0])
-            are_telling &= growth is not None or other is None or update.arrays[0] is None
+            are_telling &= by_hand or growth is not None or other is None or update.arrays[0] is None
             was_sum = known.get(id(count), False) and not known.get(id(total), True)
-            is_sum = was_sum if growth is None else growth == SUM
+            is_sum = not by_hand and (was_sum if growth is None else growth == SUM)
             means[id(total)] = (is_of_batch and not is_sum) or means.get(id(total), False)
             means[id(count)] = is_of_batch or means.get(id(count), False)
     return means, are_telling
