@@ -177,6 +177,23 @@ def test_a_pass_that_is_left_before_it_is_saved_is_said(tmp_path):
         training.run(tmp_path, save_at=2)
 
 
+def test_a_loop_that_stops_at_the_last_batch_of_a_pass_has_left_nothing(tmp_path, whole):
+    def train(training, epochs):
+        for _ in range(epochs):
+            for number, batch in enumerate(training.data, 1):
+                training.loop.one(batch)
+                if number == STEPS:
+                    break
+            training.epoch.assign(training.epoch + 1)
+        return training
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The loop over the dataset was left")
+        path = train(Training(on(1, 4)), 1).checkpoint.save(tmp_path / "ckpt")
+    resumed = train(Training(on(2, 4)).restored(path), EPOCHS - 1)
+    assert un.fingerprint(resumed.loop.model, resumed.loop.optimizer, resumed.loop.accuracy) == whole("arrays")
+
+
 def test_an_interruption_leaves_no_pass(tmp_path):
     """Saved where an error is handled, the loop is in the middle of the pass: what resumes goes on there."""
     training = Training(on(1, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from keras import layers, ops
 import unisono as un
 from trainings import on, rows
 from unisono._src.keras_private.models import has_own_code
+from unisono._src.replica import mixed_outputs
 from unisono._src.replica.mixed_outputs import mixes_rows
 
 X = rows(32, 8)
@@ -101,6 +103,22 @@ def test_a_table_of_rows_has_a_warning_of_its_own():
         model.compile("sgd", lambda y, p: ops.mean(p, axis=-1))
     (word,) = said_by(lambda: model.fit(X, X[:, :1], batch_size=16, verbose=0))
     assert "another axis than the first counts rows" in word
+
+
+def test_a_loss_that_a_layer_adds_is_no_output_and_nothing_is_run(monkeypatch):
+    class Adding(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(ops.mean(ops.square(x)))
+            return x
+
+    runs = []
+    monkeypatch.setattr(mixed_outputs, "jit", lambda function: runs.append(function) or jax.jit(function))
+    for layer, count in ((Adding(), 0), (Own(MIXED["centered"]), 1)):
+        with on(1, 4).scope():
+            model = keras.Sequential([layers.Input((8,)), layer, layers.Dense(1)])
+            model.compile("sgd", "mse")
+        assert len(said_by(lambda model=model: model.fit(X, X[:, :1], batch_size=16, verbose=0))) == count
+        assert len(runs) == count
 
 
 def test_code_for_one_number_of_rows_is_let_alone():

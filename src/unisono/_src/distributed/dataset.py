@@ -88,8 +88,8 @@ class DistributedDataset:
     def _leave_pass(self) -> None:
         """Note that the next loop is over another pass, and say so where this pass has not come to its end."""
         pass_, number = self.position
-        if number and not self.progress.left:
-            count = self.source.num_batches
+        count = self.source.num_batches
+        if number and number != count and not self.progress.left:
             warnings.warn(
                 f"The loop over the dataset was left after {number}{f' of {count}' if count else ''} batches of pass {pass_}, and then saved: what "
                 f"resumes from here begins the next pass, as the next loop of this process does. To resume in the middle of a pass, save inside "

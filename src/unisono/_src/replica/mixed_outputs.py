@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from unisono._src.jax_private.jaxprs import drop_unneeded
 from unisono._src.operands import get_shape
 from unisono._src.replica.marks import find_inner_programs
 from unisono._src.replica.protocol import State
@@ -41,7 +42,8 @@ def mixes_rows(compute: Callable[[State, PyTree], PyTree], state: State, x: PyTr
         return jax.ShapeDtypeStruct((MANY_ROWS, *array.shape[1:]), jnp.asarray(array).dtype)
 
     try:
-        program = make_jaxpr(compute)(state, map_tree(describe_rows, rows))
+        traced = make_jaxpr(compute)(state, map_tree(describe_rows, rows))
+        program, _ = drop_unneeded(traced, [True] * len(traced.jaxpr.outvars))  # losses that layers add are means over the rows
         if not goes_along_rows(program):
             return False
         run = jit(compute)
