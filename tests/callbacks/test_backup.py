@@ -711,21 +711,25 @@ def endless():
 
 
 VALIDATIONS = {
-    "a generator": lambda: {"validation_data": endless(), "validation_steps": 4},
-    "a dataset that changes": lambda: {"validation_data": Turning((X[:24], Y[:24]), 5)},
-    "some steps of it": lambda: {"validation_data": Turning((X[:24], Y[:24]), 5), "validation_steps": 2},
+    "a generator": lambda strategy: {"validation_data": endless(), "validation_steps": 4},
+    "a dataset that changes": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), 5)},
+    "some steps of it": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), 5), "validation_steps": 2},
+    "a distributed one": lambda strategy: {"validation_data": strategy.distribute_dataset(Turning((X[:24], Y[:24]), 5))},
 }
 
 
-@pytest.mark.parametrize("how", [*slow("a dataset that changes"), "a generator", "some steps of it"])
+@pytest.mark.parametrize("how", [*slow("a dataset that changes", "a generator"), "some steps of it", "a distributed one"])
 @pytest.mark.parametrize(("after", "freq"), [(2 * STEPS + 1, 1), *slow((2 * STEPS + 1, "epoch"), (STEPS, 1))])
 def test_data_of_validations_go_on_where_they_were(tmp_path, how, after, freq):
     backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
-    reference = fit(model_on(on(1, 4)), **VALIDATIONS[how]())
+
+    def train(strategy, callbacks=(), seed=1):
+        return fit(model_on(strategy, seed=seed), callbacks=callbacks, **VALIDATIONS[how](strategy))
+
+    reference = train(on(1, 4))
     with pytest.raises(BrokenOffError):
-        fit(model_on(on(1, 4)), callbacks=[backup(), BreakOff(after)], **VALIDATIONS[how]())
-    resumed = fit(model_on(on(2, 4), seed=99), callbacks=[backup()], **VALIDATIONS[how]())
-    assert resumed == reference
+        train(on(1, 4), [backup(), BreakOff(after)])
+    assert train(on(2, 4), [backup()], seed=99) == reference
 
 
 def test_a_dataset_that_changes_in_the_middle_of_a_pass_is_warned_of(tmp_path):

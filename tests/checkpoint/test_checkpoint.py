@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import warnings
@@ -21,6 +22,7 @@ from sources import Batches
 from threads import in_thread
 from trainings import on, rows
 from unisono._src.checkpoint.reading import DamagedError
+from unisono._src.data.resume_point import ResumePoint
 from unisono._src.keras_private.variable_paths import walk_variables
 
 ROWS, BATCH = cases((13, 4), (43, 12))
@@ -167,6 +169,19 @@ def test_passes_that_are_left(tmp_path, data, at, how):
         assert resumed.run() == whole
         return
     assert Leaving(on(2, 4), data).restored(path).run() == whole
+
+
+def test_passes_that_are_left_alike_are_kept_as_one_entry():
+    """A program may take its first batch from a new iterator in each step."""
+    data = on(1, 4).distribute_dataset((X, Y), batch_size=BATCH)
+    for batches in (1, 1, 1, 2, STEPS, 2, 2):
+        iterator = iter(data)
+        for _ in range(batches):
+            next(iterator)
+    assert [list(passes) for passes in data.get_state()["place"]["left"]] == [[0, 3, 1], [3, 4, 2], [4, 5, STEPS], [5, 6, 2]]
+    place = ResumePoint.from_json(json.loads(json.dumps(data.get_state()["place"])))
+    assert place.position == (6, 2)
+    assert place.left_passes == {0: 1, 1: 1, 2: 1, 3: 2, 4: STEPS, 5: 2}
 
 
 def test_a_pass_that_is_left_before_it_is_saved_is_said(tmp_path):

@@ -555,4 +555,6 @@ def test_an_order_of_torch_that_other_code_changes_is_warned_of_where_it_is_to_b
         fit(backup(), shuffle=True)
     dataset = loop.strategy.distribute_dataset(torch.utils.data.DataLoader(rows, 12, shuffle=True))
     with pytest.warns(UserWarning, match="shuffles by torch's global generator"):
+        loop.model.fit(dataset, verbose=0, callbacks=backup())
+    with pytest.warns(UserWarning, match="shuffles by torch's global generator"):
         un.Checkpoint(data=dataset)

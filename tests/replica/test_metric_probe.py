@@ -11,7 +11,7 @@ from keras import layers, ops
 from own_metrics import Keeps
 from sizes import BATCH, ROWS
 from trainings import assert_equals_keras, fitting, on, rows, run
-from unisono._src.replica.function_probe import compute_sum_growth
+from unisono._src.replica.fed_means import compute_sum_growth
 from unisono._src.replica.growth import MEAN, SUM
 
 X = rows(ROWS, 3)

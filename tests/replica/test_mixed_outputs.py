@@ -14,7 +14,7 @@ import unisono as un
 from trainings import on, rows
 from unisono._src.keras_private.models import has_own_code
 from unisono._src.replica import mixed_outputs
-from unisono._src.replica.mixed_outputs import mixes_rows
+from unisono._src.replica.mixed_outputs import depends_on_other_rows
 
 X = rows(32, 8)
 
@@ -125,6 +125,6 @@ def test_code_for_one_number_of_rows_is_let_alone():
     def compute(state, x):
         return x - ops.mean(ops.reshape(x, (16, 8)), axis=0)
 
-    assert not mixes_rows(compute, (), X)
-    assert mixes_rows(lambda state, x: x - ops.mean(x, axis=0), (), X)
-    assert not mixes_rows(lambda state, x: x - ops.mean(x, axis=0), (), X[:3])
+    assert not depends_on_other_rows(compute, (), X)
+    assert depends_on_other_rows(lambda state, x: x - ops.mean(x, axis=0), (), X)
+    assert not depends_on_other_rows(lambda state, x: x - ops.mean(x, axis=0), (), X[:3])

@@ -60,14 +60,21 @@ def read_size(source: DataAdapter) -> Size:
 
 def has_state(source: DataAdapter) -> bool:
     """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+    if isinstance(source, IndexedAdapter):
+        return source.has_state
+    return changes_with_epochs(source) or not has_index(source)
+
+
+def changes_with_epochs(source: DataAdapter) -> bool:
+    """Return whether the source is a PyDataset of the user's that may change where Keras begins or ends an epoch."""
     if not isinstance(source, PyDatasetAdapter):
-        return not has_index(source)
-    hooks = ("on_epoch_begin", "on_epoch_end")
-    return any(getattr(type(source.py_dataset), hook) is not getattr(keras.utils.PyDataset, hook) for hook in hooks)
+        return False
+    dataset = source.py_dataset
+    return changes_at_begin(dataset) or type(dataset).on_epoch_end is not keras.utils.PyDataset.on_epoch_end
 
 
 def changes_at_begin(dataset: keras.utils.PyDataset) -> bool:
-    """Return whether the size of a dataset may change at the begin of a pass."""
+    """Return whether a dataset, its size too, may change at the begin of a pass."""
     return type(dataset).on_epoch_begin is not keras.utils.PyDataset.on_epoch_begin
 
 
@@ -81,6 +88,11 @@ class IndexedAdapter(Protocol):
 
     @property
     def has_index(self) -> bool: ...
+
+    @property
+    def has_state(self) -> bool: ...
+
+    def warn_before_resumes(self) -> None: ...
 
     def size(self) -> Size: ...
 

@@ -57,7 +57,10 @@ class GlobalBatchAdapter(DataAdapter):
 
     def warn_before_resumes(self) -> None:
         """Warn of a source that may give other rows where a training is resumed."""
-        warn_of_global_draws(self.source)
+        if isinstance(self.source, indexed_reading.IndexedAdapter):
+            self.source.warn_before_resumes()
+        else:
+            warn_of_global_draws(self.source)
 
     @property
     def seeds(self) -> list[int]:
@@ -80,6 +83,11 @@ class GlobalBatchAdapter(DataAdapter):
     def has_state(self) -> bool:
         """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
         return indexed_reading.has_state(self.source)
+
+    @property
+    def changes_with_epochs(self) -> bool:
+        """Return whether the source may change where Keras begins or ends an epoch."""
+        return indexed_reading.changes_with_epochs(self.source)
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""

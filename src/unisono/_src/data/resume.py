@@ -84,6 +84,7 @@ def resume_stream(
 ) -> tuple[Iterator[NumberedBatch], Digest]:
     """Return (the batches from the place on, the digest of the batches before it), after reading forward from the first pass."""
     pass_, number = place.position
+    left = place.left_passes
     digest = hashlib.sha256()
     report = ForwardReport(place.position)
 
@@ -99,7 +100,7 @@ def resume_stream(
         return items
 
     for earlier in range(place.first_pass, pass_):
-        read(begin(earlier), place.left_passes.get(earlier))
+        read(begin(earlier), left.get(earlier))
     rest = read(begin(pass_), number)
     report.finish()
     if place.digest is not None and place.digest.startswith("all ") and place.digest != f"all {digest.hexdigest()[:32]}":

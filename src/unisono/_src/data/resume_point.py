@@ -7,11 +7,14 @@ since the stream is read forward to the place where the training stopped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from unisono._src.data.global_batch import Position, as_global_batch
 from unisono._src.typing import Json, PyTree
+
+LeftPasses: TypeAlias = tuple[int, int, int]
+"""(first, stop, number): of each pass from the first on, up to the pass `stop`, a loop took this many batches, and left the pass before its end."""
 
 Size = dict[str, int]
 """The number of "batches" in a pass, and of "rows", where they are known."""
@@ -38,20 +41,20 @@ class ResumePoint(NamedTuple):
     """The digest of all batches so far, if they were counted; else of the last batch; None before the first."""
     size: Size
     """The size of the data in the pass of the last batch."""
-    left: tuple[Position, ...] = ()
-    """The earlier passes that were left before their end, each with the number of its batches that were yielded."""
+    left: Sequence[LeftPasses] = ()
+    """The earlier passes that were left before their end."""
 
     @property
     def left_passes(self) -> dict[int, int]:
-        """Return the number of batches of each earlier pass that was left before its end."""
-        return dict(self.left)
+        """Return the number of batches that were yielded of each earlier pass that was left before its end."""
+        return {pass_: number for first, stop, number in self.left for pass_ in range(first, stop)}
 
     @classmethod
     def from_json(cls, state: dict[str, Json]) -> ResumePoint:
         """Return the place that `_asdict` was taken of, after JSON has made lists of its tuples."""
         position = tuple(state["position"])
         last = state["last"]
-        left = tuple((pass_, number) for pass_, number in state.get("left", ()))
+        left = [(first, stop, number) for first, stop, number in state.get("left", ())]
         return cls(position, None if last is None else tuple(last), state["first_pass"], state["digest"], state["size"], left)
 
 
@@ -66,8 +69,8 @@ class SourceProgress:
         """The position of the batch that was trained on last."""
         self.size: Size = {}
         """The size of the data in the pass of that batch."""
-        self.left: tuple[Position, ...] = ()
-        """The passes that were left before their end, each with the number of its batches that were yielded."""
+        self.left: list[LeftPasses] = []
+        """The passes that were left before their end."""
         self._last_batch: PyTree = None
         self._running_digest: Digest | None = None
         self._digest: str | None = None
@@ -79,7 +82,7 @@ class SourceProgress:
         progress.position = place.position
         progress.last = place.last
         progress.size = place.size
-        progress.left = place.left
+        progress.left = list(place.left)
         progress._running_digest = digest
         progress._digest = place.digest
         return progress
@@ -111,7 +114,10 @@ class SourceProgress:
     def leave_pass(self) -> None:
         """Note that no more batches of this pass are taken: the next batch is the first of the next pass."""
         if self.position is not None and self.position[1]:
-            self.left = (*self.left, self.position)
+            pass_, number = self.position
+            extends_last = bool(self.left) and self.left[-1][1:] == (pass_, number)
+            first = self.left.pop()[0] if extends_last else pass_
+            self.left.append((first, pass_ + 1, number))
             self.ended()
 
     @property
@@ -123,7 +129,7 @@ class SourceProgress:
             self._digest = f"all {self._running_digest.hexdigest()[:32]}"
         elif self._last_batch is not None:
             self._digest = f"last {digest_batch(self._last_batch)}"
-        return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size, self.left)
+        return ResumePoint(self.position, self.last, self.first_pass, self._digest, self.size, tuple(self.left))
 
 
 def digest_batch(batch: PyTree) -> str:

@@ -49,8 +49,13 @@ class BatchSource(DataAdapter, abc.ABC):
         """Take the source past these passes, where there is an index. `left` are passes whose end was not reached. A list does not change
         between passes."""
 
+    @property
+    def has_state(self) -> bool:
+        """Return whether what a pass reads may depend on the passes before it, beside the order that we decide."""
+        return not self.has_index
+
     def warn_before_resumes(self) -> None:
-        """Warn of a source that may give other rows where a training is resumed."""
+        """Warn of a source that may give other rows where a training is resumed. Nothing is known of an iterable."""
 
     def size(self) -> Size:
         """Return the size of the data in the current pass."""
@@ -117,6 +122,10 @@ class AdapterSource(BatchSource):
 
     def skip(self, passes: range, left: Container[int] = ()) -> None:
         indexed_reading.skip_passes(self._adapter, passes, left)
+
+    @property
+    def has_state(self) -> bool:
+        return indexed_reading.has_state(self._adapter)
 
     def warn_before_resumes(self) -> None:
         warn_of_global_draws(self._adapter)

@@ -36,6 +36,14 @@ class PipelineSource(BatchSource):
             source.skip(passes, left)
 
     @property
+    def has_state(self) -> bool:
+        return any(source.has_state for source in self._sources)
+
+    def warn_before_resumes(self) -> None:
+        for source in self._sources:
+            source.warn_before_resumes()
+
+    @property
     def seeds(self) -> list[int]:
         return [seed for source in self._sources for seed in source.seeds]
 

@@ -31,7 +31,7 @@ class DataPosition:
         if not epochs.adapter.has_index:
             epochs.adapter.warn_before_resumes()
             self.progress.digest_all()
-        elif epochs.adapter.has_state and not epochs.are_passes:
+        elif epochs.adapter.changes_with_epochs and not epochs.are_passes:
             warn_of_changing_rows(epochs)
 
     def note_trained(self, batches: list[GlobalBatch], logs: Logs) -> None:

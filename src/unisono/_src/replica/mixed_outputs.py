@@ -28,7 +28,7 @@ SEARCHED = 64
 """The rows of a batch among which one is looked for that differs from the first."""
 
 
-def mixes_rows(compute: Callable[[State, PyTree], PyTree], state: State, x: PyTree) -> bool:
+def depends_on_other_rows(compute: Callable[[State, PyTree], PyTree], state: State, x: PyTree) -> bool:
     """Return whether a row of what `compute(state, x)` returns depends on other rows of x. `x` is on the host.
 
     The answer is False where the rows of x are alike, and for code that was not written for other numbers of rows.
@@ -66,7 +66,7 @@ def replace_first_row(rows: PyTree, x: PyTree) -> PyTree | None:
 
 def is_table_of_rows(shape: Shape) -> bool:
     """Return whether another axis than the first counts rows, of which `warn_of_row_tables` warns."""
-    return any(is_of_rows(shape, axis) for axis in range(1, len(shape)))
+    return any(may_count_rows(shape, axis) for axis in range(1, len(shape)))
 
 
 def are_others_moved(before: Array, after: Array) -> bool:
@@ -79,7 +79,7 @@ def are_others_moved(before: Array, after: Array) -> bool:
 def goes_along_rows(program: core.ClosedJaxpr) -> bool:
     """Return whether an operation of the program adds up, sorts, cuts, joins or loops along an axis that may count rows."""
     return any(
-        any(is_of_rows(get_shape(equation.invars[0]), axis) for axis in list_axes(equation))
+        any(may_count_rows(get_shape(equation.invars[0]), axis) for axis in list_axes(equation))
         or (equation.primitive.name == "scan" and equation.params["length"] % MANY_ROWS == 0)
         or any(map(goes_along_rows, list_programs(equation)))
         for equation in program.jaxpr.eqns
@@ -87,13 +87,16 @@ def goes_along_rows(program: core.ClosedJaxpr) -> bool:
     )
 
 
-def is_of_rows(shape: Shape, axis: int) -> bool:
+def may_count_rows(shape: Shape, axis: int) -> bool:
+    """Return whether the axis exists, and is as long as a multiple of the rows of the program that is read."""
     return axis < len(shape) and shape[axis] > 0 and shape[axis] % MANY_ROWS == 0
 
 
 def list_axes(equation: core.JaxprEqn) -> Iterable[int]:
     """Return the axes of the first operand of which an element of the result may see several places, or another place."""
-    name, params, shape = equation.primitive.name, equation.params, get_shape(equation.invars[0])
+    name = equation.primitive.name
+    params = equation.params
+    shape = get_shape(equation.invars[0])
     if name == "dot_general":
         return params["dimension_numbers"][0][0]
     if name in ("gather", "dynamic_slice"):
@@ -104,12 +107,13 @@ def list_axes(equation: core.JaxprEqn) -> Iterable[int]:
         return range(len(shape))
     for key in ("axes", "axis", "dimensions", "dimension"):  # of reduce_sum and the like, cumsum, rev, concatenate
         if key in params and name not in ("reshape", "squeeze"):
-            found: int | tuple[int, ...] = params[key]
-            return found if isinstance(found, tuple) else [found]
+            axes: int | tuple[int, ...] = params[key]
+            return axes if isinstance(axes, tuple) else [axes]
     return ()
 
 
 def list_programs(equation: core.JaxprEqn) -> Iterable[core.ClosedJaxpr]:
+    """Return the programs that an equation runs, those of loops too."""
     if equation.primitive.name in ("scan", "while"):
         return [inner for inner in equation.params.values() if isinstance(inner, core.ClosedJaxpr)]
     return find_inner_programs(equation)
