@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
+import re
 import shutil
 import signal
 import threading
+import time
 import warnings
+from typing import Any
 
 import jax
 import keras
@@ -600,6 +605,42 @@ def test_a_dataset_that_grows_has_the_size_of_its_pass(tmp_path):
         assert resume(tmp_path / str(after), **data()) == reference
 
 
+class Drawn(Batches):
+    """Rows that depend on how often passes began and ended."""
+
+    begun = ended = 0
+
+    def on_epoch_begin(self):
+        self.begun += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * (1 + self.begun / 8) + self.ended / 8, y
+
+
+@pytest.mark.parametrize(
+    ("after", "freq"),
+    [(STEPS + 2, 1), (STEPS, 1), *slow((STEPS + 1, "epoch"), (2, 1), (STEPS + 3, 2), (2 * STEPS, 1), (2 * STEPS, "epoch"))],
+)
+@pytest.mark.parametrize("workers", [1, *slow(2)])
+def test_a_dataset_is_told_of_each_pass_once(tmp_path, after, freq, workers):
+    """Before its batches are read: the batch that was trained on last, too, which is read again."""
+
+    def train(strategy, callbacks=(), seed=1):
+        return fit(
+            model_on(strategy, seed=seed), x=Drawn((X, Y), BATCH, workers=workers), y=None, batch_size=None, callbacks=callbacks
+        )
+
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
+    reference = train(on(1, 4))
+    with pytest.raises(BrokenOffError):
+        train(on(1, 4), [backup(), BreakOff(after)])
+    assert train(on(2, 4), [backup()], seed=99) == reference
+
+
 @pytest.mark.compat
 def test_a_map_dataset_of_grain_begins_at_any_batch():
     """Those before are not read."""
@@ -692,6 +733,65 @@ class WarmUp(keras.callbacks.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:.*may have kept something that is not saved")
+class Augmented(Batches):
+    """Some of its batches have noise of a generator."""
+
+    draw: Any = staticmethod(lambda index: np.random.normal())
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x + np.float32(self.draw(index)), y) if index == 2 else (x, y)
+
+
+DRAWS = {
+    "np.random": lambda _: np.random.normal(),
+    "random": lambda _: random.random(),
+    "its own": lambda index: np.random.default_rng((7, index)).normal(),
+}
+
+
+@pytest.mark.parametrize("where", ["fit", "loop"])
+@pytest.mark.parametrize("draw", [*slow("random"), "np.random", "its own"])
+def test_rows_of_a_global_generator_are_warned_of(tmp_path, where, draw):
+    """The last batch before a place need not be one of them: the comparison of its rows would not notice."""
+    rows = Augmented((X, Y), BATCH)
+    rows.draw = DRAWS[draw]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if where == "fit":
+            fit(model_on(on(1, 4)), x=rows, y=None, batch_size=None, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")])
+        else:
+            data = on(1, 4).distribute_dataset(rows)
+            un.Checkpoint(data=data)
+            list(data)
+    expected = (
+        r"draws from a global generator, np.random or random.*no checkpoint holds.*np.random.default_rng\(\(seed, index\)\)"
+    )
+    count = sum(re.search(expected, str(warning.message)) is not None for warning in said)
+    assert bool(count) is (draw != "its own")
+
+
+class Forking(keras.callbacks.Callback):
+    """Forks a process, as a dataset does for its workers, and ends it by a signal."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+        process.start()
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(20)
+        self.exit_code = process.exitcode
+        process.kill()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_hear_the_signal(tmp_path, capfd):
+    """Nobody has asked the training to stop: the process ends as if there were no backup."""
+    forking = Forking()
+    fit(model_on(on(1, 4)), epochs=1, callbacks=[forking, un.callbacks.BackupAndRestore(tmp_path / "b")])
+    assert forking.exit_code == -signal.SIGTERM
+    assert "SIGTERM" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("after", "freq"), [(STEPS + 2, 2), *slow((STEPS + 1, 1), (STEPS + 1, "epoch"))])
 def test_what_a_callback_sets_before_the_first_step_stays(tmp_path, after, freq):
     """The state is restored before the callbacks hear of the step, not after."""

@@ -142,7 +142,10 @@ class Leaving(Training):
 
 
 class Reordered(Batches):
-    """Batches in an order that changes at the end of each pass."""
+    """Batches in an order that changes at the begin and at the end of each pass."""
+
+    def on_epoch_begin(self):
+        self.rows = tuple(np.roll(of, 3, axis=0) for of in self.rows)
 
     def on_epoch_end(self):
         self.rows = tuple(np.roll(of, 5, axis=0) for of in self.rows)

@@ -11,7 +11,8 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import mostly_slow
+from processes import python
+from sizes import mostly_slow, slow
 
 ROWS, BATCH = 60, 6
 
@@ -153,3 +154,44 @@ def test_ctrl_c_at_any_moment_keeps_a_whole_step(number, data, whole_steps):
         pass
     assert un.fingerprint(made) in whole_steps[10:]
     made.fit(*data, batch_size=BATCH, epochs=1, verbose=0)
+
+
+LEFT = """
+import sys, time
+import unisono as un
+import keras, numpy as np
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 60
+    def __getitem__(self, index):
+        time.sleep(0.2)
+        return np.ones((8, 5), "float32") * index, np.ones((8, 1), "float32")
+
+if __name__ == "__main__":
+    with un.OneDeviceStrategy(replicas=4).scope():
+        model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    call, workers = sys.argv[1:]
+    rows = Rows(workers=2, use_multiprocessing=workers == "processes", max_queue_size=8)
+    if call == "fit":
+        model.fit(rows, epochs=2, steps_per_epoch=5, verbose=0)
+    elif call == "validation":
+        model.fit(np.ones((8, 5)), np.ones((8, 1)), validation_data=rows, validation_steps=2, verbose=0)
+    elif call == "evaluate":
+        model.evaluate(rows, steps=2, verbose=0)
+    elif call == "predict":
+        model.predict(rows, steps=2, verbose=0)
+    else:
+        batches = iter(un.OneDeviceStrategy().distribute_dataset(rows))
+        next(batches)
+    print("has ended")
+"""
+
+
+@pytest.mark.parametrize("workers", [*slow("processes"), "threads"])
+@pytest.mark.parametrize("call", ["fit", *slow("validation", "evaluate", "predict", "loop")])
+def test_a_program_ends_though_workers_of_a_dataset_have_batches_left(tmp_path, call, workers):
+    (tmp_path / "program.py").write_text(LEFT)
+    done = python(str(tmp_path / "program.py"), call, workers, timeout=60)
+    assert (done.returncode, done.stdout.split()[-2:]) == (0, ["has", "ended"]), done.stderr[-2000:]

@@ -31,6 +31,7 @@ SOURCES = {
     "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(
         model
     ),
+    "arrays of another order of bytes": lambda model: fitting(X.astype(">f4"), Y.astype(">i8"), batch_size=10, epochs=2)(model),
     "shards of an epoch": lambda model: [fitting(X, Y, batch_size=10)(model) for _ in range(2)][1],
 }
 

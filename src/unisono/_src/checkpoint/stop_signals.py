@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -53,14 +54,16 @@ class StopRequest:
 def listen_for_signals(names: Sequence[str]) -> Iterator[StopRequest]:
     """Note the first of these signals within the block; a second signal does what it did before.
 
+    A process that is forked within the block, as the workers of a dataset are, has what was there before: nobody has asked the training to stop.
     At the end of the block a signal that was not answered does so too: it may arrive when the last step is done.
     """
     stop = StopRequest()
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
     get_agreement().begin_anew()
+    listener = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if stop.asked_by is not None:
+        if stop.asked_by is not None or os.getpid() != listener:
             restore()
             signal.raise_signal(number)
             return

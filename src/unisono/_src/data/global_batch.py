@@ -65,8 +65,8 @@ class BatchArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """Return the dtype on the devices: without 64-bit types, unless JAX was told to keep them."""
-        return jax.dtypes.canonicalize_dtype(self.source.dtype)
+        """Return the dtype on the devices: in the machine's order of bytes, and without 64-bit types unless JAX was told to keep them."""
+        return jax.dtypes.canonicalize_dtype(self.source.dtype.newbyteorder("="))
 
     def on(self, device: jax.Device, rows: range, shape: Shape) -> Array:
         """Send some rows to a device, once, and return them in an array whose first axes, for the rows, have this shape.

@@ -20,6 +20,7 @@ from unisono._src.keras_private.data_adapters import (
     is_map_dataset,
     iterate_array_batches,
     iterate_map_batches,
+    stop_workers,
 )
 from unisono._src.typing import UserBatch
 
@@ -98,17 +99,18 @@ class IndexedAdapter(Protocol):
 
     def batches_from(self, start: int) -> Iterator[UserBatch]: ...
 
-    def skip(self, passes: range, left: Container[int] = ()) -> None: ...
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None: ...
 
 
-def skip_passes(source: DataAdapter, passes: range, left: Container[int] = ()) -> None:
+def skip_passes(source: DataAdapter, passes: range, left: Container[int] = (), begun: bool = False) -> None:
     """Take a source that has an index past some passes: a PyDataset of the user's may change at their ends. `left` are passes whose end a loop
-    did not reach."""
+    did not reach. `begun`: the source was told that the first of the passes begins."""
     if isinstance(source, IndexedAdapter):
-        source.skip(passes, left)
+        source.skip(passes, left, begun)
         return
     for pass_ in passes:
-        find_hooks(source).on_epoch_begin()
+        if not (begun and pass_ == passes.start):
+            find_hooks(source).on_epoch_begin()
         if pass_ not in left:
             find_hooks(source).on_epoch_end()
 
@@ -130,7 +132,7 @@ def read_arrays(adapter: ArrayDataAdapter, order: RowOrder, start: int) -> Itera
 def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iterator[UserBatch]:
     """Yield the batches of a PyDataset, with new workers for each pass.
 
-    The workers of a pass that was broken off, as Keras does to look at the first batch, would leave their batches to the next pass.
+    The workers of a pass that was left, as Keras does to look at the first batch, would leave their batches to the next pass.
     """
     dataset = adapter.py_dataset
     count = dataset.num_batches
@@ -142,8 +144,7 @@ def read_dataset(adapter: PyDatasetAdapter, order: RowOrder, start: int) -> Iter
     try:
         yield from pass_adapter.get_jax_iterator()
     finally:
-        if pass_adapter.enqueuer is not None:
-            pass_adapter.enqueuer.stop()
+        stop_workers(pass_adapter)
 
 
 class ReorderedDataset(keras.utils.PyDataset):

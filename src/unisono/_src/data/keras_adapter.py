@@ -12,11 +12,12 @@ from typing import TypeVar, cast
 
 from unisono._src.data import indexed_reading
 from unisono._src.data.global_batch import as_global_batch, wrap_arrays
+from unisono._src.data.global_draws import warn_of_draws
 from unisono._src.data.resume import NumberedBatch, resume_indexed, resume_stream
 from unisono._src.data.resume_point import Digest, ResumePoint, Size
 from unisono._src.data.row_order import RowOrder
 from unisono._src.data.torch_loaders import warn_of_forks, warn_of_global_draws
-from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter
+from unisono._src.keras_private.data_adapters import ArrayDataAdapter, DataAdapter, PyDatasetAdapter
 from unisono._src.typing import PyTree, UserBatch
 
 T = TypeVar("T")
@@ -31,6 +32,10 @@ class GlobalBatchAdapter(DataAdapter):
         self.source = source
         self.order = order
         self._is_cut = is_cut
+        self.watches_draws = False
+        """Whether a warning is due where batches are drawn from a generator of the whole process."""
+        self._is_pass_begun = False
+        """Whether the source was told that the pass begins, before Keras says so."""
 
     def get_jax_iterator(self, start: int = 0) -> Iterator[PyTree]:
         batches = (batch for _, _, batch in self._items(start))
@@ -39,7 +44,10 @@ class GlobalBatchAdapter(DataAdapter):
     def _items(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
         is_written = not isinstance(self.source, ArrayDataAdapter)
-        for number, batch in enumerate(indexed_reading.read_batches(self.source, self.order, start), start):
+        batches = iter(indexed_reading.read_batches(self.source, self.order, start))
+        if self.watches_draws and makes_batches_here(self.source):
+            batches = warn_of_draws(batches)
+        for number, batch in enumerate(batches, start):
             yield pass_, number, wrap_arrays(batch, (pass_, number), copy=is_written, is_cut=self._is_cut)
 
     def from_place(self, place: ResumePoint) -> tuple[Iterator[PyTree], Digest | None]:
@@ -49,14 +57,20 @@ class GlobalBatchAdapter(DataAdapter):
             self.order.passes = pass_
             return self._items(start)
 
+        def begin_indexed(pass_: int, start: int) -> Iterator[NumberedBatch]:
+            indexed_reading.find_hooks(self.source).on_epoch_begin()
+            self._is_pass_begun = True
+            return begin(pass_, start)
+
         if not self.has_index:
             items, digest = resume_stream(place, begin, self.size)
             return (batch for _, _, batch in items), digest
-        items = resume_indexed(place, begin, functools.partial(indexed_reading.skip_passes, self.source), self.size)
+        items = resume_indexed(place, begin_indexed, functools.partial(indexed_reading.skip_passes, self.source), self.size)
         return read_one_ahead(batch for _, _, batch in items), None
 
     def warn_before_resumes(self) -> None:
-        """Warn of a source that may give other rows where a training is resumed."""
+        """Warn of a source that may give other rows where a training is resumed; of what it draws, when it draws."""
+        self.watches_draws = True
         if isinstance(self.source, indexed_reading.IndexedAdapter):
             self.source.warn_before_resumes()
         else:
@@ -113,10 +127,17 @@ class GlobalBatchAdapter(DataAdapter):
         return self.source.partial_batch_size
 
     def on_epoch_begin(self) -> None:
-        indexed_reading.find_hooks(self.source).on_epoch_begin()
+        if not self._is_pass_begun:
+            indexed_reading.find_hooks(self.source).on_epoch_begin()
+        self._is_pass_begun = False
 
     def on_epoch_end(self) -> None:
         indexed_reading.find_hooks(self.source).on_epoch_end()
+
+
+def makes_batches_here(source: DataAdapter) -> bool:
+    """Return whether code of the user's makes each batch when it is asked for, in this thread."""
+    return isinstance(source, PyDatasetAdapter) and source.enqueuer is None
 
 
 class UnsentBatchAdapter(GlobalBatchAdapter):

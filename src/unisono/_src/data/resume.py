@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from unisono._src.data.global_batch import Position
 from unisono._src.data.resume_point import Digest, ResumePoint, Size, digest_batch, update_digest
@@ -23,18 +23,26 @@ NumberedBatch: TypeAlias = tuple[int, int, PyTree]
 """(pass, number, batch)"""
 
 
+class SkipPasses(Protocol):
+    """Takes a source past some passes. `left` are passes whose end was not reached. `begun`: the source was told that the first one begins."""
+
+    def __call__(self, passes: range, left: Container[int] = (), begun: bool = False) -> None: ...
+
+
 def resume_indexed(
     place: ResumePoint,
     begin: Callable[[int, int], Iterator[NumberedBatch]],
-    skip: Callable[[range, Container[int]], None],
+    skip: SkipPasses,
     size: Callable[[], Size],
 ) -> Iterator[NumberedBatch]:
     """Return the batches from the place on; the batch that was trained on last is read again and compared.
 
+    The source is told of the begins and ends of passes as often as it was before: a PyDataset may change there.
+
     Args:
         place: The place to resume at.
-        begin: (pass, number) to the batches of the pass from this number on.
-        skip: (passes, those of them that were left before their end). Takes the source past the passes.
+        begin: (pass, number) to the batches of the pass from this number on. Tells the source that the pass begins.
+        skip: Takes the source past passes.
         size: Returns the size of the source in its current pass.
     """
     pass_, number = place.position
@@ -42,10 +50,27 @@ def resume_indexed(
     left = place.left_passes
     skip(range(place.first_pass, last_pass), left)
     check_size(place, size)
-    if place.last is not None and place.digest is not None and place.digest.startswith("last "):
-        check_last(place.last, place.digest, begin(*place.last))
-    skip(range(last_pass, pass_), left)
+    if place.last is None or place.digest is None or not place.digest.startswith("last "):
+        skip(range(last_pass, pass_), left)
+        return begin(pass_, number)
+    items = begin(*place.last)
+    try:
+        check_last(place.last, place.digest, items)
+    except ValueError:
+        close_reader(items)
+        raise
+    if place.last == (pass_, number - 1):
+        return items
+    close_reader(items)
+    skip(range(last_pass, pass_), left, begun=True)
     return begin(pass_, number)
+
+
+def close_reader(items: Iterator[NumberedBatch]) -> None:
+    """End what reads ahead."""
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()
 
 
 SAME_ROWS = (
@@ -69,9 +94,6 @@ def check_size(place: ResumePoint, size: Callable[[], Size]) -> None:
 def check_last(position: Position, digest: str, items: Iterator[NumberedBatch]) -> None:
     """Refuse batches whose first one has another digest."""
     item = next(items, None)
-    close = getattr(items, "close", None)
-    if close is not None:
-        close()
     if item is None or f"last {digest_batch(item[2])}" != digest:
         what = "is missing" if item is None else "has other rows"
         raise ValueError(

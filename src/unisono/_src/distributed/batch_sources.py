@@ -45,9 +45,9 @@ class BatchSource(DataAdapter, abc.ABC):
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         """Return the batches of one pass. `start` may be later than the first batch only where there is an index."""
 
-    def skip(self, passes: range, left: Container[int] = ()) -> None:
-        """Take the source past these passes, where there is an index. `left` are passes whose end was not reached. A list does not change
-        between passes."""
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
+        """Take the source past these passes, where there is an index. `left` are passes whose end was not reached. `begun`: batches of the
+        first one were read. A list does not change between passes."""
 
     @property
     def has_state(self) -> bool:
@@ -99,6 +99,7 @@ class AdapterSource(BatchSource):
         self._adapter = adapter
         self._is_cut = is_cut
         self._unwrap = unwrap
+        self._watches_draws = False
         self.is_stream = isinstance(adapter, GeneratorDataAdapter)
         self.has_index = indexed_reading.has_index(adapter)
 
@@ -114,20 +115,22 @@ class AdapterSource(BatchSource):
     def batches(self, start: int = 0) -> Iterator[NumberedBatch]:
         pass_ = self.order.passes
         adapter = GlobalBatchAdapter(self._adapter, self.order, self._is_cut)
+        adapter.watches_draws = self._watches_draws
         adapter.on_epoch_begin()
         for number, batch in enumerate(adapter.get_jax_iterator(start), start):
             self.order.note_pass(pass_)
             yield pass_, number, batch[0] if self._unwrap else batch
         adapter.on_epoch_end()
 
-    def skip(self, passes: range, left: Container[int] = ()) -> None:
-        indexed_reading.skip_passes(self._adapter, passes, left)
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
+        indexed_reading.skip_passes(self._adapter, passes, left, begun)
 
     @property
     def has_state(self) -> bool:
         return indexed_reading.has_state(self._adapter)
 
     def warn_before_resumes(self) -> None:
+        self._watches_draws = True
         warn_of_global_draws(self._adapter)
 
     def size(self) -> Size:

@@ -65,8 +65,8 @@ class DistributedDataset:
 
     def will_be_saved(self) -> None:
         """Count every batch of a stream for the digest. To be called before the first training step."""
+        self.source.warn_before_resumes()
         if not self.source.has_index:
-            self.source.warn_before_resumes()
             self.progress.digest_all()
 
     def get_state(self) -> dict[str, Json]:

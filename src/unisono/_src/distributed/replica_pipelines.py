@@ -31,9 +31,9 @@ class PipelineSource(BatchSource):
         counts = [source.num_batches for source in self._sources]
         return None if None in counts else max(count for count in counts if count is not None)
 
-    def skip(self, passes: range, left: Container[int] = ()) -> None:
+    def skip(self, passes: range, left: Container[int] = (), begun: bool = False) -> None:
         for source in self._sources:
-            source.skip(passes, left)
+            source.skip(passes, left, begun)
 
     @property
     def has_state(self) -> bool:

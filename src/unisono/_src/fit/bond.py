@@ -42,6 +42,8 @@ class Bond(ModelBond):
         """How many validations the training of the current call of fit has made, with those before it was resumed."""
         self._validations_to_read = 0
         self._is_validating = False
+        self._loops: list[EpochSteps] = []
+        """The loops of Keras that may have batches left to read."""
         self.ran_eagerly = False
         """Whether steps that were not compiled have changed the model."""
         self._order: RowOrder | None = None
@@ -74,7 +76,8 @@ class Bond(ModelBond):
             for callback in callbacks:
                 if isinstance(callback, FitCallback):
                     callback.fit_begins()
-            yield
+            with self.close_loops():
+                yield
         finally:
             callbacks = self.callbacks
             self.callbacks = []
@@ -87,11 +90,23 @@ class Bond(ModelBond):
 
     def note_epochs(self, epochs: EpochSteps) -> None:
         """Note the epochs of a loop that begins: the first loop of a call of fit is its training."""
+        self._loops.append(epochs)
         if self._awaits_position:
             self.data_position = DataPosition(epochs, self.callbacks)
             self._awaits_position = False
         elif self._is_validating and epochs.adapter.has_state:
             epochs.read_loops(self._validations_to_read)
+
+    @contextlib.contextmanager
+    def close_loops(self) -> Iterator[None]:
+        """Close the loops that begin in the block when it is over. A validation of fit goes on where the one before has stopped."""
+        before = len(self._loops)
+        try:
+            yield
+        finally:
+            for epochs in self._loops[before:]:
+                epochs.close()
+            del self._loops[before:]
 
     @contextlib.contextmanager
     def note_validation(self) -> Iterator[None]:

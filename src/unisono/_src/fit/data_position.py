@@ -28,8 +28,8 @@ class DataPosition:
         """The logs of the last step."""
         if not has_keeper(callbacks):
             return
+        epochs.adapter.warn_before_resumes()
         if not epochs.adapter.has_index:
-            epochs.adapter.warn_before_resumes()
             self.progress.digest_all()
         elif epochs.adapter.changes_with_epochs and not epochs.are_passes:
             warn_of_changing_rows(epochs)

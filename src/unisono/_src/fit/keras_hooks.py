@@ -6,7 +6,6 @@ methods are set on the model, on this one object, together with the methods that
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 
 import keras
@@ -99,7 +98,7 @@ class TrainerHooks:
         is_validation = is_call_of_fit(kwargs)
         with (
             self._grouping.allow("evaluate", "test", args, kwargs),
-            self._bond.note_validation() if is_validation else contextlib.nullcontext(),
+            self._bond.note_validation() if is_validation else self._bond.close_loops(),
         ):
             return self._call_and_restore("evaluate", *args, **kwargs)
 

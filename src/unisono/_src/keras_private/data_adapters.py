@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
+import queue
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Protocol, TypeAlias, TypeGuard
@@ -144,6 +146,17 @@ def replace_adapter(iterator: EpochIterator, adapt: Callable[[DataAdapter], Data
     object.__setattr__(iterator, "_get_iterator", iterator.data_adapter.get_jax_iterator)
 
 
+def stop_workers(adapter: PyDatasetAdapter) -> None:
+    """Stop the workers of one pass. Nobody waits for batches that are not read: when a program ends, or is interrupted, they may never come."""
+    enqueuer: KerasObject = adapter.enqueuer
+    if enqueuer is None:
+        return
+    enqueuer.stop(drain_queue_and_join=False)
+    with contextlib.suppress(queue.Empty):  # the thread that asks workers for batches ends when it finds room for one more
+        while True:
+            enqueuer.future_queue.get_nowait()
+
+
 class EpochSteps:
     """Control over the way in which Keras' loop goes through the steps of an epoch."""
 
@@ -153,6 +166,8 @@ class EpochSteps:
         self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
         self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
         self._loops_before = 0
+        self._resumed: Iterator[UserBatch] | None = None
+        """The batches of the pass in the middle of which the loop began."""
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
     def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
@@ -175,6 +190,14 @@ class EpochSteps:
     def read_loops(self, loops: int) -> None:
         """Read, when the next loop begins, what this many loops before it have read: the source is then where they left it."""
         self._loops_before = loops
+
+    def close(self) -> None:
+        """End what reads ahead for steps that do not come: the workers of a dataset would wait for them when the program ends."""
+        for batches in (self._iterator._current_iterator, self._resumed):
+            close = getattr(batches, "close", None)
+            if close is not None:
+                with contextlib.suppress(Exception):  # of a batch that no step has asked for
+                    close()
 
     @property
     def adapter(self) -> KerasObject:
@@ -234,8 +257,11 @@ class EpochSteps:
         iterator = self._iterator
         first = next(batches, None)
         if first is None:
+            iterator.data_adapter.on_epoch_begin()
             yield first_step - 1, first_step - 1, NoStep()
+            iterator.data_adapter.on_epoch_end()
             return
+        self._resumed = batches
         batches = itertools.chain([first], batches)
         if iterator.steps_per_epoch is None:  # Keras asks for the batches of the pass
 

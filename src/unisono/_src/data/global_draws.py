@@ -1,0 +1,39 @@
+"""A warning of rows that are drawn from generators of the whole process: no checkpoint holds their state."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Hashable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+def warn_of_draws(batches: Iterator[T]) -> Iterator[T]:
+    """Yield the same batches, and warn where a source draws from a global generator as it makes one."""
+    while True:
+        before = read_states()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        if read_states() != before:
+            warnings.warn(
+                "The dataset draws from a global generator, np.random or random, as it makes a batch. A training that is resumed draws other "
+                "numbers: no checkpoint holds the state of these generators. Draw from one that the number of the batch seeds, in __getitem__: "
+                "np.random.default_rng((seed, index)).",
+                stacklevel=2,
+            )
+            yield batch
+            yield from batches
+            return
+        yield batch
+
+
+def read_states() -> Hashable:
+    """Return the states of the generators that NumPy and Python share among all code of a process."""
+    kind, words, *rest = np.random.get_state()
+    return kind, np.asarray(words).tobytes(), *rest, random.getstate()
