@@ -10,7 +10,8 @@ from unisono._src.fit.bond import Bond
 from unisono._src.fit.call_arguments import read_argument
 from unisono._src.fit.callback_protocol import has_batch_callbacks
 from unisono._src.fit.steps_per_call import StepsPerCall
-from unisono._src.keras_private.data_adapters import EpochSteps, GeneratorDataAdapter, has_known_length
+from unisono._src.keras_private.data_adapters import GeneratorDataAdapter, has_known_length
+from unisono._src.keras_private.epoch_steps import EpochSteps
 from unisono._src.keras_private.models import overrides_method
 from unisono._src.typing import Arguments, KerasObject, Keywords, UserBatch
 

@@ -14,7 +14,7 @@ from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.fit.data_position import DataPosition
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.callbacks import forget_first_epoch
-from unisono._src.keras_private.data_adapters import EpochSteps
+from unisono._src.keras_private.epoch_steps import EpochSteps
 from unisono._src.keras_private.models import find_eager_option
 from unisono._src.ownership import ModelBond, find_bond, set_bond
 from unisono._src.typing import KerasObject, Logs

@@ -11,7 +11,7 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.data.row_order import RowOrder
 from unisono._src.fit.callback_protocol import FitCallback, has_keeper
-from unisono._src.keras_private.data_adapters import EpochSteps
+from unisono._src.keras_private.epoch_steps import EpochSteps
 from unisono._src.typing import Json, Logs
 
 

@@ -22,7 +22,8 @@ from unisono._src.fit.callback_protocol import put_keepers_last, remove_writing_
 from unisono._src.fit.model_building import build_for_prediction, build_model
 from unisono._src.fit.step_function import StepFunction
 from unisono._src.keras_private.callbacks import list_callbacks
-from unisono._src.keras_private.data_adapters import EpochSteps, is_call_of_fit, make_adapter, replace_adapter
+from unisono._src.keras_private.data_adapters import is_call_of_fit, make_adapter, replace_adapter
+from unisono._src.keras_private.epoch_steps import EpochSteps
 from unisono._src.keras_private.models import (
     get_class_method,
     is_built,

@@ -10,7 +10,7 @@ from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
-from unisono._src.keras_private.data_adapters import NoStep
+from unisono._src.keras_private.epoch_steps import NoStep
 from unisono._src.keras_private.models import find_eager_option
 from unisono._src.keras_private.optimizers import read_optimizer_settings
 from unisono._src.keras_private.trainer_state import (

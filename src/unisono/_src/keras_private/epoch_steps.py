@@ -1,0 +1,171 @@
+"""The way in which Keras' loop goes through the steps of an epoch: several at a time, or from a later step on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from unisono._src.typing import KerasObject, UserBatch
+
+Batches: TypeAlias = "Iterator[UserBatch] | NoStep"
+"""The batches of a step."""
+
+
+class EpochSteps:
+    """Control over the way in which Keras' loop goes through the steps of an epoch."""
+
+    def __init__(self, iterator: EpochIterator) -> None:
+        self._iterator: KerasObject = iterator
+        self._stock = iterator._enumerate_iterator
+        self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
+        self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
+        self._loops_before = 0
+        self._resumed: Iterator[UserBatch] | None = None
+        """The batches of the pass in the middle of which the loop began."""
+        object.__setattr__(iterator, "_enumerate_iterator", self._steps)
+
+    def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
+        """Take several steps at a time, as with `steps_per_execution`: `size(step)` of them, but none beyond the end of the epoch.
+
+        The steps get `group(batches, count)` in place of the iterator.
+        """
+        self._grouping = size, group
+
+    def begin_at_step(
+        self, step: int, batches: Iterator[UserBatch], read: int, before_step: Callable[[], None] | None = None
+    ) -> None:
+        """Begin the next epoch with this step and these batches; `read` batches of their pass were read before.
+
+        `before_step` is called after `on_epoch_begin` of callbacks, and before their `on_train_batch_begin`. If no batch
+        is left, the previous step comes again, with `NoStep` in place of batches: Keras ends an epoch with the logs of its last step.
+        """
+        self._begin = step, batches, read, before_step
+
+    def read_loops(self, loops: int) -> None:
+        """Read, when the next loop begins, what this many loops before it have read: the source is then where they left it."""
+        self._loops_before = loops
+
+    def close(self) -> None:
+        """End what reads ahead for steps that do not come: the workers of a dataset would wait for them when the program ends."""
+        for batches in (self._iterator._current_iterator, self._resumed):
+            close = getattr(batches, "close", None)
+            if close is not None:
+                with contextlib.suppress(Exception):  # of a batch that no step has asked for
+                    close()
+
+    @property
+    def adapter(self) -> KerasObject:
+        return self._iterator.data_adapter
+
+    @property
+    def steps(self) -> int | None:
+        """Return the number of steps in an epoch; None if it is not known."""
+        return self._iterator.num_batches
+
+    @property
+    def are_passes(self) -> bool:
+        """Return whether each epoch is a pass over the data."""
+        return self._iterator.steps_per_epoch in (None, self._iterator.data_adapter.num_batches)
+
+    def is_pass_over(self, read: int) -> bool:
+        """Return, at the end of an epoch, whether the next epoch begins another pass, if `read` batches of this pass were read."""
+        iterator = self._iterator
+        length = self._iterator._num_batches
+        return iterator.steps_per_epoch is None or iterator._current_iterator is None or bool(length and read >= length)
+
+    def _read_loop(self) -> None:
+        """Read the batches of one loop of `evaluate`, and move the iterator back to its start, as the next `evaluate` does."""
+        iterator = self._iterator
+        with iterator.catch_stop_iteration():
+            for begin, end, batches in self._stock():
+                next(batches)
+                collections.deque(itertools.islice(batches, end - begin), maxlen=0)
+        current = iterator._epoch_iterator
+        iterator.reset()
+        iterator._epoch_iterator = current
+
+    def _steps(self) -> Iterator[tuple[int, int, Batches]]:
+        loops, self._loops_before = self._loops_before, 0
+        for _ in range(loops):
+            self._read_loop()
+        singles: Iterator[tuple[int, int, KerasObject]] = self._singles()
+        for begin, end, batches in singles:
+            if self._grouping is not None and not isinstance(batches, NoStep):
+                size, group = self._grouping
+                steps = size(begin)
+                if self._iterator.data_adapter.num_batches is None:  # the pass may end within the group
+                    batches = ReadBatches(batches, min(steps, self._iterator.steps_per_epoch - begin))
+                    steps = len(batches)
+                while end - begin + 1 < steps and self._more_in_epoch(end + 1):
+                    _, end, _ = next(singles)
+                batches = group(batches, end - begin + 1)
+            yield begin, end, batches
+
+    def _singles(self) -> Iterator[tuple[int, int, Batches]]:
+        if self._begin is None:
+            yield from self._stock()
+            return
+        (first_step, batches, read, before_step), self._begin = self._begin, None
+        if before_step is not None:
+            before_step()
+        iterator = self._iterator
+        first = next(batches, None)
+        if first is None:
+            iterator.data_adapter.on_epoch_begin()
+            yield first_step - 1, first_step - 1, NoStep()
+            iterator.data_adapter.on_epoch_end()
+            return
+        self._resumed = batches
+        batches = itertools.chain([first], batches)
+        if iterator.steps_per_epoch is None:  # Keras asks for the batches of the pass
+
+            def get_batches_once() -> Iterator[UserBatch]:
+                object.__setattr__(iterator, "_get_iterator", get_iterator)
+                return batches
+
+            get_iterator = iterator._get_iterator
+            object.__setattr__(iterator, "_get_iterator", get_batches_once)
+        iterator._current_iterator = batches
+        iterator._steps_seen = read - first_step
+        yield from ((begin, end, remaining) for begin, end, remaining in self._stock() if begin >= first_step)
+
+    def _more_in_epoch(self, step: int) -> bool:
+        # One request too many, and Keras' generator would end the epoch before its last batches were read.
+        iterator = self._iterator
+        length = self._iterator._num_batches
+        return step < (iterator.steps_per_epoch or length or 0) and not (length and iterator._steps_seen >= length)
+
+
+class ReadBatches:
+    """Batches that are read before a step takes them, so that their number is known. An error of the source is raised after the last of them."""
+
+    def __init__(self, batches: Iterator[UserBatch], most: int) -> None:
+        self._batches: list[UserBatch] = []
+        self._error: Exception | None = None
+        try:
+            for batch in itertools.islice(batches, most):
+                self._batches.append(batch)
+        except Exception as error:  # of the source; it is raised in place of the next batch
+            self._error = error
+        self._length = len(self._batches) + (self._error is not None)
+
+    def __len__(self) -> int:
+        """Return how many batches there were; an error counts as one."""
+        return self._length
+
+    def __iter__(self) -> Iterator[UserBatch]:
+        return self
+
+    def __next__(self) -> UserBatch:
+        if self._batches:
+            return self._batches.pop(0)
+        raise StopIteration if self._error is None else self._error
+
+
+class NoStep:
+    """A substitute for batches: nothing is left to train on in this epoch."""
