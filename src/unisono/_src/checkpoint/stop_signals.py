@@ -54,8 +54,8 @@ class StopRequest:
 def listen_for_signals(names: Sequence[str]) -> Iterator[StopRequest]:
     """Note the first of these signals within the block; a second signal does what it did before.
 
-    A process that is forked within the block, as the workers of a dataset are, has what was there before: nobody has asked the training to stop.
-    At the end of the block a signal that was not answered does so too: it may arrive when the last step is done.
+    At the end of the block a signal that was not answered does so too: it may arrive when the last step is done. And so does each signal in a
+    process that is forked within the block, as the workers of a dataset are: nobody has asked the training to stop.
     """
     stop = StopRequest()
     before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
