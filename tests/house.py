@@ -18,7 +18,7 @@ FLOORS = {
     "what users hold": ["strategy"],
     "ways to train": ["loop", "fit", "checks.user_code", "distributed"],
     "one step": ["record", "step", "checks"],
-    "what a step is made of": ["replica", "exchange", "checkpoint", "cluster"],
+    "what a step is made of": ["replica", "phases", "exchange", "checkpoint", "cluster"],
     "what runs and what is read": ["xla", "data"],
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [

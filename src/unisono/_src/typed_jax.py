@@ -61,6 +61,7 @@ class Settings(Protocol):
     jax_enable_compilation_cache: bool
     jax_enable_x64: bool
     jax_num_cpu_devices: int
+    jax_threefry_partitionable: bool
 
 
 all_gather: Callable[..., Array] = lax.all_gather

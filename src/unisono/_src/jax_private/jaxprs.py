@@ -53,3 +53,12 @@ def drop_unneeded(program: ClosedJaxpr, is_wanted: Sequence[bool]) -> tuple[Clos
         variable: value for variable, value in zip(program.jaxpr.constvars, program.consts, strict=True) if variable in read
     }
     return ClosedJaxpr(reduced.replace(constvars=list(constants)), list(constants.values())), is_needed
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Return what an equation makes of operands. In a trace, its scopes and lines become those of the new equation."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]

@@ -1,0 +1,16 @@
+"""Draws by keys of rows: each row draws by its own key."""
+
+from __future__ import annotations
+
+from unisono._src.phases.kinds import Outcomes
+from unisono._src.phases.rules.rule import Layouts, Rule, find_common, keep
+from unisono._src.phases.twins import Equation
+
+
+def keep_axis(equation: Equation, layouts: Layouts) -> Outcomes:
+    return keep(equation, find_common(layouts))
+
+
+RULES: dict[str, Rule] = dict.fromkeys(
+    ("random_bits", "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap", "threefry2x32"), keep_axis
+)

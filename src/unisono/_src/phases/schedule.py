@@ -1,0 +1,142 @@
+"""When values are computed: in which phase of the shards, or between which phases.
+
+A merge is made as late as it can be: what only the end of the step reads is merged in the last phase, so that a phase for the counts of
+masks does not run the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from jax.extend import core
+
+from unisono._src.operands import Atom, list_variables
+from unisono._src.phases.analysis import Analysis, Planned
+from unisono._src.phases.kinds import Everywhere, Local, Merge, Rows
+
+
+@dataclasses.dataclass
+class Phase:
+    """What shards do between two merges."""
+
+    merged: dict[core.Var, Merge]
+    gathered: list[core.Var]
+    left: list[core.Var]
+    """Values of replicas that are read outside of their layers."""
+    outputs: list[core.Var]
+    """Rows that the step returns."""
+    plan: list[Planned]
+    """What shards compute, in order; first their parts of what grows with the rows and is the same everywhere."""
+    reads: list[core.Var]
+    """Values that are the same everywhere, and those that have left their layers."""
+
+
+class Schedule:
+    """The phases of an analysed step, and what is computed everywhere before each of them and at the end."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._due: dict[core.Var, int] = {}
+        """The first phase in which shards need a value; of what is the same everywhere, before which it is known."""
+        self._handed_on: dict[core.Var, int] = {}
+        """The phase at whose end rows are gathered, or a replica's own value is merged."""
+        self._set_due()
+        self.phases = [self._plan_phase(number) for number in range(analysis.phases)]
+        self.everywhere = [self._list_everywhere(number) for number in range(analysis.phases + 1)]
+        """For each phase what is computed before it; the last item is the end of the step."""
+
+    def _set_due(self) -> None:
+        """Go back from the outputs, and note when each value is due."""
+        analysis, last = self._analysis, self._analysis.phases
+        for variable in list_variables(analysis.twins.outputs):
+            self._need(variable, last, last - 1)
+        for planned in reversed(analysis.plan):
+            outputs = [variable for variable in planned.equation.whole.outvars if variable in self._due]
+            if not outputs:
+                continue
+            if planned.in_shards:
+                phase = min(self._due[v] - isinstance(analysis.kinds[v], Everywhere) for v in outputs)
+                for variable in list_variables(planned.equation.whole.invars):
+                    self._need_in_shards(variable, phase, planned)
+            else:
+                due = min(self._due[variable] for variable in outputs)
+                for variable in list_variables(planned.equation.whole.invars):
+                    self._need(variable, due, due - 1)
+                    if isinstance(analysis.kinds[variable], Rows):
+                        self._hand_on(variable, due - 1)
+
+    def _need(self, variable: core.Var, due: int, phase: int) -> None:
+        """Note that a value is read before the phase `due`; rows and values of replicas must be computed in `phase`."""
+        kind = self._analysis.kinds[variable]
+        when = due if isinstance(kind, Everywhere) else phase
+        self._due[variable] = min(self._due.get(variable, when), when)
+        if isinstance(kind, Local):
+            self._hand_on(variable, phase)
+
+    def _hand_on(self, variable: core.Var, phase: int) -> None:
+        self._handed_on[variable] = min(self._handed_on.get(variable, phase), phase)
+
+    def _need_in_shards(self, variable: core.Var, phase: int, planned: Planned) -> None:
+        kind = self._analysis.kinds[variable]
+        if isinstance(kind, Local) and not planned.inside:
+            self._need(variable, phase, phase - 1)
+        else:
+            self._due[variable] = min(self._due.get(variable, phase), phase)
+        for operand in self._list_sources(variable):
+            self._due[operand] = min(self._due.get(operand, phase), phase)
+
+    def _list_sources(self, variable: core.Var) -> Iterator[core.Var]:
+        """Yield all that a shard needs for its part of a value that is the same everywhere and grows."""
+        part = self._analysis.own_parts.get(variable)
+        for operand in list_variables(part.equation.whole.invars) if part is not None else ():
+            yield operand
+            yield from self._list_sources(operand)
+
+    def _plan_phase(self, number: int) -> Phase:
+        analysis = self._analysis
+        merged = {
+            variable: merge
+            for planned in analysis.plan
+            for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False)
+            if merge is not None and self._due.get(variable) == number + 1
+        }
+        handed_on = [variable for variable, phase in self._handed_on.items() if phase == number]
+        gathered = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Rows)]
+        left = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Local)]
+        of_step = list(dict.fromkeys(list_variables(analysis.twins.outputs)))
+        outputs = [v for v in of_step if isinstance(analysis.kinds[v], Rows)] if number == analysis.phases - 1 else []
+        wanted: set[Atom] = {*merged, *gathered, *left, *outputs}
+        plan: list[Planned] = []
+        parts: dict[core.Var, Planned] = {}
+        reads: dict[core.Var, None] = {}
+        for planned in reversed(analysis.plan):
+            if planned.in_shards and not wanted.isdisjoint(planned.equation.whole.outvars):
+                plan.append(planned)
+                self._sort_operands(planned, wanted, parts, reads)
+        return Phase(merged, gathered, left, outputs, [*parts.values(), *reversed(plan)], list(reads))
+
+    def _sort_operands(
+        self, planned: Planned, wanted: set[Atom], parts: dict[core.Var, Planned], reads: dict[core.Var, None]
+    ) -> None:
+        """Add the operands of an equation to what shards compute, or to what they read."""
+        bases = {merge.base for merge in planned.merges if merge is not None}
+        for place, atom in enumerate(planned.equation.whole.invars):
+            if isinstance(atom, core.Literal) or place in bases:
+                continue
+            kind = self._analysis.kinds[atom]
+            grows = bool(planned.layouts) and planned.layouts[place] is not None
+            if isinstance(kind, Rows) or (isinstance(kind, Local) and planned.inside):
+                wanted.add(atom)
+            elif grows and atom in self._analysis.own_parts:
+                self._sort_operands(self._analysis.own_parts[atom], wanted, parts, reads)
+                parts.setdefault(atom, self._analysis.own_parts[atom])
+            else:
+                reads[atom] = None
+
+    def _list_everywhere(self, number: int) -> list[Planned]:
+        return [
+            planned
+            for planned in self._analysis.plan
+            if not planned.in_shards and number in [self._due.get(variable) for variable in planned.equation.whole.outvars]
+        ]

@@ -1,0 +1,144 @@
+"""Twins: a function's program for the whole batch, and the same program for a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from unisono._src.inlining import inline_calls
+from unisono._src.operands import Atom, get_shape
+from unisono._src.phases.kinds import Layout, list_growing_axes
+from unisono._src.typed_jax import make_jaxpr_and_shape
+from unisono._src.typing import PyTree, Shape
+
+OF_SHAPES = frozenset(
+    [
+        "shape",
+        "new_sizes",
+        "slice_sizes",
+        "limit_indices",
+        "start_indices",
+        "sizes",
+        "jaxpr",
+        "cond_jaxpr",
+        "body_jaxpr",
+        "branches",
+        "sharding",
+        "out_sharding",
+        "name",
+        "linear",
+        "length",
+    ]
+)
+"""Parameters that may differ between twins: shapes, which rules compare, and programs, which are compared by themselves."""
+
+
+class Equation(NamedTuple):
+    """An equation of the whole batch, and the one that a shard has in its place."""
+
+    whole: core.JaxprEqn
+    shard: core.JaxprEqn
+    rows: int
+    """The rows of the whole batch."""
+    shard_rows: int
+
+    @property
+    def name(self) -> str:
+        return self.whole.primitive.name
+
+    @property
+    def layer(self) -> str:
+        """Return the scopes in which the equation was traced, as `model/dense`."""
+        return str(self.whole.source_info.name_stack)
+
+    def shape(self, operand: int) -> Shape:
+        """Return the shape of an operand for the whole batch."""
+        return get_shape(self.whole.invars[operand])
+
+
+class Twins(NamedTuple):
+    """Two traces of one function whose equations correspond."""
+
+    equations: list[Equation]
+    inputs: list[core.Var]
+    outputs: list[Atom]
+    constants: dict[core.Var, object]
+    shapes: dict[core.Var, Shape]
+    """The shape that a shard has, for each variable of the whole batch."""
+    rows: int
+    shard_rows: int
+
+    def find_growing(self, atom: Atom) -> list[int]:
+        """Return the axes of a variable whose lengths depend on the number of rows."""
+        return [] if isinstance(atom, core.Literal) else list_growing_axes(get_shape(atom), self.shapes[atom])
+
+    def fits(self, atom: Atom, layout: Layout) -> bool:
+        """Return whether a variable has its rows as the layout says, and on no other axis."""
+        if isinstance(atom, core.Literal) or self.find_growing(atom) != [layout.axis]:
+            return False
+        whole, shard = get_shape(atom)[layout.axis], self.shapes[atom][layout.axis]
+        return whole == layout.per_row * self.rows and shard == layout.per_row * self.shard_rows
+
+
+class ProgramsDifferError(ValueError):
+    """The function is another program for another number of rows: its Python code branches on it."""
+
+
+def trace(function: Callable[..., PyTree], arguments: Sequence[PyTree]) -> tuple[core.ClosedJaxpr, PyTree]:
+    """Trace a function for arguments in shapes; return its program, without calls, and its outputs in shapes."""
+    program, output = make_jaxpr_and_shape(function)(*arguments)
+    return inline_calls(program), output
+
+
+def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows: int) -> Twins:
+    """Return two programs without calls as twins; raise `ProgramsDifferError` where their equations do not correspond."""
+    equations = [Equation(*both, rows, shard_rows) for both in zip(whole.eqns, shard.eqns, strict=False)]
+    if len(whole.eqns) != len(shard.eqns) or not all(map(corresponds, equations)):
+        raise ProgramsDifferError("The function is another program for another number of rows.")
+    names: dict[core.Var, Atom] = dict(zip(whole.jaxpr.invars, shard.jaxpr.invars, strict=True))
+    names |= zip(whole.jaxpr.constvars, shard.jaxpr.constvars, strict=True)
+    for equation in equations:
+        names |= zip(equation.whole.outvars, equation.shard.outvars, strict=True)
+    shapes = {of_whole: get_shape(of_shard) for of_whole, of_shard in names.items()}
+    constants = dict(zip(whole.jaxpr.constvars, whole.consts, strict=True))
+    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, shapes, rows, shard_rows)
+
+
+def corresponds(equation: Equation) -> bool:
+    """Return whether two equations stand for each other: one primitive, and literals in the same places."""
+    whole, shard, *_ = equation
+    are_literals = [[isinstance(atom, core.Literal) for atom in one.invars] for one in (whole, shard)]
+    return whole.primitive is shard.primitive and are_literals[0] == are_literals[1]
+
+
+def has_same_params(equation: Equation) -> bool:
+    """Return whether two equations do the same to rows: parameters that are no shapes are alike."""
+    whole, shard = equation.whole.params, equation.shard.params
+    return whole.keys() == shard.keys() and all(
+        is_alike(value, shard[name]) for name, value in whole.items() if name not in OF_SHAPES
+    )
+
+
+def is_alike(one: object, other: object) -> bool:
+    """Return whether two parameters say the same. Objects that are no data, as functions and shardings, are taken for alike."""
+    if callable(one) or isinstance(one, core.Jaxpr | core.ClosedJaxpr):
+        return True
+    if isinstance(one, np.ndarray | jax.Array):
+        return bool(np.array_equal(one, np.asarray(other)))
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(is_alike, one, other))
+    return type(one) is type(other) and (not isinstance(one, int | float | str | bool) or one == other or one != one)
+
+
+def check_sizes(twins: Twins, layouts: Mapping[core.Var, Layout]) -> None:
+    """Raise `ProgramsDifferError` where the shapes of a shard's program do not have the rows where the layouts say."""
+    for variable in twins.shapes:
+        layout = layouts.get(variable)
+        if layout is not None and twins.rows != twins.shard_rows and not twins.fits(variable, layout):
+            raise ProgramsDifferError(
+                f"The program for {twins.shard_rows} rows has its rows on other axes than that for {twins.rows}."
+            )

@@ -1,0 +1,249 @@
+"""Steps of Keras models in phases: on shards of several sizes they change the state as plain Keras does on the whole batch."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers as L  # noqa: N812
+from keras import ops
+
+from whole_batch_of_phases import CLOSE, SIZES, compare
+
+ROWS = sum(SIZES)
+CLASSES = 5
+
+
+def mlp(**options):
+    return keras.Sequential([L.Input((8,)), L.Dense(8, "tanh", **options), L.Dense(CLASSES)])
+
+
+def conv():
+    layers = [L.Conv2D(4, 3, padding="same", activation="relu"), L.MaxPooling2D(), L.SeparableConv2D(4, 3), L.DepthwiseConv2D(2)]
+    return keras.Sequential([L.Input((8, 8, 3)), *layers, L.GlobalAveragePooling2D(), L.Dense(CLASSES)])
+
+
+def recurrent():
+    return keras.Sequential([L.Input((4,)), L.Embedding(20, 6, mask_zero=True), L.Bidirectional(L.GRU(5)), L.Dense(CLASSES)])
+
+
+def attention():
+    tokens = keras.Input((4,), dtype="int32")
+    x = L.Embedding(20, 8)(tokens)
+    x = L.LayerNormalization()(x + L.MultiHeadAttention(2, 4)(x, x, use_causal_mask=True))
+    return keras.Model(tokens, L.Dense(CLASSES)(L.GlobalAveragePooling1D()(x)))
+
+
+def drawing():
+    layers = [
+        L.RandomFlip(seed=1),
+        L.RandomContrast(0.2, seed=3),
+        L.Flatten(),
+        L.Dense(8),
+        L.Dropout(0.5, seed=1),
+        L.GaussianNoise(0.1, seed=2),
+    ]
+    return keras.Sequential([L.Input((8, 8, 3)), *layers, L.Dense(CLASSES)])
+
+
+def normalized():
+    return keras.Sequential([L.Input((8,)), L.Dense(8), L.BatchNormalization(), L.ReLU(), L.Dense(CLASSES)])
+
+
+class Experts(L.Layer):
+    """A balance of experts: a product of two means over the batch."""
+
+    def build(self, shape):
+        self.router = self.add_weight(shape=(shape[-1], 4))
+        self.experts = self.add_weight(shape=(4, shape[-1], shape[-1]))
+
+    def call(self, x):
+        gates = ops.softmax(x @ self.router)
+        share = ops.mean(ops.one_hot(ops.argmax(gates, -1), 4), 0)
+        self.add_loss(4 * ops.sum(share * ops.mean(gates, 0)))
+        return x + ops.einsum("bk,bd,kde->be", gates, x, self.experts)
+
+
+def experts():
+    return keras.Sequential([L.Input((8,)), L.Dense(8, "relu"), Experts(), L.Dense(CLASSES)])
+
+
+class Queue(L.Layer):
+    """A queue of rows, as contrastive learning with a memory keeps it, and the mean of the rows that the layer has seen."""
+
+    def build(self, shape):
+        self.rows = self.add_weight(shape=(32, shape[-1]), initializer="zeros", trainable=False)
+        self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.place = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+
+    def call(self, x):
+        self.rows.assign(jax.lax.dynamic_update_slice(self.rows.value, jax.lax.stop_gradient(x), (self.place.value, 0)))
+        self.largest.assign(ops.maximum(self.largest, ops.max(ops.abs(x))))
+        self.place.assign(self.place + ops.shape(x)[0])
+        return x / self.largest
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def queue():
+    return keras.Sequential([L.Input((8,)), L.Dense(8), Queue(), L.Dense(CLASSES)])
+
+
+def cross_entropy(y, logits):
+    return keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+
+
+def rmse(y, logits):
+    return ops.sqrt(ops.mean((logits[:, 0] - ops.cast(y, "float32")) ** 2))
+
+
+def dice(y, logits):
+    truth, likely = ops.one_hot(ops.cast(y, "int32"), CLASSES), ops.softmax(logits)
+    return 1 - ops.mean(2 * ops.sum(likely * truth, 0) / (ops.sum(likely, 0) + ops.sum(truth, 0) + 1e-6))
+
+
+def contrast(y, logits):
+    z = logits / ops.norm(logits, axis=-1, keepdims=True)
+    itself = ops.eye(ops.shape(z)[0])
+    same = ops.cast(y[:, None] == y[None], "float32") - itself
+    return -ops.sum(same * ops.log_softmax(z @ ops.transpose(z) / 0.5 - 1e9 * itself)) / ops.maximum(ops.sum(same), 1)
+
+
+def hardest_half(y, logits):
+    return ops.mean(ops.sort(cross_entropy(y, logits))[ROWS // 2 :])
+
+
+def masked_mean(y, logits):
+    mask = ops.cast(y > 1, "float32")
+    return ops.sum(cross_entropy(y, logits) * mask) / ops.sum(mask)
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+OF_MODELS = {
+    "mlp": (lambda: mlp(kernel_regularizer="l2"), SPARSE, 1),
+    "conv": (conv, SPARSE, 1),
+    "recurrent": (recurrent, SPARSE, 1),
+    "attention": (attention, SPARSE, 1),
+    "draws by row": (drawing, SPARSE, 1),
+    "balance of experts": (experts, SPARSE, 2),
+    "queue and largest": (queue, SPARSE, 3),
+}
+OF_LOSSES = {
+    "rmse": (rmse, 2),
+    "dice": (dice, 2),
+    "contrast": (contrast, 3),
+    "hardest half": (hardest_half, 2),
+    "masked mean": (masked_mean, 2),
+}
+CASES = OF_MODELS | {name: (mlp, loss, phases) for name, (loss, phases) in OF_LOSSES.items()}
+
+
+def make_batch(model, rng):
+    shape = model.input_shape[1:]
+    is_tokens = len(shape) == 1 and any(isinstance(layer, L.Embedding) for layer in model.layers)
+    x = rng.integers(0, 20, (ROWS, *shape)) if is_tokens else rng.normal(size=(ROWS, *shape))
+    return x.astype("int32" if is_tokens else "float32"), rng.integers(0, CLASSES, ROWS).astype("int32")
+
+
+def make_step(model):
+    """(the train_step of the model, its state)."""
+    groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
+    return model.train_step, tuple([variable.value for variable in group] for group in groups)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_train_step_of_keras(case, rng):
+    make_model, loss, phases = CASES[case]
+    model = make_model()
+    model.compile(keras.optimizers.Adam(1e-2, clipnorm=1.0), loss, metrics=["accuracy"])
+    x, y = make_batch(model, rng)
+    model.train_on_batch(x, y)
+    weights = rng.random(ROWS).astype("float32")
+    batch = (x, y, weights) if loss is SPARSE else (x, y)
+    step, state = make_step(model)
+    error, phased = compare(lambda state, batch: step(state, batch)[::-1], state, batch)
+    assert error < CLOSE
+    assert len(phased.phases) == phases
+
+
+def test_statistics_of_a_batch_are_those_of_a_replica_unless_synchronized(rng):
+    model = normalized()
+    model.compile("sgd", SPARSE)
+    batch = make_batch(model, rng)
+    model.train_on_batch(*batch)
+    step, state = make_step(model)
+    turned = lambda state, batch: step(state, batch)[::-1]
+    own, phased = compare(turned, state, batch)
+    whole, synchronized = compare(turned, state, batch, local="nowhere")
+    assert own > 1e-3
+    assert whole < CLOSE
+    assert len(phased.phases) == 1 < len(synchronized.phases)
+
+
+def test_two_optimizers_in_one_step(rng):
+    generator, critic = (
+        keras.Sequential([L.Input((4,)), L.Dense(8)]),
+        keras.Sequential([L.Input((8,)), L.Dense(8, "relu"), L.Dense(1)]),
+    )
+    optimizers = [keras.optimizers.Adam(1e-2), keras.optimizers.Adam(1e-2)]
+    for optimizer, model in zip(optimizers, (generator, critic), strict=True):
+        optimizer.build(model.trainable_variables)
+
+    def score(weights, rows):
+        return critic.stateless_call(weights, [], rows)[0]
+
+    def make(weights, noise):
+        return generator.stateless_call(weights, [], noise)[0]
+
+    def step(state, batch):
+        of_generator, of_critic, first, second = state
+        real, noise = batch
+
+        def criticize(weights):
+            return ops.mean(ops.softplus(-score(weights, real))) + ops.mean(
+                ops.softplus(score(weights, make(of_generator, noise)))
+            )
+
+        of_critic, second = optimizers[1].stateless_apply(second, jax.grad(criticize)(of_critic), of_critic)
+        gradients = jax.grad(lambda weights: ops.mean(ops.softplus(-score(of_critic, make(weights, noise)))))(of_generator)
+        of_generator, first = optimizers[0].stateless_apply(first, gradients, of_generator)
+        return (of_generator, of_critic, first, second), ()
+
+    values = [[v.value for v in one.trainable_variables] for one in (generator, critic)]
+    slots = [[v.value for v in one.variables] for one in optimizers]
+    batch = rng.normal(size=(ROWS, 8)).astype("float32"), rng.normal(size=(ROWS, 4)).astype("float32")
+    error, phased = compare(step, (*values, *slots), batch)
+    assert error < CLOSE
+    assert len(phased.phases) == 2
+
+
+def test_views_behind_each_other_stay_rows(rng):
+    """Two views of a batch go through the model as one batch of twice the rows: nothing is gathered before the pairs."""
+    model = mlp()
+    weights = [v.value for v in model.trainable_variables]
+
+    def step(weights, batch):
+        def loss(weights):
+            z, _ = model.stateless_call(weights, [], ops.concatenate([batch[0], batch[0] * 2], axis=0))
+            first, second = ops.split(z, 2, axis=0)
+            return ops.mean((first - second) ** 2) + ops.mean(ops.repeat(ops.sum(z, -1), 3) ** 2)
+
+        gradients = jax.grad(loss)(weights)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], ()
+
+    error, phased = compare(step, weights, (rng.normal(size=(ROWS, 8)).astype("float32"),))
+    assert error < CLOSE
+    assert not phased.analysis.gathered
+
+
+def test_predictions_are_rows_in_order(rng):
+    model = mlp()
+    weights = [v.value for v in model.trainable_variables]
+    x = rng.normal(size=(ROWS, 8)).astype("float32")
+    from whole_batch_of_phases import analyse, run_shards
+
+    phased = analyse(lambda weights, batch: model.stateless_call(weights, [], batch[0])[0], weights, (x,))
+    (got,) = run_shards(phased, weights, (x,))
+    np.testing.assert_allclose(got, model(x), rtol=1e-6, atol=1e-6)

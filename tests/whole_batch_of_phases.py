@@ -1,0 +1,78 @@
+"""A step in phases beside the same step on the whole batch, in one process."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from unisono._src.phases.analysis import Analysis, match_scopes
+from unisono._src.phases.kinds import Rows
+from unisono._src.phases.run import PhasedStep
+from unisono._src.phases.twins import pair, trace
+
+SIZES = (3, 3, 2, 2)
+"""Rows of the shards; two programs."""
+CLOSE = 2e-6
+"""Of the change of all state."""
+
+
+def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
+    """The step in phases, for shards of these sizes."""
+
+    def describe(rows):
+        of_state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
+        return of_state, jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), batch)
+
+    rows = sum(sizes)
+    whole, _ = trace(step, describe(rows))
+    twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
+    has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(jax.tree.leaves(batch))
+    return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins)
+
+
+def run_shards(phased, state, batch, sizes=SIZES):
+    """The outputs of the step, run phase by phase on shards."""
+    analysis = phased.analysis
+    known = {variable: jnp.asarray(value) for variable, value in analysis.twins.constants.items()}
+    rows = []
+    for variable, value in zip(analysis.twins.inputs, jax.tree.leaves((state, batch)), strict=True):
+        if isinstance(analysis.kinds[variable], Rows):
+            rows.append(value)
+        else:
+            known[variable] = value
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    results = []
+    for number, phase in enumerate(phased.phases):
+        known |= zip(phased.makes[number], phased.run_everywhere(number, [known[v] for v in phased.reads[number]]), strict=True)
+        results = [
+            phased.run_shard(
+                number, size, [known[v] for v in phase.reads], [a[start : start + size] for a in rows], jnp.int32(start)
+            )
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        known |= phased.merge(number, results, sizes, known)
+    end = len(phased.phases)
+    known |= zip(phased.makes[end], phased.run_everywhere(end, [known[v] for v in phased.reads[end]]), strict=True)
+    for place, variable in enumerate(phased.phases[-1].outputs):
+        known[variable] = phased.join(variable, [result.outputs[place] for result in results])
+    return [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in analysis.twins.outputs]
+
+
+def norm(arrays):
+    return float(np.sqrt(sum(np.sum(np.square(np.asarray(a, "float64"))) for a in arrays)))
+
+
+def compare(step, state, batch, sizes=SIZES, local="batch_norm"):
+    """(the difference of the floats of the new state, relative to their change on the whole batch; the step in phases)."""
+    phased = analyse(step, state, batch, sizes, local)
+    got = jax.jit(lambda state, batch: run_shards(phased, state, batch, sizes))(state, batch)
+    want = jax.tree.leaves(jax.jit(step)(state, batch))
+    old = jax.tree.leaves(state)
+    floats = [place for place, array in enumerate(want[: len(old)]) if jnp.issubdtype(array.dtype, jnp.floating)]
+    for place, (one, other) in enumerate(zip(got, want, strict=True)):
+        if place not in floats and place < len(old):
+            np.testing.assert_array_equal(one, other)
+    change = norm(np.asarray(want[p], "float64") - np.asarray(old[p], "float64") for p in floats)
+    return norm(np.asarray(want[p], "float64") - np.asarray(got[p], "float64") for p in floats) / change, phased
