@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 
 import breakages
+import cpu_time
 from left_behind import Found, Namespaces, after_a_while
 from unisono._src.native.library import Kernels
 from unisono._src.xla import determinism, programs, rewrite
@@ -45,6 +46,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    cpu_time.register(config)
     if not hasattr(config, "workerinput"):  # the process that starts the others
         kept_programs.throw_old_away()
 
