@@ -67,9 +67,9 @@ def list_argument_names(call: Callable[..., object]) -> list[str]:
     return [parameter.name for parameter in parameters[is_method:] if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
-def find_near_names(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+def find_near_names(unknown: Iterable[str], names: Iterable[str], cutoff: float = CUTOFF) -> dict[str, str]:
     """Return the right name for each name that is nearly right."""
-    close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
+    close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff) for name in unknown}
     return {name: matches[0] for name, matches in close_matches.items() if matches}
 
 

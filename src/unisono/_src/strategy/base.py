@@ -31,6 +31,7 @@ from unisono._src.strategy.device_arguments import (
     find_devices,
     refuse_unknown_arguments,
 )
+from unisono._src.strategy.known_variables import warn_of_misspelt_variables
 from unisono._src.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, runtime
@@ -71,6 +72,7 @@ class Strategy(ReplicaStrategy):
         deterministic: bool = True,
         verify: float | None = None,
     ) -> None:
+        warn_of_misspelt_variables()
         given = override_placement(devices, replicas, accumulate)
         arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
         self._check(arguments)
