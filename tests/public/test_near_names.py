@@ -115,7 +115,7 @@ def test_a_misspelt_environment_variable_is_warned_of_once(monkeypatch):
     warn_of_misspelt_variables.cache_clear()
     with pytest.warns(UserWarning, match=r"^Unisono does not read") as said:
         un.OneDeviceStrategy()
-        un.OneDeviceStrategy()
+    un.OneDeviceStrategy()
     assert [(str(warning.message), warning.filename) for warning in said] == [
         (f"Unisono does not read the environment variable UNISONO_{name}. Write UNISONO_{right}, if that is meant.", __file__)
         for name, right in (("COORDINATOR_ADDRESS", "COORDINATOR"), ("PROCESES", "PROCESSES"))
