@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeAlias, TypeVar
 
+from unisono._src.hidden_frames import PUBLIC_CALL
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -32,14 +34,15 @@ def refuses_by(refuse: RefuseCall) -> Callable[[Callable[P, T]], Callable[P, T]]
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(call)
         def call_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return call(*args, **kwargs)
-            except TypeError:
+            with PUBLIC_CALL:
                 try:
-                    inspect.signature(call).bind(*args, **kwargs)
-                except TypeError:  # else the error comes from inside of the call
-                    refuse(call, args, kwargs)
-                raise
+                    return call(*args, **kwargs)
+                except TypeError:
+                    try:
+                        inspect.signature(call).bind(*args, **kwargs)
+                    except TypeError:  # else the error comes from inside of the call
+                        refuse(call, args, kwargs)
+                    raise
 
         return call_or_refuse
 

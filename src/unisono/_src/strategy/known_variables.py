@@ -6,6 +6,7 @@ import functools
 import os
 import warnings
 
+from unisono._src import hidden_frames
 from unisono._src.native import library
 from unisono._src.near_names import find_near_names
 from unisono._src.processes import names
@@ -21,6 +22,7 @@ SET_BY_USERS = (
     names.DEVICES,
     names.REPLICAS,
     library.SWITCH,
+    hidden_frames.SWITCH,
     run_recorder.SWITCH,
     run_recorder.EACH_PROCESS,
     run_recorder.STEPS,
