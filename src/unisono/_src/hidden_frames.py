@@ -38,8 +38,9 @@ class PublicCall(threading.local):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: types.TracebackType | None) -> None:
         self.depth -= 1
-        is_error = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        if is_error and self.depth == 0 and os.environ.get(SWITCH) != FULL:
+        if self.depth or not isinstance(error, Exception) or isinstance(error, StopIteration):
+            return
+        if os.environ.get(SWITCH) != FULL:
             hide_frames(error)
 
 
