@@ -101,7 +101,19 @@ def written_without_histograms(tmp_path):
     return un.callbacks.TensorBoard(tmp_path, write_images=True)
 
 
-@pytest.mark.parametrize("call", [restored_with_another_optimizer, newest_beside_a_damaged_one, written_without_histograms])
+def called_with_python_numbers(_):
+    @un.function
+    def call(value):
+        return value
+
+    for value in range(3):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [restored_with_another_optimizer, newest_beside_a_damaged_one, written_without_histograms, called_with_python_numbers],
+)
 def test_warnings_name_the_line_that_calls(tmp_path, call):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

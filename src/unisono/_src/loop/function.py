@@ -220,7 +220,7 @@ class Function:
             warnings.warn(
                 f"un.function has compiled {self._name!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
                 f"number that changes as an array: np.float32(value).",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def _warn_of_remade_functions(self, traced: TracedFunction) -> None:
@@ -232,7 +232,7 @@ class Function:
             warnings.warn(
                 f"un.function has compiled {self._name!r} ({code.co_filename}:{code.co_firstlineno}) in {REMADE} functions "
                 f"that were made anew. Make the function once, outside of the loop.",
-                stacklevel=5,
+                stacklevel=4,
             )
 
     def _find_variables(self, call: Callable[[list[AnyArray]], Outputs], arrays: list[AnyArray]) -> list[keras.Variable]:
