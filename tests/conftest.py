@@ -11,6 +11,7 @@ import quick_compiling
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("UNISONO_TRACEBACK", "full")  # of a test that fails, all frames
 kept_programs.keep()
 if quick_compiling.is_wanted():
     quick_compiling.ask_for()

@@ -33,7 +33,7 @@ FOR_USERS = {"XLA_FLAGS": ""}
 
 def environment(**extra: str) -> dict[str, str]:
     """The environment without what the test process has set for itself. XLA compiles quickly if it does so in the test process."""
-    ours = ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTEST_CURRENT_TEST")
+    ours = ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTEST_CURRENT_TEST", "UNISONO_TRACEBACK")
     path = os.pathsep.join([*LEFT_OUT, *filter(None, [os.environ.get("PYTHONPATH")])])
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     flags = {"XLA_FLAGS": quick_compiling.format_flags()} if quick_compiling.is_wanted() else {}

@@ -27,6 +27,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from unisono._src.hidden_frames import PUBLIC_CALL as _PUBLIC_CALL
 from unisono._src.versions import VERSION as _VERSION
 from unisono._src.versions import check_versions as _check_versions
 
@@ -103,9 +104,10 @@ _settle_backend()
 
 def __getattr__(name: str) -> Any:
     """Return what a public name stands for, imported at its first use, with versions of Keras and JAX for which it was written."""
-    if name not in __all__:
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    _check_versions()
+    with _PUBLIC_CALL:
+        if name not in __all__:
+            raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+        _check_versions()
     if name == "callbacks":
         return importlib.import_module("unisono.callbacks")
     value = globals()[name] = getattr(importlib.import_module(f"unisono._src.{_MODULES[name]}"), name)

@@ -10,26 +10,48 @@ import socket
 import jax
 import pytest
 
+import unisono as un
 from unisono._src.cluster import connect as connecting
 from unisono._src.cluster.connect import (
     check_port,
     compute_heartbeat_timeout,
     connect_processes,
     read_bound,
+)
+from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments
+from unisono._src.cluster.environments.jax_variables import describe_by_jax
+from unisono._src.cluster.environments.keras_distribution import FORM as KERAS_FORM
+from unisono._src.cluster.environments.keras_distribution import describe_by_keras
+from unisono._src.cluster.environments.open_mpi import describe_by_open_mpi
+from unisono._src.cluster.environments.precedence import (
+    AGREEING,
+    AROUND,
+    describe_by_agreeing,
+    describe_by_around,
+    describe_by_first,
     require_same_cluster,
 )
-from unisono._src.cluster.description import (
-    TF_CONFIG_FORM as FORM,
-)
-from unisono._src.cluster.description import (
-    Cluster,
-    ClusterError,
-    describe_by_arguments,
-    describe_by_launcher,
-    describe_by_tf_config,
-)
+from unisono._src.cluster.environments.skypilot import describe_by_skypilot
+from unisono._src.cluster.environments.slurm import describe_by_slurm
+from unisono._src.cluster.environments.tf_config import TF_CONFIG_FORM as FORM
+from unisono._src.cluster.environments.tf_config import describe_by_tf_config
+from unisono._src.cluster.environments.torchrun import describe_by_torchrun
+from unisono._src.cluster.environments.unisono_launch import describe_by_launcher
 
 LAUNCHED = {"UNISONO_COORDINATOR": "127.0.0.1:1234", "UNISONO_PROCESSES": "3", "UNISONO_PROCESS": "2"}
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
+KUBEFLOW = {
+    "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "JAX_COORDINATOR_ADDRESS": "job-node-0-0.job:6666", "JAX_COORDINATOR_PORT": "6666",
+}  # fmt: skip
+KERAS = {
+    "KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1:1, 10.0.0.2:2", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+    "KERAS_DISTRIBUTION_PROCESS_ID": "1",
+}  # fmt: skip
+SKYPILOT = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 
 
 def tf_config(kind="worker", index=1, **cluster):
@@ -48,7 +70,40 @@ def where(cluster):
 def test_a_place_that_says_nothing():
     assert describe_by_arguments(None, None, None) is None
     assert describe_by_launcher({"PATH": "/bin"}) is None
-    assert describe_by_tf_config({"PATH": "/bin"}) is None
+    for environment in (*AGREEING, *AROUND):
+        assert environment.describe({"PATH": "/bin"}) is None
+
+
+@pytest.mark.parametrize(
+    ("describe", "environment"),
+    [
+        (describe_by_torchrun, TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"}),
+        (describe_by_torchrun, {"WORLD_SIZE": "8", "MASTER_ADDR": "a"}),  # of a script whose processes srun numbers
+        (describe_by_jax, {"JAX_COORDINATOR_ADDRESS": "a:1"}),  # beside a cluster that JAX detects
+        (describe_by_skypilot, SKYPILOT | {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0"}),
+        (describe_by_slurm, SLURM | {"SLURM_STEP_NODELIST": ""}),  # in an allocation, outside of a step
+    ],
+)
+def test_variables_that_say_nothing_of_others(describe, environment):
+    assert describe(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("describe", "environment"),
+    [
+        (describe_by_launcher, {"UNISONO_PROCESSES": "1"}),
+        (describe_by_keras, {"KERAS_DISTRIBUTION_NUM_PROCESSES": "1"}),
+        (describe_by_jax, KUBEFLOW | {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}),
+        (describe_by_slurm, SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}),
+        (
+            describe_by_slurm,
+            SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
+        ),  # the shell of an interactive allocation of two tasks
+        (describe_by_open_mpi, {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}),
+    ],
+)
+def test_variables_of_a_single_process(describe, environment):
+    assert where(describe(environment)) == (None, 1, 0)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"task": {"type": "worker", "index": 0}}', '{"cluster": {}}'])
@@ -65,10 +120,56 @@ def test_a_tf_config_without_a_cluster_is_a_single_process(text):
         (describe_by_tf_config, tf_config("worker", 1, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 2)),
         (describe_by_tf_config, tf_config("chief", 0, worker=["a:1", "b:2"], chief=["c:3"]), ("c:3", 3, 0)),
         (describe_by_tf_config, tf_config("worker", 0, worker=["[fe80::1]:5"]), ("[fe80::1]:5", 1, 0)),
+        (describe_by_keras, KERAS, ("10.0.0.1:1", 2, 1)),
+        (describe_by_keras, KERAS | {"KERAS_DISTRIBUTION_NUM_PROCESSES": ""}, ("10.0.0.1:1", 2, 1)),
+        (describe_by_keras, KERAS | {"KERAS_DISTRIBUTION_JOB_ADDRESSES": "10.0.0.1:1"}, ("10.0.0.1:1", 2, 1)),
+        (describe_by_jax, KUBEFLOW, ("job-node-0-0.job:6666", 2, 1)),
+        (describe_by_torchrun, TORCHRUN, ("10.0.0.1:29501", 4, 3)),
+        (describe_by_torchrun, TORCHRUN | {"MASTER_PORT": "65535", "MASTER_ADDR": "fd00::1"}, ("[fd00::1]:65534", 4, 3)),
+        (describe_by_torchrun, TORCHRUN | {"MASTER_PORT": "", "JAX_COORDINATOR_PORT": "5"}, ("10.0.0.1:5", 4, 3)),
+        (describe_by_skypilot, SKYPILOT, ("10.0.0.1:8482", 2, 1)),
+        (describe_by_skypilot, SKYPILOT | {"JAX_COORDINATOR_PORT": "5"}, ("10.0.0.1:5", 2, 1)),
+        (describe_by_slurm, SLURM, (None, 2, 1)),
+        (describe_by_open_mpi, OPEN_MPI, (None, 2, 1)),
     ],
 )
 def test_a_place_that_says_something(describe, given, found):
     assert where(described(describe, given)) == found
+
+
+@pytest.mark.parametrize(
+    ("more", "devices"),
+    [
+        ({}, (1,)),
+        ({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
+        ({"LOCAL_RANK": ""}, None),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,1"}, None),
+    ],
+)
+def test_of_several_processes_on_a_machine_each_has_its_gpu(more, devices):
+    assert describe_by_torchrun(TORCHRUN | more).local_devices == devices
+
+
+def test_the_order_of_environments():
+    everything = LAUNCHED | tf_config() | KERAS | KUBEFLOW | TORCHRUN | OPEN_MPI | SLURM | SKYPILOT
+    order = []
+    while found := describe_by_first(everything):
+        order.append(found[0].name)
+        everything = {name: value for name, value in everything.items() if name not in found[0].variables}
+    assert order == [
+        "unisono launch",
+        "TF_CONFIG",
+        "Keras",
+        "Kubeflow's JAX runtime",
+        "torchrun",
+        "Open MPI",
+        "Slurm",
+        "SkyPilot",
+    ]
+    around = OPEN_MPI | SLURM | SKYPILOT
+    assert where(describe_by_agreeing(TORCHRUN | around)) == ("10.0.0.1:29501", 4, 3)  # they may count nodes
+    assert describe_by_agreeing(around) is None
+    assert describe_by_around(around).source == "Open MPI"
 
 
 def text_of(environment):
@@ -109,6 +210,30 @@ NO_LIST = tf_config("worker", 0, worker={"0": "a:1"})
             "UNISONO_PROCESSES, UNISONO_PROCESS; set them or none.",
         ),
         (describe_by_launcher, LAUNCHED | {"UNISONO_PROCESS": "one"}, "the environment variable UNISONO_PROCESS is a number; received 'one'."),
+        (
+            describe_by_jax, {"JAX_NUM_PROCESSES": "2"},
+            "the environment lacks JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID. Kubeflow's JAX runtime sets all of JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES, JAX_PROCESS_ID; set them or none.",
+        ),
+        (
+            describe_by_torchrun, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"},
+            "the environment says RANK=1 and WORLD_SIZE=2, as torchrun does, and lacks MASTER_ADDR. Set all four, or none.",
+        ),
+        (describe_by_torchrun, TORCHRUN | {"LOCAL_RANK": "x"}, "the environment variable LOCAL_RANK is a number; received 'x'."),
+        (
+            describe_by_keras, {"KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1"},
+            f"the environment lacks KERAS_DISTRIBUTION_PROCESS_ID. Keras' variables look like {KERAS_FORM}; set them or none.",
+        ),
+        (
+            describe_by_keras, KERAS | {"KERAS_DISTRIBUTION_NUM_PROCESSES": "3"},
+            "KERAS_DISTRIBUTION_JOB_ADDRESSES has 2 addresses, and KERAS_DISTRIBUTION_NUM_PROCESSES is 3. Write an address for each process, "
+            f"or that of process 0 alone: {KERAS_FORM}.",
+        ),
+        (
+            describe_by_skypilot, SKYPILOT | {"SKYPILOT_NODE_IPS": ""},
+            "the environment lacks SKYPILOT_NODE_IPS. SkyPilot sets all of SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK, SKYPILOT_NODE_IPS; set "
+            "them or none.",
+        ),
         (
             describe_by_tf_config, {"TF_CONFIG": "{'cluster'"},
             f"TF_CONFIG is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)). It looks like {FORM}; "
@@ -213,6 +338,65 @@ def test_who_says_something_must_agree(monkeypatch):
         connect_processes()
     program, launched = Cluster("a:1", 3, 2, "the program"), describe_by_launcher(LAUNCHED)
     assert require_same_cluster([None, program, launched]) is program
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (LAUNCHED, "UNISONO_PROCESSES=3, UNISONO_PROCESS=2 (unisono launch) makes this process 2 of 3"),
+        (tf_config(), f"TF_CONFIG={tf_config()['TF_CONFIG']} (TF_CONFIG) makes this process 1 of 2"),
+        (TORCHRUN, "WORLD_SIZE=4, RANK=3 (torchrun) makes this process 3 of 4"),
+        (KUBEFLOW, "JAX_NUM_PROCESSES=2, JAX_PROCESS_ID=1 (Kubeflow's JAX runtime) makes this process 1 of 2"),
+        (SLURM, "SLURM_NTASKS=2, SLURM_PROCID=1 (Slurm) makes this process 1 of 2"),
+        (SKYPILOT, "SKYPILOT_NUM_NODES=2, SKYPILOT_NODE_RANK=1 (SkyPilot) makes this process 1 of 2"),
+    ],
+)
+def test_a_strategy_of_one_process_is_refused_among_several(monkeypatch, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    message = (
+        f"{said}, and OneDeviceStrategy knows this one alone: each of them would train the whole model by itself. Write "
+        "MultiWorkerMirroredStrategy(), whose replicas are those of all processes, or start one process. Where each process is meant to "
+        "train a model of its own, set UNISONO_PROCESSES=1 and no other variable of UNISONO_COORDINATOR's kin in it."
+    )
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        un.OneDeviceStrategy()
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UNISONO_PROCESSES", "1")
+    assert un.OneDeviceStrategy().num_replicas_in_sync == 1
+
+
+def raise_like_jax(text):
+    def initialize(**_):
+        raise ValueError(text)
+
+    return initialize
+
+
+@pytest.mark.parametrize(
+    ("variables", "text", "message"),
+    [
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1"}, connecting.distributed.NO_COUNT,
+            "JAX_COORDINATOR_ADDRESS=a:1 says where process 0 listens, and nothing says how many processes there are. Set JAX_NUM_PROCESSES "
+            "and JAX_PROCESS_ID too, or none of the three.",
+        ),
+        (
+            OPEN_MPI, connecting.distributed.NOBODY,
+            "Open MPI said process 1 of 2, and JAX does not find at which address process 0 listens. Set UNISONO_COORDINATOR, "
+            "UNISONO_PROCESSES and UNISONO_PROCESS in each process.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_cluster_of_which_a_part_is_said(monkeypatch, variables, text, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(connecting, "has_jax_started", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", raise_like_jax(text))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    with pytest.raises(ClusterError, match=f"^{re.escape(message)}$"):
+        connect_processes()
 
 
 def test_a_single_process_needs_nobody(monkeypatch):

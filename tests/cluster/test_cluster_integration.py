@@ -70,6 +70,21 @@ def by_tf_config(port, process):
     }
 
 
+def by_torchrun(port, process):
+    """The variables that torchrun sets for two processes of one machine; its store has the port, and this test's coordinator the next one."""
+    return (), {
+        "RANK": str(process), "WORLD_SIZE": "2", "LOCAL_RANK": str(process), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port - 1),
+    }  # fmt: skip
+
+
+def by_kubeflow(port, process):
+    return (), {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process),
+        "JAX_COORDINATOR_PORT": str(port), "JAX_DISTRIBUTED_BACKEND": "gloo",
+    }  # fmt: skip
+
+
 def by_slurm(port, process):
     """The variables that srun sets, which JAX reads; without a GPU, that a process has one device changes nothing."""
     return (), {
@@ -79,7 +94,9 @@ def by_slurm(port, process):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("described", [by_the_launchers_variables, *slow(by_slurm), *thorough(by_arguments, by_tf_config)])
+@pytest.mark.parametrize(
+    "described", [by_the_launchers_variables, *slow(by_slurm), *thorough(by_arguments, by_tf_config, by_kubeflow, by_torchrun)]
+)
 def test_processes_find_each_other(described):
     port = free_port()
     processes = []

@@ -58,7 +58,7 @@ def test_a_strategy_that_knows_one_process_is_refused(tmp_path):
     """Each of the processes would train the whole model by itself, and nobody would know."""
     code, _, err = launch(tmp_path, "--processes", "2", "--cpu", written(tmp_path, "import unisono\nunisono.MirroredStrategy()"))
     assert code == 1
-    said = "`unisono launch` has started 2 processes, and MirroredStrategy knows this one alone"
+    said = "(unisono launch) makes this process 1 of 2, and MirroredStrategy knows this one alone"
     assert any(said in line and "Write MultiWorkerMirroredStrategy()" in line for line in err)
 
 

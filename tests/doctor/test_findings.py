@@ -207,10 +207,11 @@ def test_placements_that_part_are_told_by_step_and_variable():
 
 def test_the_self_test_runs_alone_and_keeps_nothing():
     made = make_environment(
-        {"UNISONO_PROCESSES": "2", "TF_CONFIG": "{}", "XLA_FLAGS": "--x", "JAX_ENABLE_COMPILATION_CACHE": "1"}
+        {"UNISONO_PROCESSES": "2", "TF_CONFIG": "{}", "RANK": "1", "XLA_FLAGS": "--x", "JAX_ENABLE_COMPILATION_CACHE": "1"}
     )
     assert made == {
         "XLA_FLAGS": "--x",
+        "UNISONO_PROCESSES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "0",
         "KERAS_BACKEND": "jax",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import pathlib
 import re
 import warnings
 import zipfile
@@ -13,6 +15,7 @@ import pytest
 
 import unisono as un
 from unisono._src.near_names import says_near_names
+from unisono._src.strategy.known_variables import SET_BY_COMMANDS, SET_BY_USERS, warn_of_misspelt_variables
 
 ONE = un.OneDeviceStrategy(replicas=2)
 
@@ -98,9 +101,47 @@ def written_without_histograms(tmp_path):
     return un.callbacks.TensorBoard(tmp_path, write_images=True)
 
 
-@pytest.mark.parametrize("call", [restored_with_another_optimizer, newest_beside_a_damaged_one, written_without_histograms])
+def called_with_python_numbers(_):
+    @un.function
+    def call(value):
+        return value
+
+    for value in range(3):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [restored_with_another_optimizer, newest_beside_a_damaged_one, written_without_histograms, called_with_python_numbers],
+)
 def test_warnings_name_the_line_that_calls(tmp_path, call):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         call(tmp_path)
     assert {warning.filename for warning in said if warning.category is UserWarning} == {__file__}
+
+
+def test_a_misspelt_environment_variable_is_warned_of_once(monkeypatch):
+    for name in ("UNISONO_PROCESES", "UNISONO_COORDINATOR_ADDRESS", "UNISONO_HOME", "UNISONO_OTHER_PROGRAM"):
+        monkeypatch.setenv(name, "2")
+    warn_of_misspelt_variables.cache_clear()
+    with pytest.warns(UserWarning, match=r"^Unisono does not read") as said:
+        un.OneDeviceStrategy()
+    un.OneDeviceStrategy()
+    assert [(str(warning.message), warning.filename) for warning in said] == [
+        (f"Unisono does not read the environment variable UNISONO_{name}. Write UNISONO_{right}, if that is meant.", __file__)
+        for name, right in (("COORDINATOR_ADDRESS", "COORDINATOR"), ("PROCESES", "PROCESSES"))
+    ]
+
+
+def test_all_environment_variables_that_the_source_reads_are_known():
+    source = pathlib.Path(un.__file__).parent
+    texts = {
+        node.value
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert {text for text in texts if re.fullmatch("UNISONO_[A-Z_]+", text)} == {*SET_BY_USERS, *SET_BY_COMMANDS}
+    described = (source.parents[1] / "docs" / "api.md").read_text()
+    assert not [name for name in (*SET_BY_USERS, *SET_BY_COMMANDS) if f"`{name}`" not in described]

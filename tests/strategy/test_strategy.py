@@ -74,15 +74,6 @@ def test_arguments_that_make_no_sense_say_what_to_write(arguments, message):
         un.MirroredStrategy(**arguments)
 
 
-def test_one_of_several_processes_is_refused(monkeypatch):
-    """Where nobody has met the others."""
-    monkeypatch.setenv("UNISONO_PROCESSES", "2")
-    with pytest.raises(
-        ValueError, match=r"has started 2 processes, and MirroredStrategy .*Write MultiWorkerMirroredStrategy\(\)"
-    ):
-        un.MirroredStrategy()
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_single_thread_is_said(threads, monkeypatch):
     """Another fingerprint may be, but never in silence."""

@@ -10,6 +10,7 @@ import jax
 import keras
 import numpy as np
 
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras_private.trainer_state import group_variables, has_value, map_newest_values
 from unisono._src.ownership import find_bond
 from unisono._src.typing import AnyArray
@@ -42,11 +43,12 @@ def fingerprint(*objects: object) -> str:
         >>> fingerprint(np.float32(0.0)) == fingerprint(np.float32(-0.0))
         False
     """
-    contents = FingerprintContents(objects)
-    newest: dict[int, AnyArray] = {}
-    for model in contents.models:
-        newest |= map_newest_values(model)
-    return contents.digest(lambda content: newest[id(content)] if id(content) in newest else read_value(content))
+    with PUBLIC_CALL:
+        contents = FingerprintContents(objects)
+        newest: dict[int, AnyArray] = {}
+        for model in contents.models:
+            newest |= map_newest_values(model)
+        return contents.digest(lambda content: newest[id(content)] if id(content) in newest else read_value(content))
 
 
 class FingerprintContents:

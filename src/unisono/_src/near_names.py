@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeAlias, TypeVar
 
+from unisono._src.hidden_frames import PUBLIC_CALL
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -32,14 +34,15 @@ def refuses_by(refuse: RefuseCall) -> Callable[[Callable[P, T]], Callable[P, T]]
     def wrap(call: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(call)
         def call_or_refuse(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return call(*args, **kwargs)
-            except TypeError:
+            with PUBLIC_CALL:
                 try:
-                    inspect.signature(call).bind(*args, **kwargs)
-                except TypeError:  # else the error comes from inside of the call
-                    refuse(call, args, kwargs)
-                raise
+                    return call(*args, **kwargs)
+                except TypeError:
+                    try:
+                        inspect.signature(call).bind(*args, **kwargs)
+                    except TypeError:  # else the error comes from inside of the call
+                        refuse(call, args, kwargs)
+                    raise
 
         return call_or_refuse
 
@@ -67,9 +70,9 @@ def list_argument_names(call: Callable[..., object]) -> list[str]:
     return [parameter.name for parameter in parameters[is_method:] if parameter.kind is not parameter.VAR_POSITIONAL]
 
 
-def find_near_names(unknown: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+def find_near_names(unknown: Iterable[str], names: Iterable[str], cutoff: float = CUTOFF) -> dict[str, str]:
     """Return the right name for each name that is nearly right."""
-    close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=CUTOFF) for name in unknown}
+    close_matches = {name: difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff) for name in unknown}
     return {name: matches[0] for name, matches in close_matches.items() if matches}
 
 

@@ -30,7 +30,18 @@ PROCESSES = {
     "task_id",
     "get_native_id",
 }
-PROCESS_VARIABLES = ("UNISONO_PROCESS", "RANK", "WORLD_SIZE", "TF_CONFIG", "SLURM_", "HOSTNAME")
+PROCESS_VARIABLES = (
+    "UNISONO_PROCESS",
+    "RANK",
+    "WORLD_SIZE",
+    "TF_CONFIG",
+    "SLURM_",
+    "OMPI_",
+    "SKYPILOT_",
+    "JAX_PROCESS_ID",
+    "KERAS_DISTRIBUTION_",
+    "HOSTNAME",
+)
 DEVICES = {"device_count", "local_device_count", "local_devices", "devices", "cpu_count", "sched_getaffinity"}
 THREADS = {"as_completed", "imap_unordered"}
 FILES = {

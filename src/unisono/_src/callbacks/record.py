@@ -7,6 +7,7 @@ import os
 import sys
 
 from unisono._src.fit.callback_protocol import FitCallback
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.record.run_recorder import get_recorder
 
 
@@ -27,11 +28,12 @@ class Record(FitCallback):
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        super().__init__()
-        if not os.fspath(directory):
-            raise ValueError("Record received an empty directory. Name a directory for the record of this run.")
-        self.directory = os.fspath(directory)
-        self._block = contextlib.ExitStack()
+        with PUBLIC_CALL:
+            super().__init__()
+            if not os.fspath(directory):
+                raise ValueError("Record received an empty directory. Name a directory for the record of this run.")
+            self.directory = os.fspath(directory)
+            self._block = contextlib.ExitStack()
 
     def fit_begins(self) -> None:
         self._block.enter_context(get_recorder().record_into(self.directory))

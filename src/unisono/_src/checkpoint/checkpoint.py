@@ -18,6 +18,7 @@ from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
 from unisono._src.checkpoint.stop_signals import SIGNALS, listen_for_signals
 from unisono._src.checkpoint.store import CheckpointStore, Keep
 from unisono._src.checkpoint.writer import wait_for_writers
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.near_names import says_near_names
 from unisono._src.placement import Placement
 from unisono._src.processes.agreement import get_agreement
@@ -72,31 +73,34 @@ class Checkpoint:
     """
 
     def __init__(self, **trackables: Trackables) -> None:
-        self._stateful: dict[str, Stateful] = {}
-        keras_things: dict[str, KerasThing] = {}
-        for name in trackables:
-            if not name.isidentifier():
-                raise ValueError(
-                    f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
-                )
-        for name, thing in open_containers(trackables.items()):
-            if isinstance(thing, KerasThing):
-                keras_things[name] = thing
-            elif isinstance(thing, keras.random.SeedGenerator):
-                keras_things[name] = thing.state
-            elif is_stateful(thing):
-                self._stateful[name] = thing
-            else:
-                raise TypeError(
-                    f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
-                    f"Keras variables, seed generators, distributed datasets, objects with get_state() and set_state(state), and lists and "
-                    f"dicts of these. Write keras.Variable(...) for a number that changes."
-                )
-        self._datasets = [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
-        for dataset in self._datasets:
-            dataset.will_be_saved()
-        self._run_checkpoint = RunCheckpoint(keras_things, next((dataset.placement.replicas for dataset in self._datasets), None))
-        self._stores: dict[tuple[Path, str], CheckpointStore] = {}
+        with PUBLIC_CALL:
+            self._stateful: dict[str, Stateful] = {}
+            keras_things: dict[str, KerasThing] = {}
+            for name in trackables:
+                if not name.isidentifier():
+                    raise ValueError(
+                        f"Checkpoint received the name {name!r}. Its names are those of Python's arguments, like model or data_2."
+                    )
+            for name, thing in open_containers(trackables.items()):
+                if isinstance(thing, KerasThing):
+                    keras_things[name] = thing
+                elif isinstance(thing, keras.random.SeedGenerator):
+                    keras_things[name] = thing.state
+                elif is_stateful(thing):
+                    self._stateful[name] = thing
+                else:
+                    raise TypeError(
+                        f"Checkpoint({name}=...) received {thing!r} of type {type(thing).__name__}. It keeps models, layers, optimizers, metrics, "
+                        f"Keras variables, seed generators, distributed datasets, objects with get_state() and set_state(state), and lists and "
+                        f"dicts of these. Write keras.Variable(...) for a number that changes."
+                    )
+            self._datasets = [thing for thing in self._stateful.values() if isinstance(thing, LoopDataset)]
+            for dataset in self._datasets:
+                dataset.will_be_saved()
+            self._run_checkpoint = RunCheckpoint(
+                keras_things, next((dataset.placement.replicas for dataset in self._datasets), None)
+            )
+            self._stores: dict[tuple[Path, str], CheckpointStore] = {}
 
     @says_near_names
     def save(self, path: str | os.PathLike[str], keep: Keep | None = None) -> str:
@@ -125,8 +129,9 @@ class Checkpoint:
 
     def wait(self) -> None:
         """Wait until all checkpoints are on disk; raise the error of one that was not written."""
-        for store in self._stores.values():
-            store.wait()
+        with PUBLIC_CALL:
+            for store in self._stores.values():
+                store.wait()
 
     @says_near_names
     @contextlib.contextmanager

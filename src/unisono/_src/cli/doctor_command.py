@@ -24,7 +24,7 @@ def doctor(
     Args:
         json: Print one JSON object, for programs.
         processes: Train on two processes over loopback as well.
-        cluster: Meet the other processes of a cluster that JAX finds, as of Slurm. Processes of unisono launch and of TF_CONFIG meet by themselves.
+        cluster: Meet the other processes of a cluster that JAX finds, as of Kubernetes. Those that the environment names meet by themselves.
         self_test: Train a small net on the placements of this machine.
         versions: Print which versions of Keras and JAX have the same bits, and nothing else.
     """

@@ -11,12 +11,13 @@ import time
 
 import jax
 
-from unisono._src.cluster.description import (
-    Cluster,
-    ClusterError,
-    describe_by_arguments,
-    describe_by_launcher,
-    describe_by_tf_config,
+from unisono._src.cluster.description import Cluster, ClusterError, describe_by_arguments
+from unisono._src.cluster.environments.jax_variables import ADDRESS
+from unisono._src.cluster.environments.precedence import (
+    describe_by_agreeing,
+    describe_by_around,
+    describe_by_first,
+    require_same_cluster,
 )
 from unisono._src.jax_private import distributed
 from unisono._src.jax_private.backends import has_jax_started
@@ -44,19 +45,15 @@ def connect_processes(
 ) -> Cluster:
     """Make this process one of several, before JAX starts, and return the cluster.
 
-    The cluster is described by the arguments, by the variables of `unisono launch`, or by TF_CONFIG. Where several describe it, they
-    must agree. Where none does, JAX looks for a cluster (Slurm, Open MPI, Kubernetes, TPU pods); where there is none, this is a
-    single process, and nothing is done. Where `jax.distributed` is initialized already, it is taken as it is. All processes must have
-    come after `timeout` seconds.
+    The cluster is described by the arguments, or by an environment: `environments/precedence.py` has their order. Where none describes it,
+    JAX looks for a cluster (Kubernetes, TPU pods); where there is none, this is a single process, and nothing is done. Where
+    `jax.distributed` is initialized already, it is taken as it is. All processes must have come after `timeout` seconds.
     """
-    described = require_same_cluster([
-        describe_by_arguments(coordinator, processes, process),
-        describe_by_launcher(os.environ),
-        describe_by_tf_config(os.environ),
-    ])  # fmt: skip
+    agreed = describe_by_agreeing(os.environ, describe_by_arguments(coordinator, processes, process))
     if jax.distributed.is_initialized():
         initialized = read_connected_cluster("jax.distributed, which is initialized already,")
-        return require_same_cluster([initialized, described]) or initialized
+        return require_same_cluster([initialized, agreed]) or initialized
+    described = agreed or describe_by_around(os.environ)
     if described is not None and described.processes == 1:
         return described
     if has_jax_started():
@@ -70,20 +67,9 @@ def connect_processes(
     heartbeats = compute_heartbeat_timeout(read_bound())
     if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:  # it swallows SIGTERM: a program that does not ask it would not end
         jax.config.update("jax_enable_preemption_service", False)
-    return detect_cluster(timeout, heartbeats) if described is None else join_cluster(described, timeout, heartbeats)
-
-
-def require_same_cluster(descriptions: list[Cluster | None]) -> Cluster | None:
-    """Return the first cluster of those that are described, and refuse others that differ from it; None where there is none."""
-    clusters = [cluster for cluster in descriptions if cluster is not None]
-    for other in clusters[1:]:
-        first = clusters[0]
-        if (first.processes, first.process) != (other.processes, other.process):
-            raise ClusterError(
-                f"{first.source} said process {first.process} of {first.processes}, and {other.source} process {other.process} of "
-                f"{other.processes}. Leave one of them out."
-            )
-    return clusters[0] if clusters else None
+    if described is None or described.coordinator is None:
+        return detect_cluster(timeout, heartbeats, described)
+    return join_cluster(described, timeout, heartbeats)
 
 
 def read_connected_cluster(source: str) -> Cluster:
@@ -105,6 +91,7 @@ def join_cluster(cluster: Cluster, timeout: int, heartbeats: int) -> Cluster:
             cluster.coordinator,
             cluster.processes,
             cluster.process,
+            cluster.local_devices,
             cluster_detection_method="deactivate",
             initialization_timeout=timeout + GRACE,
             heartbeat_timeout_seconds=heartbeats,
@@ -163,15 +150,34 @@ def describe_late_others(cluster: Cluster, timeout: float) -> str:
     )
 
 
-def detect_cluster(timeout: int, heartbeats: int) -> Cluster:
-    """Let JAX look for a cluster and join it, and return it. Return the cluster of one process where there is none."""
+def detect_cluster(timeout: int, heartbeats: int, described: Cluster | None = None) -> Cluster:
+    """Let JAX look for a cluster and join it, and return it. Return the cluster of one process where there is none.
+
+    `described` is the cluster of which an environment says all but the address.
+    """
     try:
         jax.distributed.initialize(initialization_timeout=timeout, heartbeat_timeout_seconds=heartbeats)
     except ValueError as error:
-        if str(error) == distributed.NOBODY:
+        if str(error) == distributed.NOBODY and described is None:
             return ALONE
+        if str(error) in (distributed.NOBODY, distributed.NO_COUNT):
+            raise ClusterError(describe_unknown(described)) from None
         raise
     return read_connected_cluster("JAX")
+
+
+def describe_unknown(described: Cluster | None) -> str:
+    """Return what is said where JAX detects no cluster, and an environment describes a part of one."""
+    ours = f"{names.COORDINATOR}, {names.PROCESSES} and {names.PROCESS}"
+    if described is None:
+        return (
+            f"{ADDRESS}={os.environ.get(ADDRESS)} says where process 0 listens, and nothing says how many processes there are. Set "
+            f"JAX_NUM_PROCESSES and JAX_PROCESS_ID too, or none of the three."
+        )
+    return (
+        f"{described.source} said process {described.process} of {described.processes}, and JAX does not find at which address process 0 "
+        f"listens. Set {ours} in each process."
+    )
 
 
 def read_bound() -> float:
@@ -192,10 +198,14 @@ def compute_heartbeat_timeout(bound: float) -> int:
 
 
 def check_alone(strategy: str) -> None:
-    """Refuse processes that `unisono launch` has started and that are not connected: each of them would train by itself."""
-    processes = os.environ.get(names.PROCESSES, "1")
-    if processes not in ("", "1") and not jax.distributed.is_initialized():
-        raise ValueError(
-            f"`unisono launch` has started {processes} processes, and {strategy} knows this one alone: each of them would train the whole "
-            f"model by itself. Write MultiWorkerMirroredStrategy(), whose replicas are those of all processes, or start the program by python."
-        )
+    """Refuse a process that is one of several, and not connected: each of them would train by itself."""
+    found = describe_by_first(os.environ)
+    if found is None or found[1].processes == 1 or jax.distributed.is_initialized():
+        return
+    environment, cluster = found
+    raise ClusterError(
+        f"{environment.show_variables(os.environ)} ({environment.name}) makes this process {cluster.process} of {cluster.processes}, and "
+        f"{strategy} knows this one alone: each of them would train the whole model by itself. Write MultiWorkerMirroredStrategy(), whose "
+        f"replicas are those of all processes, or start one process. Where each process is meant to train a model of its own, set "
+        f"{names.PROCESSES}=1 and no other variable of {names.COORDINATOR}'s kin in it."
+    )

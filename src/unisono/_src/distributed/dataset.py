@@ -17,6 +17,7 @@ from unisono._src.data.resume import NumberedBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress
 from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
 from unisono._src.distributed.per_replica import Shards
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.placement import Placement
 from unisono._src.replica.replicated import refuse_tensorflow_data
 from unisono._src.step.plan import plan_batch
@@ -47,10 +48,11 @@ class DistributedDataset:
         self._plans = functools.lru_cache(maxsize=MOST_PLANS)(functools.partial(plan_batch, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
-        execution_mode.check_not_tracing()
-        iterator = DistributedIterator(self)
-        self._last_iterator = weakref.ref(iterator)
-        return iterator
+        with PUBLIC_CALL:
+            execution_mode.check_not_tracing()
+            iterator = DistributedIterator(self)
+            self._last_iterator = weakref.ref(iterator)
+            return iterator
 
     def __len__(self) -> int:
         length = self.source.num_batches
@@ -162,24 +164,25 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> PyTree:
-        execution_mode.check_not_tracing()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        self._dataset.call_listeners()
-        try:
-            (pass_, number, rows), batch = self._ahead.pop() if self._ahead else self._read_batch()
-        except StopIteration:
-            if not self._over:
-                self._over = True
-                self._dataset.end_pass()
-            raise
-        self._position = pass_, number
-        if self._last:
-            self._dataset.warn_of_empty_replicas(self._last)
-        self._last = list_shards(batch)
-        self._dataset.progress.note_trained(rows, self._position, self._dataset.source.size)
-        return batch
+        with PUBLIC_CALL:
+            execution_mode.check_not_tracing()
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            self._dataset.call_listeners()
+            try:
+                (pass_, number, rows), batch = self._ahead.pop() if self._ahead else self._read_batch()
+            except StopIteration:
+                if not self._over:
+                    self._over = True
+                    self._dataset.end_pass()
+                raise
+            self._position = pass_, number
+            if self._last:
+                self._dataset.warn_of_empty_replicas(self._last)
+            self._last = list_shards(batch)
+            self._dataset.progress.note_trained(rows, self._position, self._dataset.source.size)
+            return batch
 
     def _read_batch(self) -> tuple[NumberedBatch, PyTree]:
         """Return the next batch of the source, and the same batch with `Shards` in place of its arrays."""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 
 from unisono._src.cluster.connect import connect_processes
-from unisono._src.cluster.description import describe_by_launcher, describe_by_tf_config
+from unisono._src.cluster.environments.precedence import describe_by_first
 from unisono._src.cluster.watch.begin import begin_watch
 from unisono._src.doctor.finding import Finding, PromiseVerdict, read_finding
 from unisono._src.doctor.native_kernels import describe_kernels
@@ -29,9 +29,9 @@ TIMEOUT = 60
 
 
 def is_one_of_several() -> bool:
-    """Return whether the environment describes several processes: that of `unisono launch`, or TF_CONFIG."""
-    described = [describe_by_launcher(os.environ), describe_by_tf_config(os.environ)]
-    return any(cluster is not None and cluster.processes > 1 for cluster in described)
+    """Return whether the environment describes several processes."""
+    found = describe_by_first(os.environ)
+    return found is not None and found[1].processes > 1
 
 
 def meet_processes() -> Agreement:

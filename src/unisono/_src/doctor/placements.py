@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from unisono._src.cluster.environments.precedence import AGREEING_VARIABLES
 from unisono._src.cluster.launch.worker_environment import list_gpus
 from unisono._src.doctor.finding import Finding, PromiseVerdict, read_finding
 from unisono._src.doctor.trained_bits import TrainedBits
@@ -22,9 +23,7 @@ LIMIT = 300
 LAST_LINES = 3
 """Lines of its standard error that are shown of a process that failed."""
 
-CLUSTER_VARIABLES = (
-    names.COORDINATOR, names.PROCESSES, names.PROCESS, "TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS",
-)  # fmt: skip
+CLUSTER_VARIABLES = (*AGREEING_VARIABLES, "JAX_COORDINATOR_BIND_ADDRESS")
 """Variables that would connect a process of the self-test to the processes of a training."""
 
 PARTING_ADVICE = (
@@ -85,7 +84,8 @@ def make_environment(base: Mapping[str, str]) -> dict[str, str]:
     several processes share one.
     """
     alone = {name: value for name, value in base.items() if name not in CLUSTER_VARIABLES}
-    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | alone | {"JAX_ENABLE_COMPILATION_CACHE": "0", "KERAS_BACKEND": "jax"}
+    ours = {names.PROCESSES: "1", "JAX_ENABLE_COMPILATION_CACHE": "0", "KERAS_BACKEND": "jax"}
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | alone | ours
 
 
 def compare_placements(trained: Sequence[Mapping[str, Json]]) -> list[Finding]:

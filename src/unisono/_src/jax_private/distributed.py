@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 NOBODY = "coordinator_address should be defined."
 """The error of `jax.distributed.initialize()` where it detects no cluster."""
 
+NO_COUNT = "Number of processes must be defined."
+"""Its error where it detects none, and a variable names the address."""
+
 
 class KeyValueStore(Protocol):
     """The client of the key-value store that process 0 keeps: the part of jaxlib's DistributedRuntimeClient that Unisono calls."""

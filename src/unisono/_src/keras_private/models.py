@@ -6,6 +6,7 @@ import functools
 
 import keras
 
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras_private.instances import Method, set_untracked
 from unisono._src.typing import KerasObject
 
@@ -25,7 +26,8 @@ def replace_trainer_method(model: keras.Model, name: str, method: Method) -> Non
 
     @functools.wraps(stock)
     def call_ours(*args: KerasObject, **kwargs: KerasObject) -> KerasObject:
-        return method(*args, **kwargs)
+        with PUBLIC_CALL:
+            return method(*args, **kwargs)
 
     set_untracked(model, name_of_keras, call_ours)
 

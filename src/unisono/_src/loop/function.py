@@ -26,6 +26,7 @@ from unisono._src.distributed.dataset import DistributedDataset, DistributedIter
 from unisono._src.distributed.per_replica import is_replica_value
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.function_names import get_function_code, get_function_name
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.optimizers import list_optimizers, read_attributes
@@ -41,7 +42,7 @@ from unisono._src.loop.run_arguments import ArgumentLeaves, RunArguments, sort_l
 from unisono._src.near_names import says_near_names
 from unisono._src.record.run_recorder import get_recorder
 from unisono._src.replica.trace_recorder import get_current_code
-from unisono._src.typing import AnyArray, Array, Outputs, UserFunction, UserObject, Values
+from unisono._src.typing import AnyArray, Arguments, Array, Keywords, Outputs, UserFunction, UserObject, Values
 from unisono._src.xla.programs import DeviceProgram
 from unisono._src.xla.rewrite import rewrite_function
 
@@ -140,6 +141,10 @@ class Function:
         """Counts of the traces for arguments of one structure, whose arrays have these shapes and dtypes."""
 
     def __call__(self, *args: UserObject, **kwargs: UserObject) -> Outputs:
+        with PUBLIC_CALL:
+            return self._call(args, kwargs)
+
+    def _call(self, args: Arguments, kwargs: Keywords) -> Outputs:
         if self._record is not None:
             get_recorder().record_from_here(self._record)
             self._record = None

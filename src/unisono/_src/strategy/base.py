@@ -17,6 +17,7 @@ from unisono._src.distributed.batch_sources import make_source
 from unisono._src.distributed.dataset import DistributedDataset, refuse_distributed_dataset
 from unisono._src.distributed.replica_pipelines import InputContext, make_pipelines
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.jax_private.backends import has_jax_started
 from unisono._src.loop import reduce_values
 from unisono._src.loop.runs import FunctionCache
@@ -31,6 +32,7 @@ from unisono._src.strategy.device_arguments import (
     find_devices,
     refuse_unknown_arguments,
 )
+from unisono._src.strategy.known_variables import warn_of_misspelt_variables
 from unisono._src.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, runtime
@@ -71,6 +73,7 @@ class Strategy(ReplicaStrategy):
         deterministic: bool = True,
         verify: float | None = None,
     ) -> None:
+        warn_of_misspelt_variables()
         given = override_placement(devices, replicas, accumulate)
         arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
         self._check(arguments)
@@ -144,12 +147,13 @@ class Strategy(ReplicaStrategy):
             args: Its arguments.
             kwargs: Its arguments by name.
         """
-        execution_mode.check_not_tracing()
-        refusals.check_outside_replica_code("run")
-        refusals.check_run_scope(SCOPES.innermost or self, self)
-        self.announce()
-        with self.acting():
-            return self._runs(fn, args, dict(kwargs or {}))
+        with PUBLIC_CALL:
+            execution_mode.check_not_tracing()
+            refusals.check_outside_replica_code("run")
+            refusals.check_run_scope(SCOPES.innermost or self, self)
+            self.announce()
+            with self.acting():
+                return self._runs(fn, args, dict(kwargs or {}))
 
     def reduce(self, reduce_op: str | enum.Enum, value: PyTree, axis: int | None = None) -> PyTree:
         """Return the sum or the mean of the replicas' results.
@@ -159,9 +163,10 @@ class Strategy(ReplicaStrategy):
             value: A result of `run`, or a tree of results.
             axis: The axis over which to sum within each replica too; 0 for the rows. A mean is then the mean over all rows.
         """
-        refusals.check_outside_replica_code("reduce")
-        per_replica.check_replica_count(value, self.placement, "reduce")
-        return reduce_values.reduce_over_replicas(reduce_op, value, axis, self.placement)
+        with PUBLIC_CALL:
+            refusals.check_outside_replica_code("reduce")
+            per_replica.check_replica_count(value, self.placement, "reduce")
+            return reduce_values.reduce_over_replicas(reduce_op, value, axis, self.placement)
 
     @says_near_names
     def gather(self, value: PyTree, axis: int) -> PyTree:
@@ -181,9 +186,10 @@ class Strategy(ReplicaStrategy):
         Args:
             value: A result of `run`, or a tree of results.
         """
-        refusals.check_outside_replica_code("local_results")
-        per_replica.check_replica_count(value, self.placement, "local_results")
-        return reduce_values.split_by_replica(value, self.placement)
+        with PUBLIC_CALL:
+            refusals.check_outside_replica_code("local_results")
+            per_replica.check_replica_count(value, self.placement, "local_results")
+            return reduce_values.split_by_replica(value, self.placement)
 
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run

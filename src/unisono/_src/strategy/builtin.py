@@ -11,6 +11,7 @@ import jax
 import keras
 
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.loop.runs import FunctionCache
 from unisono._src.placement import Placement
 from unisono._src.strategy.base import Strategy
@@ -56,10 +57,11 @@ class ParameterServerStrategy:
     """A name of `tf.distribute` that is refused: training here is synchronous."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        raise ValueError(
-            "ParameterServerStrategy trains asynchronously: workers update the weights in whatever order they come, so no two "
-            "runs are the same. Training here is synchronous on every placement. Write MirroredStrategy()."
-        )
+        with PUBLIC_CALL:
+            raise ValueError(
+                "ParameterServerStrategy trains asynchronously: workers update the weights in whatever order they come, so no two "
+                "runs are the same. Training here is synchronous on every placement. Write MirroredStrategy()."
+            )
 
 
 class DefaultStrategy(Strategy):

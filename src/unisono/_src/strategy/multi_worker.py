@@ -34,8 +34,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Replicas on all devices of all processes; every process runs the same program.
 
     Args:
-        coordinator: host:port at which process 0 listens. By default the address that `unisono launch`, TF_CONFIG or a
-            cluster that JAX detects give; without any of them, this is the only process.
+        coordinator: host:port at which process 0 listens. By default the address that the environment gives, as of
+            `unisono launch`, TF_CONFIG, torchrun, Kubeflow, SkyPilot or Slurm; without any of them, this is the only process.
         processes: How many processes there are.
         process: The number of this process, from 0 on.
         devices: How many devices of this process to use, or which.

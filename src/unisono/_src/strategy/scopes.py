@@ -11,6 +11,7 @@ import keras
 from unisono._src.checks import refusals
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.fit.keras_hooks import bind_trainer
+from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras_private.creation import CreationWatch, TrackedObject
 from unisono._src.loop import tf_names
 
@@ -21,11 +22,12 @@ S = TypeVar("S", bound=ReplicaStrategy)
 def open_scope(strategy: S) -> Iterator[S]:
     """Open the scope of a strategy. A scope may be entered again inside itself; scopes of two strategies never mix."""
     outer = SCOPES.innermost
-    if outer is not None and outer is not strategy:
-        raise RuntimeError(
-            f"This is the scope of {outer!r}; the scope of {strategy!r} cannot begin inside it. Leave the first scope before you "
-            f"enter another."
-        )
+    with PUBLIC_CALL:
+        if outer is not None and outer is not strategy:
+            raise RuntimeError(
+                f"This is the scope of {outer!r}; the scope of {strategy!r} cannot begin inside it. Leave the first scope before you "
+                f"enter another."
+            )
     with _watch, tf_names.NAMES:
         SCOPES.open.append(strategy)
         try:

@@ -7,6 +7,7 @@ import itertools
 import pathlib
 from collections.abc import Mapping
 
+from unisono._src.cluster.environments.precedence import AGREEING_VARIABLES
 from unisono._src.placement import split_evenly
 from unisono._src.processes import names
 
@@ -82,8 +83,8 @@ def make_worker_environment(
     coordinator = f"{LOOPBACK}:{port}"
     device_variables = devices.make_variables(process, processes)
     variables = {
-        name: value for name, value in base.items() if name != "TF_CONFIG"
-    }  # it names other processes than the launched ones
+        name: value for name, value in base.items() if name not in AGREEING_VARIABLES
+    }  # they name other processes than the launched ones
     if "JAX_NUM_CPU_DEVICES" in device_variables and FORCED_COUNT in variables.get("XLA_FLAGS", ""):
         variables["XLA_FLAGS"] = " ".join(flag for flag in variables["XLA_FLAGS"].split() if not flag.startswith(FORCED_COUNT))
     if any(

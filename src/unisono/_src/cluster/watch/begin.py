@@ -13,7 +13,7 @@ import types
 
 from unisono._src.cluster.connect import read_bound
 from unisono._src.cluster.watch.board import ENDED, FAILING, RAISED, RUNNING
-from unisono._src.cluster.watch.ends import MOMENT, POLL, end_after_verdict, run_briefly, wait_until
+from unisono._src.cluster.watch.ends import LAST_PART, MOMENT, POLL, end_after_verdict, run_briefly, wait_until
 from unisono._src.cluster.watch.watch import ProcessWatch
 from unisono._src.jax_private import distributed
 from unisono._src.processes.activity import Activity, get_activity, set_activity
@@ -111,6 +111,8 @@ def tell_failure(watch: ProcessWatch, error: BaseException) -> None:
     verdict = watch.fail(error)
     run_briefly(lambda: watch.board.settle(verdict))
     wait_until(watch.others_are_done, watch.bound)
+    if watch.process == 0:  # it keeps the store: where it goes first, JAX aborts the others, with a page of its own words
+        wait_until(watch.others_are_gone, watch.bound * LAST_PART)
     disconnect(watch)
 
 

@@ -1,0 +1,27 @@
+"""The variables that Kubeflow's JAX runtime sets. JAX itself reads the address alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono._src.cluster.description import Cluster
+from unisono._src.cluster.environments.environment import Environment, are_all_set, read_number
+
+PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS = "JAX_PROCESS_ID"
+ADDRESS = "JAX_COORDINATOR_ADDRESS"
+SOURCE = f"the environment ({PROCESSES} and its kin)"
+
+
+def describe_by_jax(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster as the variables describe it; None where none or the address alone is set, which JAX reads beside a cluster that it
+    detects."""
+    if not environment.get(PROCESSES) and not environment.get(PROCESS):
+        return None
+    if environment.get(PROCESSES) and read_number(environment, PROCESSES) == 1:
+        return Cluster(None, 1, 0, SOURCE)
+    are_all_set(environment, (ADDRESS, PROCESSES, PROCESS), "Kubeflow's JAX runtime")
+    return Cluster(environment[ADDRESS], read_number(environment, PROCESSES), read_number(environment, PROCESS), SOURCE)
+
+
+ENVIRONMENT = Environment("Kubeflow's JAX runtime", (PROCESSES, PROCESS, ADDRESS), describe_by_jax)

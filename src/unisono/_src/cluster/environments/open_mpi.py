@@ -1,0 +1,21 @@
+"""The variables of Open MPI's `mpirun`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono._src.cluster.description import Cluster
+from unisono._src.cluster.environments.environment import Environment, read_number
+
+PROCESSES = "OMPI_COMM_WORLD_SIZE"
+PROCESS = "OMPI_COMM_WORLD_RANK"
+
+
+def describe_by_open_mpi(environment: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster as Open MPI's variables describe it, with the address left to JAX; None where they are not set."""
+    if not environment.get(PROCESSES) or not environment.get(PROCESS):
+        return None
+    return Cluster(None, read_number(environment, PROCESSES), read_number(environment, PROCESS), "Open MPI")
+
+
+ENVIRONMENT = Environment("Open MPI", (PROCESSES, PROCESS), describe_by_open_mpi)
