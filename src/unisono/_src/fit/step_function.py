@@ -91,7 +91,9 @@ class StepFunction:
             self._bond.note_trained(batches, logs)
         if error is not None:
             raise error
-        return group.steps_per_call.note_call(len(batches), logs, self._step.has_own_logs) if group else logs, state
+        if group is not None:
+            logs = group.steps_per_call.note_call(len(batches), logs, self._step.has_own_logs or group.is_last)
+        return logs, state
 
     def _follow_settings(self) -> None:
         """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
