@@ -42,4 +42,5 @@ class RowAxes:
             is_squeezed = not shape
         if not has_rows:
             return None
-        return lax.expand_dims(jnp.asarray(values), (0,)) if is_squeezed else values
+        rows = jnp.asarray(values)
+        return lax.expand_dims(rows, (0,)) if is_squeezed else rows
