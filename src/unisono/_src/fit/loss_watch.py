@@ -16,6 +16,7 @@ import numpy as np
 
 from unisono._src.record.run_recorder import is_recording
 from unisono._src.step_count import get_step_count
+from unisono._src.typed_jax import is_ready
 from unisono._src.typing import Array, Logs
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -56,7 +57,7 @@ class LossWatch:
         """Warn once if a loss that has arrived is not finite; wait for none."""
         self._looked_at = time.perf_counter()
         arrived = len(self._waiting)
-        while arrived and not self._waiting[arrived - 1].loss.is_ready():
+        while arrived and not is_ready(self._waiting[arrived - 1].loss):
             arrived -= 1
         if not arrived:
             return
