@@ -364,6 +364,7 @@ def test_steps_per_execution_and_steps_per_epoch(steps):
     assert_equals_keras(regressor(lambda: optimizers.SGD(0.1, momentum=0.5), steps_per_execution=steps), fit)
 
 
+@pytest.mark.filterwarnings("ignore:The loss is (nan|inf) in ")
 def test_a_bad_step_within_an_execution():
     """Of five steps in one call the third is skipped, and the two after it count on the halved scale."""
     x = X.copy()

@@ -197,6 +197,27 @@ def test_logs_are_read_a_few_times_a_second(monkeypatch):
     assert shown == [0, 0, 0, 3, 3, 3, 6, 6]
 
 
+def test_the_bar_shows_what_is_of_this_epoch(monkeypatch):
+    """However short an epoch is: nothing of the epoch before, and at its last step its result, as callbacks at its end get it."""
+    monkeypatch.setattr(steps_per_call, "SECONDS_BETWEEN_LOGS", 1e6)
+    monkeypatch.setattr(steps_per_call.StepsPerCall, "steps", lambda self: 3)
+    lines = []
+
+    def note(self, current, values=None, finalize=None):
+        lines.append((current, {name: float(value) for name, value in values}))
+
+    monkeypatch.setattr(keras.utils.Progbar, "update", note)
+    history = run(make, lambda model: model.fit(X, Y, batch_size=12, epochs=3, verbose=1), on(1, 2)).logs
+    results = [{name: float(values[epoch]) for name, values in history.items()} for epoch in range(3)]
+    epochs = [lines[start : start + 4] for start in range(0, 12, 4)]
+    assert [[step for step, _ in epoch] for epoch in epochs] == [[3, 6, 8, 8]] * 3
+    for epoch, result in zip(epochs, results, strict=True):
+        assert epoch[-2][1] == epoch[-1][1] == result
+    shown = [values["loss"] for epoch in epochs for _, values in epoch[:1]]
+    assert len(set(shown)) == 3
+    assert not set(shown) & {result["loss"] for result in results}
+
+
 def test_the_steps_of_a_call_follow_the_clock(monkeypatch):
     """One call late, for a call is waited for when the next one has been started; growing by a factor."""
     now, paced, steps = [100.0], steps_per_call.StepsPerCall(), []

@@ -104,14 +104,7 @@ def test_options_for_arrays_are_refused_with_a_dataset(option):
         run(dense_with_momentum, fitting(Batches((X, Y)), **option), on(3))
 
 
-@pytest.mark.parametrize("classes", [3, -1])
-def test_labels_out_of_range_are_the_same_everywhere(classes):
-    """Keras checks no range on JAX: the result is what plain Keras computes, with equal bits on every placement."""
-    y = Y.copy()
-    y[4] = classes
-    assert_same_bits(dense_with_momentum, lambda model: fitting(X, y, batch_size=10)(model) and None)
-
-
+@pytest.mark.filterwarnings("ignore:The loss is (nan|inf) in ")
 def test_not_a_number_in_the_inputs_is_the_same_everywhere():
     """One NaN spoils the weights as in plain Keras, and never differently per placement."""
     x = X.copy()

@@ -10,6 +10,8 @@ from keras import callbacks, layers
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, on, rows, run
+from unisono._src.fit import loss_watch, steps_per_call
+from unisono._src.step_count import get_step_count
 
 X, Y = rows(43, 5), rows(43, 2, seed=1)
 
@@ -164,8 +166,26 @@ def test_terminate_on_nan():
     """Training stops in the first batch whose loss is no number."""
     x, hooks = X.copy(), Hooks()
     x[21, 0] = np.nan
-    run(regressor(), fitting(x, Y, batch_size=10, epochs=3, callbacks=[callbacks.TerminateOnNaN(), hooks]), on(3))
+    before = get_step_count().steps
+    fit = fitting(x, Y, batch_size=10, epochs=3, callbacks=[callbacks.TerminateOnNaN(), hooks])
+    with pytest.warns(
+        UserWarning, match=rf"The loss is nan in step {before + 3}\. .*UNISONO_RECORD=run .*; then: unisono replay"
+    ):
+        run(regressor(), fit, on(3))
     assert hooks.of("on_train_batch_end") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seconds", [0, 1e6])
+def test_a_loss_that_is_not_finite_is_said_once(seconds, monkeypatch):
+    """While the training goes on, or at its end; without a callback, and with the steps of the call that it came from."""
+    monkeypatch.setattr(loss_watch, "SECONDS_BETWEEN_LOOKS", seconds)
+    monkeypatch.setattr(steps_per_call.StepsPerCall, "steps", lambda self: 2)
+    x = X.copy()
+    x[21, 0] = np.nan
+    before = get_step_count().steps
+    with pytest.warns(UserWarning, match=rf"The loss is nan in one of the steps {before + 3} to {before + 4}\. ") as said:
+        run(regressor(), fitting(x, Y, batch_size=10, epochs=3), on(1, 2))
+    assert len(said) == 1
 
 
 @pytest.mark.slow

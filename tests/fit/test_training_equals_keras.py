@@ -7,7 +7,18 @@ from keras import layers
 
 import unisono as un
 from sizes import mostly_slow, slow
-from trainings import ADAM_TOLERANCE, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
+from trainings import (
+    ADAM_TOLERANCE,
+    SGD_TOLERANCE,
+    assert_equals_keras,
+    assert_same_bits,
+    distance,
+    fitting,
+    labels,
+    on,
+    rows,
+    run,
+)
 
 CLASSES = 3
 
@@ -56,6 +67,16 @@ def test_five_steps_of_one_replica(family):
     """One replica is plain Keras."""
     x, stack = FAMILIES[family]
     assert_equals_keras(classifier(*stack), fitting(x, labels(43, CLASSES), batch_size=10), replicas=(1,))
+
+
+def test_a_shuffled_training_equals_keras_where_the_rows_are_mixed_before():
+    """The line of the FAQ. With the default, Keras shuffles by NumPy's generator, and the order here depends on seed, pass and batch alone."""
+    x, y = rows(43, 5), labels(43, CLASSES)
+    order = np.random.default_rng(0).permutation(len(x))
+    make = classifier(lambda: layers.Dense(7, "tanh"))
+    assert_equals_keras(make, fitting(x[order], y[order], batch_size=10, epochs=2, shuffle=False), replicas=(1, 8), devices=(1,))
+    shuffled = fitting(x, y, batch_size=10, shuffle=True)
+    assert distance(run(make, shuffled).model, run(make, shuffled, on(1, 1)).model) > 100 * SGD_TOLERANCE
 
 
 @pytest.mark.slow

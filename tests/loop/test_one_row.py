@@ -1,4 +1,4 @@
-"""Replicas of one row: what `ops.squeeze` makes of it is one number, and is the value of the row all the same."""
+"""What grows with the rows has values of rows, and all else is a number: whatever `ops.squeeze` makes of one row, or `keepdims` of a sum."""
 
 import warnings
 
@@ -61,18 +61,56 @@ def summed(x, factor, optimizer, mean):
     return loss
 
 
-@pytest.mark.parametrize("step", [squeezed, weighted, averaged, summed])
+def kept(x, factor, optimizer, mean):
+    """The sum with its axes is a number too, and so is what a mean is fed with."""
+    mean.update_state(ops.mean(x, keepdims=True))
+    loss, gradients = un.value_and_grad(lambda: ops.sum(factor * x, keepdims=True) * (1 / 8), [factor])
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+def of_two_places(x, factor, optimizer, mean):
+    """Replicas may have two rows as well."""
+    mean.update_state(x[:, 0])
+    loss, gradients = un.value_and_grad(
+        lambda: ops.sum(ops.concatenate([0.25 * factor * x, 0.75 * factor * x], 1), axis=0) / 8, [factor]
+    )
+    optimizer.apply(gradients, [factor])
+    return loss
+
+
+@pytest.mark.parametrize("step", [squeezed, weighted, averaged, summed, kept, of_two_places])
 @settings(max_examples=cases(3, 20))
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=3), st.integers(2, 9), st.integers(1, 3))
 def test_one_row_is_a_row(step, sizes, replicas, devices):
     """Some replicas have one row, others more or none, and plain Keras all rows."""
-    sizes = [8] * len(sizes) if step is summed else sizes
+    are_numbers = step in (summed, kept, of_two_places)
+    sizes = [8] * len(sizes) if are_numbers else sizes
     draw = np.random.default_rng(sum(sizes))
     batches = [draw.normal(size=(size, 1)).astype("float32") for size in sizes]
     plain = train(on(1, 1), batches, step)
+    if are_numbers:  # a sum over the rows, in three shapes
+        np.testing.assert_allclose(plain[:2], train(on(1, 1), batches, summed)[:2], rtol=1e-5, atol=1e-6)
     ours = train(on(min(devices, replicas), replicas), batches, step)
     for mine, theirs in zip(ours, plain, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [4, 8])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loss_of_as_many_values_as_a_replica_has_rows(rows, eager):
+    """They are sums over the rows, so that they are added up, of one row and of two."""
+    strategy = on(1, 4)
+    x = np.arange(rows * rows // 4, dtype="float32").reshape(rows, rows // 4)
+
+    @un.function(eager=eager)
+    def run(batch):
+        return strategy.run(lambda x: un.value_and_grad(lambda: ops.sum(x, axis=0), [])[0], args=(batch,))
+
+    (batch,) = strategy.distribute_dataset([x])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*steps? .*not compiled|.*is not compiled")
+        assert float(strategy.reduce("SUM", run(batch), axis=None)) == x.sum()
 
 
 def test_code_for_one_row_alone_runs():

@@ -90,6 +90,10 @@ def check_losses_fall(names: Names, printed: str) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+def check_three_epochs(names: Names, printed: str) -> None:
+    assert names["model"].history.epoch == [0, 1, 2]
+
+
 def check_one_update(names: Names, printed: str) -> None:
     """Of all batches: one step on the gradients that were accumulated, whose sums begin anew."""
     assert int(names["optimizer"].iterations) == 3 * len(names["batches"]) + 1
@@ -133,6 +137,7 @@ BLOCKS = {
     "README.md 1": Block(compiled, check_backup_is_deleted),
     "checkpoints.md 0": Block(compiled, check_backup_is_deleted, ((", ...]", "]"),)),
     "checkpoints.md 1": Block(looped, check_saved),
+    "faq.md 0": Block(lambda: compiled() | {"np": np}, check_three_epochs),
     "index.md 0": Block(lambda: {"x": X, "y": Y}, check_one_fingerprint),
     "export.md 0": Block(trained, check_loaded, (("loss=...", f"loss={LOSS!r}"),)),
     "loop.md 0": Block(check=check_losses_fall, marks=SLOW),  # the next one runs it too

@@ -19,9 +19,7 @@ from trainings import labels, on, rows
 R = 4
 X, Y = rows(32, 4), labels(32, 4)
 COUPLED = r"'losses' makes of all rows together what is not made of their parts"
-FIXED = (
-    r"'losses' makes a loss of shape \(4,\) of any number of rows.*divides their sum by the number of values in all 4 replicas"
-)
+MEAN = r"'losses' differentiates a number that stays the same where a replica's rows are taken twice, as a mean over them does"
 SAME = (
     r"'losses' draws random numbers of shape \(8, 4\), some for each row, from a seed or a key that is the same in all 4 replicas"
 )
@@ -79,14 +77,8 @@ TOGETHER: dict[str, tuple[str, Losses]] = {
     ),
     "losses above their mean": (COUPLED, lambda p, x, y, key: keep_above(each := p.loss(y, p.model(x)), ops.mean(each))),
     "losses above their median": (COUPLED, lambda p, x, y, key: keep_above(each := p.loss(y, p.model(x)), ops.median(each))),
-    "sums of features": (FIXED, lambda p, x, y, key: ops.sum(ops.square(p.model(x) - x), axis=0)),
-    "means of features": (FIXED, lambda p, x, y, key: ops.mean(ops.square(p.model(x) - x), axis=0)),
-    "a stack of sums": (
-        FIXED, lambda p, x, y, key: ops.stack([k * ops.sum(p.loss(y, p.model(x))) for k in (0.4, 0.3, 0.2, 0.1)])
-    ),
-    "an average of sums": (
-        FIXED, lambda p, x, y, key: un.compute_average_loss(ops.sum(ops.square(p.model(x) - x), axis=0))
-    ),
+    "means of features": (MEAN, lambda p, x, y, key: ops.mean(ops.square(p.model(x) - x), axis=0)),
+    "a mean with its axis": (MEAN, lambda p, x, y, key: ops.mean(p.loss(y, p.model(x)), keepdims=True)),
     "a fixed seed": (SAME, lambda p, x, y, key: p.loss(y, p.model(x + keras.random.normal(x.shape, seed=1)))),
     "the seed of a dropout": (SAME, lambda p, x, y, key: p.loss(y, p.model(keras.random.dropout(x, 0.5, seed=1)))),
     "a key that is an argument": (SAME, lambda p, x, y, key: p.loss(y, p.model(x + jax.random.normal(key, x.shape)))),
@@ -110,6 +102,9 @@ ALONE: dict[str, Losses] = {
     "weights of rows": lambda p, x, y, key: (p.loss(y, p.model(x)), ops.cast(y > 0, "float32")),
     "weights of classes": lambda p, x, y, key: (ops.square(p.model(x)), ops.ones_like(x)),
     "time before rows": lambda p, x, y, key: ops.transpose(ops.square(p.model(x))),
+    "sums of features": lambda p, x, y, key: ops.sum(ops.square(p.model(x) - x), axis=0) / 32,
+    "a stack of sums": lambda p, x, y, key: ops.stack([k * ops.sum(p.loss(y, p.model(x))) for k in (0.4, 0.3, 0.2, 0.1)]),
+    "a sum with its axis": lambda p, x, y, key: ops.sum(p.loss(y, p.model(x)), keepdims=True) * (1 / 32),
     "a number": lambda p, x, y, key: ops.mean(ops.sum(ops.square(p.model(x) - x), axis=0)),
     "the mean of a vector": lambda p, x, y, key: ops.mean(ops.square(p.model(x)), axis=1),
     "noise of a generator": lambda p, x, y, key: p.loss(y, p.model(x) * keras.random.uniform(x.shape, seed=p.seeds)),
@@ -136,11 +131,18 @@ def test_what_is_made_of_each_row_is_not(case: str):
         compute(ALONE[case])
 
 
-@pytest.mark.parametrize("case", ["rows without their mean", "a fixed seed", "sums of features"])
+@pytest.mark.parametrize("case", ["rows without their mean", "a fixed seed", "means of features"])
 def test_one_replica_has_all_rows(case: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compute(TOGETHER[case][1], replicas=1)
+
+
+def test_an_average_of_what_has_no_rows_is_refused():
+    with pytest.raises(
+        ValueError, match=r"received an array whose shape \(4,\) is the same for any number of rows; it needs one"
+    ):
+        compute(lambda p, x, y, key: un.compute_average_loss(ops.sum(ops.square(p.model(x) - x), axis=0)))
 
 
 @pytest.mark.parametrize("batch_size", [32, 4])

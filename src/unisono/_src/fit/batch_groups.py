@@ -19,10 +19,12 @@ from unisono._src.typing import Arguments, KerasObject, Keywords, UserBatch
 class BatchGroup:
     """The batches of one call."""
 
-    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall) -> None:
+    def __init__(self, batches: Iterator[UserBatch], count: int, steps_per_call: StepsPerCall, is_last: bool) -> None:
+        """`is_last`: the epoch ends with these batches."""
         self._batches = itertools.islice(batches, count)
         self.count = count
         self.steps_per_call = steps_per_call
+        self.is_last = is_last
 
     def __iter__(self) -> Iterator[UserBatch]:
         return self._batches
@@ -60,7 +62,12 @@ class BatchGrouping:
             most = data_position.most_steps(step) if data_position is not None else None
             return steps_per_call.steps() if most is None else min(steps_per_call.steps(), most)
 
-        epochs.group_steps(count_steps, lambda batches, count: BatchGroup(batches, count, steps_per_call))
+        def group(batches: Iterator[UserBatch], count: int, is_first: bool, is_last: bool) -> BatchGroup:
+            if is_first:
+                steps_per_call.begin_epoch()
+            return BatchGroup(batches, count, steps_per_call, is_last)
+
+        epochs.group_steps(count_steps, group)
 
     def _can_group(self, iterator: KerasObject) -> bool:
         """Return whether one call may take several batches. Not of a generator, which may look at the model after each batch."""

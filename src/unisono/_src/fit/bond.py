@@ -12,6 +12,7 @@ from unisono._src.data.row_order import RowOrder, draw_seed
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.fit.callback_protocol import FitCallback
 from unisono._src.fit.data_position import DataPosition
+from unisono._src.fit.loss_watch import LossWatch
 from unisono._src.jax_private import tracing
 from unisono._src.keras_private.callbacks import forget_first_epoch
 from unisono._src.keras_private.epoch_steps import EpochSteps
@@ -42,6 +43,7 @@ class Bond(ModelBond):
         """How many validations the training of the current call of fit has made, with those before it was resumed."""
         self._validations_to_read = 0
         self._is_validating = False
+        self._losses = LossWatch()
         self._loops: list[EpochSteps] = []
         """The loops of Keras that may have batches left to read."""
         self.ran_eagerly = False
@@ -71,6 +73,7 @@ class Bond(ModelBond):
         """Make the block the current call of fit, with these callbacks. Ours are told when it is over, however it ends."""
         self.callbacks = callbacks
         self._awaits_position = True
+        self._losses = LossWatch()
         self.validations = self._validations_to_read = 0
         try:
             for callback in callbacks:
@@ -87,6 +90,7 @@ class Bond(ModelBond):
             for callback in callbacks:
                 if isinstance(callback, FitCallback):
                     callback.fit_is_over()  # which may raise a signal again
+            self._losses.look()
 
     def note_epochs(self, epochs: EpochSteps) -> None:
         """Note the epochs of a loop that begins: the first loop of a call of fit is its training."""
@@ -129,6 +133,8 @@ class Bond(ModelBond):
             if position is not None:
                 self.order.note_pass(position[0])
             return
+        if self.strategy.writes:
+            self._losses.note(len(batches), logs)
         if position is not None and self.data_position.order is not self.order and position[1] < len(batches):
             self.order.passes += 1  # this pass went over a dataset with its own order
         self.data_position.note_trained(batches, logs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
+from unisono._src.fit.label_check import check_labels
 from unisono._src.keras_private.epoch_steps import NoStep
 from unisono._src.keras_private.models import find_eager_option
 from unisono._src.keras_private.optimizers import read_optimizer_settings
@@ -23,6 +24,7 @@ from unisono._src.keras_private.trainer_state import (
 from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.record.run_recorder import is_recording
 from unisono._src.replica.keras_step import KerasStepComputation
+from unisono._src.replica.label_ranges import LabelRange, LabelRanges
 from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.replica.user_step import UserStepComputation, is_user_step
@@ -51,6 +53,7 @@ class StepFunction:
         self._settings = read_optimizer_settings(bond.model)
         """The settings that a trace takes as fixed."""
         self._is_recorded = is_recording()
+        self._labels = LabelRanges()
         self._step = self._make_step()
 
     @property
@@ -78,7 +81,8 @@ class StepFunction:
         group = iterator if isinstance(iterator, BatchGroup) else None
         replicas = self._strategy.num_replicas_in_sync
         count = group.count if group else self._model.steps_per_execution
-        batches, error = take_batches(iterator, count, is_cut=replicas > 1)
+        ranges = list(self._labels.found)
+        batches, error = take_batches(iterator, count, replicas > 1, ranges)
         self._sizes = sizes
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
@@ -87,11 +91,16 @@ class StepFunction:
             self._bond.ran_eagerly |= self._eager and is_training
             if self._step.state:
                 hold_state(self._model, STATE_GROUPS[self._mode], self._step.state)
+        if not ranges:  # only the trace of this step has told how many classes there are
+            for batch in batches:
+                check_labels(self._labels.found, batch)
         if is_training:
             self._bond.note_trained(batches, logs)
         if error is not None:
             raise error
-        return group.steps_per_call.note_call(len(batches), logs, self._step.has_own_logs) if group else logs, state
+        if group is not None:
+            logs = group.steps_per_call.note_call(len(batches), logs, self._step.has_own_logs or group.is_last)
+        return logs, state
 
     def _follow_settings(self) -> None:
         """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
@@ -120,6 +129,7 @@ class StepFunction:
             return PredictStep(PredictComputation(self._model, replicas, self._eager), *where)
         kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
         functions = kind(self._model, self._mode, replicas, self._eager)
+        self._labels = functions.labels
         recorder = ProgramRecorder(self._mode, self._strategy, functions.list_recorded) if self._mode == "train" else None
         if self._eager:
             return EagerStep(functions, *where, recorder=recorder)
@@ -127,15 +137,23 @@ class StepFunction:
         return Step(self._mode, functions, *where, recorder=recorder, verification=verification)
 
 
-def take_batches(iterator: Iterator[UserBatch], count: int, is_cut: bool) -> tuple[list[GlobalBatch], Exception | None]:
+def take_batches(
+    iterator: Iterator[UserBatch], count: int, is_cut: bool, ranges: Sequence[LabelRange]
+) -> tuple[list[GlobalBatch], Exception | None]:
     """Return (up to `count` batches, the error after the last of them): the batches before an error are trained on.
 
-    `is_cut`: several replicas share each batch.
+    `is_cut`: several replicas share each batch. `ranges` are those of its labels.
     """
-    batches = [as_global_batch(next(iterator), is_cut)]
+
+    def take(batch: UserBatch) -> GlobalBatch:
+        taken = as_global_batch(batch, is_cut)
+        check_labels(ranges, taken)
+        return taken
+
+    batches = [take(next(iterator))]
     try:
         for batch in itertools.islice(iterator, count - 1):
-            batches.append(as_global_batch(batch, is_cut))
-    except Exception as error:  # of the source; it is raised after the step
+            batches.append(take(batch))
+    except Exception as error:  # of the source, or of labels in it; it is raised after the step
         return batches, error
     return batches, None

@@ -2,7 +2,8 @@
 
 XLA asks for the memory of a step anew in each call, and the system clears it page by page: of MobileNetV2's step on two cores this took a
 sixth with calls of three steps. A call should be short enough for the progress bar and for Ctrl-C. Reading logs waits for the step that
-computes them, and nobody reads more than a few logs a second. The number of steps per call changes no bit.
+computes them, and nobody reads more than a few logs a second. The first and the last call of an epoch show their own: the epoch before has
+other values, and the last line of an epoch is its result. The number of steps per call changes no bit.
 """
 
 from __future__ import annotations
@@ -35,12 +36,20 @@ class StepsPerCall:
         """Return the number of steps of the next call."""
         return self._steps
 
-    def note_call(self, count: int, logs: Logs, are_own: bool = False) -> Logs:
+    def begin_epoch(self) -> None:
+        """Forget what was shown: it is of another epoch."""
+        self._shown = None
+
+    def note_call(self, count: int, logs: Logs, are_shown: bool = False) -> Logs:
         """Note a call of `count` steps that was just started, and wait for the call before it: at most two run at a time.
 
+        Args:
+            count: The number of steps.
+            logs: Their logs.
+            are_shown: Whether these logs are needed: they are the last ones of an epoch, or the step makes logs that are in no metric.
+
         Returns:
-            The logs to show: these logs, or the logs that were shown last, if that was just now. At the end Keras asks the metrics, not the
-            last logs, unless the step has logs of its own.
+            The logs to show: these logs, or the logs that were shown last in this epoch, if that was just now.
         """
         if self._running is not None:
             count_before, logs_before = self._running
@@ -49,7 +58,7 @@ class StepsPerCall:
             self._steps = min(choose_step_count(max(now - self._since, 1e-9) / count_before), GROWTH * self._steps, MOST_STEPS)
         self._running = count, logs
         self._since = time.perf_counter()
-        if self._since - self._shown_at > SECONDS_BETWEEN_LOGS or self._shown is None or are_own:
+        if self._since - self._shown_at > SECONDS_BETWEEN_LOGS or self._shown is None or are_shown:
             self._shown = logs
             self._shown_at = self._since
         return self._shown

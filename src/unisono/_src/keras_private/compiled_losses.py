@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import keras
 from jax import Array
@@ -11,6 +12,7 @@ from keras.src import backend
 from keras.src.losses.loss import apply_mask as apply_mask
 from keras.src.losses.loss import reduce_weighted_values as reduce_weighted_values
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank as squeeze_or_expand_to_same_rank
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from unisono._src.keras_private.crops import make_crops_compilable
@@ -131,6 +133,23 @@ def is_class_of_keras(metric: object) -> bool:
 def is_loss_of_keras(loss: object) -> bool:
     """Return whether the loss' class and the function that it wraps are both of Keras."""
     return is_class_of_keras(loss) and is_function_of_keras(getattr(loss, "fn", None))
+
+
+class ClassOptions(NamedTuple):
+    """The options of a loss that takes integer labels."""
+
+    axis: int
+    """The axis of the classes in predictions."""
+    ignored: int | None
+    """The label that stands for none."""
+
+
+def find_class_options(loss: object) -> ClassOptions | None:
+    """Return the options of a loss of classes that takes integer labels; None for any other loss."""
+    if not isinstance(loss, LossFunctionWrapper) or loss.fn is not keras.losses.sparse_categorical_crossentropy:
+        return None
+    options = loss._fn_kwargs
+    return ClassOptions(options.get("axis", -1), options.get("ignore_class"))
 
 
 def is_metric_of_keras(metric: object) -> bool:

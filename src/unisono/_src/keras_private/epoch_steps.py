@@ -14,6 +14,8 @@ from unisono._src.typing import KerasObject, UserBatch
 
 Batches: TypeAlias = "Iterator[UserBatch] | NoStep"
 """The batches of a step."""
+Group: TypeAlias = Callable[[Iterator[UserBatch], int, bool, bool], Iterator[UserBatch]]
+"""`group(batches, count, is_first, is_last)` returns the batches of `count` steps: the first ones of an epoch, or the last ones, or none of these."""
 
 
 class EpochSteps:
@@ -22,17 +24,17 @@ class EpochSteps:
     def __init__(self, iterator: EpochIterator) -> None:
         self._iterator: KerasObject = iterator
         self._stock = iterator._enumerate_iterator
-        self._grouping: tuple[Callable[[int], int], Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]] | None = None
+        self._grouping: tuple[Callable[[int], int], Group] | None = None
         self._begin: tuple[int, Iterator[UserBatch], int, Callable[[], None] | None] | None = None
         self._loops_before = 0
         self._resumed: Iterator[UserBatch] | None = None
         """The batches of the pass in the middle of which the loop began."""
         object.__setattr__(iterator, "_enumerate_iterator", self._steps)
 
-    def group_steps(self, size: Callable[[int], int], group: Callable[[Iterator[UserBatch], int], Iterator[UserBatch]]) -> None:
+    def group_steps(self, size: Callable[[int], int], group: Group) -> None:
         """Take several steps at a time, as with `steps_per_execution`: `size(step)` of them, but none beyond the end of the epoch.
 
-        The steps get `group(batches, count)` in place of the iterator.
+        The steps get what `group` returns in place of the iterator.
         """
         self._grouping = size, group
 
@@ -94,6 +96,7 @@ class EpochSteps:
         for _ in range(loops):
             self._read_loop()
         singles: Iterator[tuple[int, int, KerasObject]] = self._singles()
+        is_first = True
         for begin, end, batches in singles:
             if self._grouping is not None and not isinstance(batches, NoStep):
                 size, group = self._grouping
@@ -103,7 +106,8 @@ class EpochSteps:
                     steps = len(batches)
                 while end - begin + 1 < steps and self._more_in_epoch(end + 1):
                     _, end, _ = next(singles)
-                batches = group(batches, end - begin + 1)
+                batches = group(batches, end - begin + 1, is_first, not self._more_in_epoch(end + 1))
+                is_first = False
             yield begin, end, batches
 
     def _singles(self) -> Iterator[tuple[int, int, Batches]]:

@@ -29,10 +29,13 @@ def compute_average_loss(
         A number; the sum of all replicas' numbers is the mean over the global batch.
     """
     code = require_replica_code("compute_average_loss")
-    values: KerasObject = code.axes.restore(ops.convert_to_tensor(per_example_loss), need_rows=True)
-    if not values.ndim:
+    given: KerasObject = ops.convert_to_tensor(per_example_loss)
+    values: KerasObject = code.axes.find_rows(given, need_rows=True)
+    if values is None:
+        what = f"an array whose shape {tuple(given.shape)} is the same for any number of rows" if given.ndim else "one number"
         raise ValueError(
-            "compute_average_loss received one number; it needs one loss for each example. Make the loss with reduction=None."
+            f"compute_average_loss received {what}; it needs one loss for each example. Make the loss with reduction=None, and do not add up "
+            f"its values."
         )
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = ops.cast(values, "float32")

@@ -14,7 +14,6 @@ import numpy as np
 from unisono._src.checks.jax_errors import is_concretization_error
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import Capture
-from unisono._src.checks.user_code.fixed_losses import find_fixed_loss, warn_of_fixed_loss
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.inspection import (
     find_returned_shares,
@@ -32,6 +31,7 @@ from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras_private.optimizers import list_loss_scales
 from unisono._src.loop import tf_names
 from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, RunArguments
+from unisono._src.operands import get_shape
 from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.replica.user_function import UserComputation
@@ -103,6 +103,8 @@ class FunctionCompiler:
         self._has_only_rows = bool(arguments.rows) and not arguments.carried and not batch.is_whole
         self._share_positions: frozenset[int] = frozenset()
         self._traces: dict[int, Provenance] = {}
+        self._loss_shapes: dict[int, list[Shape]] = {}
+        """The shapes of losses for the replica's rows and for twice as many, where one of them is the same for both."""
 
     def compile(self) -> CompiledStep:
         """Return the step; refuse a function that would silently train something else, and warn of one that may."""
@@ -127,6 +129,7 @@ class FunctionCompiler:
             lambda: strategy.owned.layers,
             self._has_only_rows,
             self._eager,
+            bool(self._loss_shapes),
         )
         code.note_said(divisor_check is not None and divisor_check.has_fault)
         strategy.agree([v for group in variables.all for v in group])
@@ -168,7 +171,7 @@ class FunctionCompiler:
             if call:
                 refuse_compiled_captures(captures)
                 return
-            traces.append(Provenance(trace))
+            traces.append(self._tell_numbers(Provenance(trace)))
             shares = [position for position, value in enumerate(carried, len(batch.leaves)) if value.is_share]
             has_rows = bool(self._arguments.rows or carried)
             trace_of = self._trace_rows if self._has_only_rows else None
@@ -205,12 +208,30 @@ class FunctionCompiler:
         return [np.asarray(leaf.array[: self._rows], leaf.dtype) for leaf in self._batch.leaves]
 
     def _trace_rows(self, rows: int) -> Provenance:
-        """Return a trace of the function, whose variables are known, on another number of rows."""
+        """Return a trace of the function, whose variables are known, on this number of rows."""
         if rows not in self._traces:
             metrics = self._strategy.owned.metrics
-            trace = trace_user_function(self._call, self._batch.shapes(rows), self._constant_shapes, self._replicas, metrics)
-            self._traces[rows] = Provenance(trace)
+            others = next((shapes for other, shapes in self._loss_shapes.items() if other != rows), None)
+            given = self._call, self._batch.shapes(rows), self._constant_shapes, self._replicas, metrics, others
+            self._traces[rows] = Provenance(trace_user_function(*given))
         return self._traces[rows]
+
+    def _tell_numbers(self, sources: Provenance) -> Provenance:
+        """Return the trace; if a loss with axes in it is as large for twice the rows, the trace in which this loss is a number."""
+        gave = set(sources.list_noted("gave"))
+        losses = [*sources.list_noted("vector"), *sources.list_noted("divided")]
+        if not self._has_only_rows or all(loss in gave and get_shape(loss)[:1] == (self._rows,) for loss in losses):
+            return sources
+        once = sources.trace.code.axes.noted
+        try:
+            twice = self._trace_rows(2 * self._rows).trace.code.axes.noted
+        except Exception:  # of the user's code, which was not written for more rows
+            return sources
+        if len(once) != len(twice) or all(shape != other for shape, other in zip(once, twice, strict=True) if shape):
+            return sources
+        self._loss_shapes = {self._rows: once, 2 * self._rows: twice}
+        self._traces.clear()
+        return self._trace_rows(self._rows)
 
     def _check_losses(self, sources: Provenance) -> DivisorCheck:
         """Return the check of what the function divides its losses by, as far as its trace tells that."""
@@ -221,22 +242,14 @@ class FunctionCompiler:
         if len(sources.gradient_scalings) == 1:  # of all gradients, so that the losses may as well be divided by it
             (scaling,) = sources.gradient_scalings
             parts = [part._replace(path=part.path.join(scaling)) for part in parts]
-        fixed = find_fixed_loss(sources, self._trace_rows, self._rows)
         if self._replicas > 1:
-            self._warn_of_losses(sources, [part for part in parts if part.of_rows], fixed)
-        # With one replica a mean over the rows, one value for each place, is no loss of examples that was divided before.
-        vectors = find_vector_losses(sources) if fixed is None or self._replicas > 1 else []
+            self._warn_of_losses(sources, [part for part in parts if part.of_rows])
+        vectors = find_vector_losses(sources)
         gradients = sources.gradient_scalings
         return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings, gradients)
 
-    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart], fixed: Shape | None) -> None:
-        """Warn of a loss that replicas do not add up to that of the whole batch.
-
-        `parts` are what the code scales by itself. `fixed` is the shape of a loss that is the same for any number of rows.
-        """
-        if fixed is not None:
-            warn_of_fixed_loss(self._call.name, fixed, self._replicas)
-            return
+    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart]) -> None:
+        """Warn of a loss that replicas do not add up to that of the whole batch. `parts` are what the code scales by itself."""
         with_losses = bool(parts) and all(is_additive(part, self._replicas) for part in parts)
         traced = self._call.name, sources, self._trace_rows, self._rows
         warn_of_coupled_rows(*traced, self._arguments.constants, with_losses)

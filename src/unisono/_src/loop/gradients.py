@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,15 @@ from unisono._src.replica.losses import compute_mean_divisor, spread_weights
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject, PyTree, Values
 from unisono._src.xla.rewrite import rewrite_before_gradient
+
+
+class GivenLoss(NamedTuple):
+    """What `fn` returned as its loss."""
+
+    values: Array
+    weights: Array | None
+    has_rows: bool
+    """Whether the values are of examples; else they are as many for any number of rows, and their sum is the loss."""
 
 
 class GradientScope(RecordingScope):
@@ -57,7 +66,8 @@ def value_and_grad(
 
     Args:
         fn: Returns one of: a value for each example, of which the mean is taken; (values, weights), of which the weighted mean
-            is taken; a number, which is taken as it is. With `has_aux` it returns (one of these, anything else).
+            is taken; a number, which is taken as it is, and so is the sum of an array that is as long for any number of rows.
+            With `has_aux` it returns (one of these, anything else).
         variables: The Keras variables, for example `model.trainable_variables`.
         has_aux: Whether `fn` returns something beside the loss.
 
@@ -74,10 +84,10 @@ def value_and_grad(
     def scaled_loss(values: Values) -> tuple[Array, PyTree]:
         scope = GradientScope(outer, list(zip(variables, values, strict=True)))
         with scope, contextlib.nullcontext() if code is None else code.trace_gradients():
-            loss, aux = split_returned(fn(), has_aux)
-            loss = restore_row(code, loss)
-            note_loss(code, loss)
-        loss = compute_loss_share(loss, code, notes.masks)
+            returned, aux = split_returned(fn(), has_aux)
+            given = read_loss(code, returned)
+            note_loss(code, given)
+        loss = compute_loss_share(given, code, notes.masks)
         assigned[:] = scope.assigned.values()
         left = [scope.state_mapping[id(v)] for v in assigned]
         return scale_loss(loss, scaler, code), (loss, aux, left, notes.get_arrays())
@@ -117,38 +127,41 @@ def unscale_gradients(gradients: list[Array], scaler: keras.optimizers.LossScale
     return without_scale
 
 
-def restore_row(code: ReplicaCode | None, loss: PyTree) -> PyTree:
-    """Return a loss of one row with its axis, if the code has removed it."""
-    if code is None or not hasattr(loss[0] if isinstance(loss, tuple) else loss, "dtype"):
-        return loss
-    return (code.axes.restore(loss[0], need_rows=True), *loss[1:]) if isinstance(loss, tuple) else code.axes.restore(loss)
+def read_loss(code: ReplicaCode | None, returned: PyTree) -> GivenLoss:
+    """Return the loss that `fn` returned: of one row, with its axis."""
+    values, weights = returned if isinstance(returned, tuple) else (returned, None)
+    if code is None or not hasattr(values, "dtype"):
+        return GivenLoss(values, weights, has_rows=ops.ndim(values) > 0)
+    rows = code.axes.find_rows(values, need_rows=weights is not None)
+    return GivenLoss(values, weights, False) if rows is None else GivenLoss(rows, weights, True)
 
 
-def note_loss(code: ReplicaCode | None, loss: PyTree) -> None:
+def note_loss(code: ReplicaCode | None, loss: GivenLoss) -> None:
     """Note, in replica code, a loss that the code has scaled by itself, or losses of examples, which the engine divides."""
     if code is None:
         return
-    if isinstance(loss, tuple):
-        code.note("vector", loss[0], origin="weighted")
-        code.note("weights", loss[1])
-    elif not ops.ndim(loss) and hasattr(loss, "dtype"):
-        code.note("loss", loss)
+    if loss.weights is not None:
+        code.note("vector", loss.values, origin="weighted")
+        code.note("weights", loss.weights)
+    elif not loss.has_rows and hasattr(loss.values, "dtype"):
+        code.note("loss", loss.values)
     else:
-        code.note("vector", loss)
+        code.note("vector", loss.values)
 
 
 BESIDE_LOSS = "If the second is no weight, write has_aux=True."
 
 
-def compute_loss_share(loss: PyTree, code: ReplicaCode | None, masks: list[Array]) -> Array:
+def compute_loss_share(loss: GivenLoss, code: ReplicaCode | None, masks: list[Array]) -> Array:
     """Return one number in float32: the loss, or this replica's share of the mean. `masks` are the masks of the losses in it."""
-    values, weights = loss if isinstance(loss, tuple) else (loss, None)
-    if not ops.ndim(values):
+    values, weights, has_rows = loss
+    if not has_rows:
         if weights is not None:
             raise ValueError(
                 f"fn returned (loss, weights), but its loss is one number. Return one value for each example. {BESIDE_LOSS}"
             )
-        return ops.cast(values, "float32")
+        number = ops.cast(values, "float32")
+        return ops.sum(number) if ops.ndim(number) else number
     if weights is not None:
         try:
             weights = spread_weights(values, weights)

@@ -5,6 +5,7 @@ State comes in and a contribution goes out; nothing is assigned. The rest of a s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import keras
@@ -17,6 +18,7 @@ from unisono._src.keras_private.trainer_state import STATE_NAMES, WITHOUT_OPTIMI
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.growth import Growth
+from unisono._src.replica.label_ranges import LabelRanges
 from unisono._src.replica.model_state import ModelState
 from unisono._src.replica.probe import ModelProbe, ProbedFunctions
 from unisono._src.replica.protocol import RecordedVariables, State
@@ -41,6 +43,7 @@ class ModelComputation(ProbedFunctions):
         self.eager = eager
         self._by_rows = OutputRows(eager, self.has_one_replica)
         self.growth = Growth()
+        self.labels = LabelRanges()
         self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
         self._has_checked_draws = False
@@ -132,7 +135,8 @@ class ModelComputation(ProbedFunctions):
     def _make_means(self) -> metrics.BatchLevelMeans:
         return metrics.BatchLevelMeans(self._fed_metrics, self._by_rows)
 
-    def _make_terms(self, row_fraction: Array, divisors: Array | None, as_mean: bool = False) -> losses.LossTerms:
+    def _make_terms(self, batch: PyTree, row_fraction: Array, divisors: Array | None, as_mean: bool = False) -> losses.LossTerms:
         loss_functions = [term.loss for term in list_loss_terms(self.model)]
         as_mean = as_mean or overrides_method(self.model, "compute_loss")
-        return losses.LossTerms(loss_functions, row_fraction, self.growth, self._by_rows, divisors, as_mean)
+        note_labels = functools.partial(self.labels.note, batch)
+        return losses.LossTerms(loss_functions, row_fraction, self.growth, self._by_rows, divisors, as_mean, note_labels)

@@ -23,9 +23,9 @@ from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_g
 from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
 from unisono._src.replica.metric_probe import MetricDecisions
 from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, note_updates
-from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import State
+from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.trace_recorder import ReplicaCode
 from unisono._src.replica.used_variables import UsedVariables
 from unisono._src.typing import Array, PyTree, Shape, UserObject

@@ -77,7 +77,7 @@ class KerasStepComputation(ModelComputation):
         self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
     ) -> Sequence[Divisor]:
         weights, non_trainable, *_, metric_values = state
-        terms = self._make_terms(row_fraction, None)
+        terms = self._make_terms(batch, row_fraction, None)
         with self._state.open_scope(weights, non_trainable, None, replica):
             y_pred, _ = self._compute_loss(batch, terms)
         if overrides_method(self.model, "compute_metrics"):  # its logs may hold numbers that no metric gives
@@ -148,7 +148,7 @@ class KerasStepComputation(ModelComputation):
         divisors: Array | None,
     ) -> tuple[Array, tuple[Array, Outputs, list[Array], list[Array]]]:
         """Return (loss, (loss terms, predictions, non-trainable variables' values, metrics' values)) of the replica's rows."""
-        terms = self._make_terms(row_fraction, divisors)
+        terms = self._make_terms(batch, row_fraction, divisors)
         with self._state.open_scope(weights, non_trainable, metric_values, replica) as scope:
             y_pred, loss = self._compute_loss(batch, terms)
             self._state.note_assigned(scope, weights, non_trainable, batch)

@@ -8,7 +8,7 @@ returns one number, is weighted by how it grows with the rows (`growth`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
 
 import jax.numpy as jnp
@@ -36,6 +36,12 @@ from unisono._src.typing import AnyArray, Array, Outputs, PyTree, UserFunction
 
 LossFunction: TypeAlias = keras.losses.Loss | UserFunction
 """A loss of compile()."""
+NoteLabels: TypeAlias = Callable[[object, PyTree, PyTree, "Array | None"], None]
+"""`note_labels(loss, y_true, y_pred, sample_weight)`."""
+
+
+def ignore_labels(loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
+    """Do nothing: nobody looks at the labels."""
 
 
 def compute_divisor(loss: keras.losses.Loss, values: Array, sample_weight: Array | None, mask: Array | None) -> Divisor:
@@ -94,10 +100,11 @@ class LossTerms:
         by_rows: OutputRows,
         totals: Array | None = None,
         as_mean: bool = False,
+        note_labels: NoteLabels = ignore_labels,
     ) -> None:
         """`totals` are the loss divisors of the global batch, in the order of the calls; None while they are counted.
 
-        `as_mean`: the caller multiplies by the row fraction once more.
+        `as_mean`: the caller multiplies by the row fraction once more. `note_labels` hears of each call of a loss.
         """
         self.divisors: list[Divisor] = []
         """The divisor of each call, in order."""
@@ -106,6 +113,7 @@ class LossTerms:
         self._by_rows = by_rows
         self._totals = totals
         self._as_mean = as_mean
+        self._note_labels = note_labels
         self._values: list[list[Array]] = [[] for _ in losses]
         self.loss_functions = [functools.partial(self._call, *pair) for pair in zip(losses, self._values, strict=True)]
 
@@ -117,6 +125,7 @@ class LossTerms:
     def _call(
         self, loss: LossFunction, seen: list[Array], y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None
     ) -> Array:
+        self._note_labels(loss, y_true, y_pred, sample_weight)
         value, divisor = self._compute_numerator_and_divisor(loss, y_true, y_pred, sample_weight)
         self.divisors.append(divisor)
         if divisor is not None and self._totals is not None:

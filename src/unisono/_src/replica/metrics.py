@@ -15,7 +15,7 @@ import keras
 from unisono._src.keras_private.compiled_losses import is_metric_of_keras
 from unisono._src.keras_private.instances import wrap_averaged_function, wrap_method
 from unisono._src.keras_private.trainer_state import list_scope_values
-from unisono._src.replica.one_row import RowAxes
+from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.row_coupling import OutputRows
 from unisono._src.typing import Array, Logs, PyTree, UserFunction, Values, is_dict, is_plain_array
 
@@ -24,9 +24,9 @@ class BatchLevelMeans:
     """The means that are fed with one number for all rows of a replica. A trace of the replica shows them."""
 
     def __init__(self, metrics: Iterable[keras.metrics.Metric], by_rows: OutputRows, axes: RowAxes | None = None) -> None:
-        """`axes` tells which values of replicas of one row are values of rows."""
+        """`axes` tells which values that code feeds by hand are values of rows."""
         self._by_rows = by_rows
-        self._axes = axes
+        self._axes = axes or RowAxes()
         self._metrics = [metric for metric in metrics if isinstance(metric, keras.metrics.Mean)]
         self._batch_level: list[keras.metrics.Metric] = []
 
@@ -75,11 +75,13 @@ class BatchLevelMeans:
 
     def _wrap_update(self, metric: keras.metrics.Mean, update_state: UserFunction) -> UserFunction:
         def update_and_note(values: PyTree, sample_weight: Array | None = None) -> object:
-            if is_plain_array(values) and self._axes is not None:
-                values = self._axes.restore(values)
-            is_array = is_plain_array(values) or isinstance(values, keras.Variable)
-            if sample_weight is None and not (is_array and values.shape):
+            rows = values if isinstance(values, keras.Variable) and values.shape else None
+            if is_plain_array(values):
+                rows = self._axes.find_rows(values)
+            if sample_weight is None and rows is None:
                 self._batch_level.append(metric)
+            if rows is not None:
+                values = rows
             return update_state(values, sample_weight=sample_weight)
 
         return update_and_note

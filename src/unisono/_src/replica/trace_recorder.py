@@ -21,7 +21,7 @@ from unisono._src.keras_private.optimizers import (
 )
 from unisono._src.keras_private.trainer_state import ReadingScope
 from unisono._src.replica import refused_calls
-from unisono._src.replica.one_row import RowAxes
+from unisono._src.replica.row_axes import RowAxes
 from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObject, is_traced
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class ReplicaCode:
         self.rows: int | None = None
         """The rows of this replica."""
         self.axes = RowAxes()
-        """Which losses and values for means have rows."""
+        """Which losses and values for means have rows, and which are numbers."""
 
     def begin(self) -> None:
         """Note that the trace begins in which the code is run."""

@@ -16,8 +16,8 @@ from unisono._src.replica import metrics, optimizer_update, overwritten, state_m
 from unisono._src.replica.contribution import Contribution
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
 from unisono._src.replica.function_probe import FunctionProbe
-from unisono._src.replica.one_row import RowAxes
 from unisono._src.replica.protocol import Divisor, RecordedVariables, State
+from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.row_coupling import OutputRows, describe_shapes
 from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
@@ -41,6 +41,7 @@ class UserComputation:
         layers: Callable[[], Sequence[keras.Layer]] = tuple,
         can_be_cut: bool = True,
         eager: bool = False,
+        has_fixed_losses: bool = False,
     ) -> None:
         """
         Args:
@@ -51,11 +52,13 @@ class UserComputation:
             layers: Returns the layers that the function may call.
             can_be_cut: Whether the code gets a batch's rows alone, so that a probe can cut a replica's rows out of the batch.
             eager: Whether the code is called with arrays, also in a probe.
+            has_fixed_losses: Whether a loss is an array whose shape is the same for any number of rows.
         """
         self.call = call
         self._replicas = replicas
         self._can_be_cut = can_be_cut
         self._eager = eager
+        self._has_fixed_losses = has_fixed_losses
         self.variables = variables
         self.has_one_replica = replicas == 1
         self.returned: PyTree = None
@@ -78,7 +81,8 @@ class UserComputation:
         with self.run(start, batch, replica, row_fraction, divisors, axes) as code, means.watch():
             returned = self.call(batch, constants)
             outputs, self.returned = split_outputs(returned, code)
-            outputs = [jnp.asarray(axes.restore(output)) for output in outputs]
+            of_rows = map(axes.find_rows, outputs)
+            outputs = [output if rows is None else rows for output, rows in zip(outputs, of_rows, strict=True)]
         self.fixed_divisors = code.fixed_divisors
         after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
         _, others_after, _, metrics_after = after
@@ -125,23 +129,24 @@ class UserComputation:
         return metrics.BatchLevelMeans(self.variables.metrics, self._by_rows, axes)
 
     def find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes:
-        """Return what tells of values of one row whether the code has removed their axis: a trace for two rows."""
-        is_one_row = count_batch_rows(batch) == 1
-        if not (is_one_row and self._can_be_cut) or self._eager:
-            return RowAxes(is_one_row=is_one_row)
-        axes = RowAxes()
+        """Return what tells whether the code hands over values of rows: where that is open, by a trace for twice the rows."""
+        rows = count_batch_rows(batch)
+        is_open = self._has_fixed_losses or (rows == 1 and not self._eager)
+        if not (is_open and self._can_be_cut):
+            return RowAxes(rows)
+        axes = RowAxes(2 * rows)
 
         def trace(state: State, batch: PyTree, constants: Sequence[Array]) -> None:
             start = self.start_values(state, jnp.int32(0))
             with self.run(start, batch, jnp.int32(0), jnp.float32(1), None, axes) as code, self.make_means(axes).watch():
                 for output in split_outputs(self.call(batch, constants), code)[0]:
-                    axes.restore(output)
+                    axes.find_rows(output)
 
         try:
             eval_shape(trace, state, describe_shapes(batch, 2), constants)
-        except Exception:  # the code is for one row alone
-            return RowAxes(is_one_row=True)
-        return RowAxes(axes.noted)
+        except Exception:  # the code is for these rows alone
+            return RowAxes(rows)
+        return RowAxes(rows, axes.noted)
 
     @contextlib.contextmanager
     def run(

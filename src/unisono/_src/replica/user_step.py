@@ -51,7 +51,7 @@ class UserStepComputation(ModelComputation):
         result_alone = self.run_alone(state, batch)
         if result_alone is not None:
             return result_alone[1], ()
-        terms = self._make_terms(row_fraction, divisors, as_mean=True)
+        terms = self._make_terms(batch, row_fraction, divisors, as_mean=True)
         means = self._make_means()
         with replace_losses(self.model, terms.loss_functions), means.watch():
             weights, non_trainable, *slots, _ = state
@@ -78,7 +78,7 @@ class UserStepComputation(ModelComputation):
         if self.has_one_replica:  # the user step divides by itself
             return []
         weights, non_trainable, *more = state
-        terms = self._make_terms(row_fraction, None)
+        terms = self._make_terms(batch, row_fraction, None)
         with replace_losses(self.model, terms.loss_functions):
             start = weights, self._state.start_values(non_trainable, replica), *more
             result = run_user_step(self.model, self._mode, start, batch)
@@ -136,7 +136,7 @@ class UserStepComputation(ModelComputation):
         """Return the replica's contribution to the logs of a step that are numbers of rows. `state` is that before it, without the metrics."""
 
         def run_step(values: list[Array]) -> tuple[list[Array], Logs]:
-            with replace_losses(self.model, self._make_terms(row_fraction, None, as_mean=True).loss_functions):
+            with replace_losses(self.model, self._make_terms(batch, row_fraction, None, as_mean=True).loss_functions):
                 again = run_user_step(self.model, self._mode, (*state, values), batch)
             return again.metrics, again.logs
 

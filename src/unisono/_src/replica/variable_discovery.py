@@ -15,12 +15,12 @@ from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.optimizers import open_name_scope
 from unisono._src.operands import Atom
 from unisono._src.replica.function_outputs import split_outputs
-from unisono._src.replica.one_row import RowAxes
+from unisono._src.replica.row_axes import RowAxes
 from unisono._src.replica.trace_recorder import NotBuiltError, ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.used_variables import UsedVariables, sort_variables
 from unisono._src.replica.user_function import CallUserFunction
 from unisono._src.typed_jax import make_jaxpr
-from unisono._src.typing import AnyArray, Array, PyTree, UserObject
+from unisono._src.typing import AnyArray, Array, PyTree, Shape, UserObject
 
 ROUNDS = 8
 """Each round builds some layers or an optimizer. More rounds mean that the code makes something again every time."""
@@ -134,20 +134,31 @@ class Trace(NamedTuple):
 
 
 def trace_user_function(
-    call: CallUserFunction, batch: PyTree, constants: PyTree, replicas: int, metrics: Sequence[keras.metrics.Metric]
+    call: CallUserFunction,
+    batch: PyTree,
+    constants: PyTree,
+    replicas: int,
+    metrics: Sequence[keras.metrics.Metric],
+    other_shapes: Sequence[Shape] | None = None,
 ) -> Trace:
-    """Return a trace of code whose variables are known and built."""
+    """Return a trace of code whose variables are known and built. `other_shapes` are those of its losses for another number of rows."""
     code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
-    return Trace(code, trace_code(code, call, batch, constants, metrics), len(jax.tree.leaves(batch)))
+    return Trace(code, trace_code(code, call, batch, constants, metrics, other_shapes), len(jax.tree.leaves(batch)))
 
 
 @hide_masks()
 def trace_code(
-    code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
+    code: ReplicaCode,
+    call: CallUserFunction,
+    batch: PyTree,
+    constants: PyTree,
+    metrics: Sequence[keras.metrics.Metric],
+    other_shapes: Sequence[Shape] | None = None,
 ) -> ClosedJaxpr:
     """Return the program of the code, and of the arrays that it notes."""
-    code.rows = jax.tree.leaves(batch)[0].shape[0]
-    code.axes = RowAxes(is_one_row=code.rows == 1)
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    code.rows = rows
+    code.axes = RowAxes(rows, other_shapes)
     code.is_inspected = True
 
     def outputs(
@@ -167,8 +178,9 @@ def call_code(
     code: ReplicaCode, call: CallUserFunction, batch: PyTree, constants: PyTree, metrics: Sequence[keras.metrics.Metric]
 ) -> None:
     """Call the code, which cannot be traced."""
-    code.rows = jax.tree.leaves(batch)[0].shape[0]
-    code.axes = RowAxes(is_one_row=code.rows == 1)
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    code.rows = rows
+    code.axes = RowAxes(rows)
     code.replica = jnp.int32(0)
     code.row_fraction = jnp.float32(1)
     code.begin()

@@ -1,0 +1,53 @@
+"""The integer labels that losses of classes get: which array of a batch they are, and how many classes there are. A trace shows both.
+
+Keras on JAX makes the loss of a label out of range 0, without a word: it is one-hot of nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from unisono._src.keras_private.compiled_losses import find_class_options
+from unisono._src.keras_private.masks import get_keras_mask
+from unisono._src.replica.row_coupling import find_loss_name
+from unisono._src.typing import Array, PyTree
+
+
+class LabelRange(NamedTuple):
+    """The range of the labels in one array of a batch."""
+
+    loss: str
+    labels: int
+    """The position of the array among the leaves of the batch."""
+    weights: int | None
+    """That of the weights of the labels; labels whose weight is 0 may have any value."""
+    classes: int
+    ignored: int | None
+    """A label that stands for none."""
+
+
+class LabelRanges:
+    """The ranges of the labels of one model's losses, as traces show them."""
+
+    def __init__(self) -> None:
+        self.found: dict[LabelRange, None] = {}
+
+    def note(self, batch: PyTree, loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
+        """Note a call of a loss, if it takes labels as they lie in the batch. Predictions with a mask may have any label where it masks."""
+        options = find_class_options(loss)
+        if options is None or not isinstance(y_pred, jax.Array) or get_keras_mask(y_pred) is not None:
+            return
+        leaves = jax.tree.leaves(batch)
+        places = {id(leaf): place for place, leaf in enumerate(leaves)}
+        labels, weights = places.get(id(y_true)), places.get(id(sample_weight))
+        if (
+            labels is None
+            or (sample_weight is not None and weights is None)
+            or not jnp.issubdtype(leaves[labels].dtype, jnp.integer)
+        ):
+            return
+        classes = y_pred.shape[options.axis]
+        self.found[LabelRange(find_loss_name(loss), labels, weights, classes, options.ignored)] = None
