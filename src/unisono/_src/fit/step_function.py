@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
@@ -69,7 +70,7 @@ class StepFunction:
             return self._bond.repeat_logs(), state
         is_training = self._mode == "train"
         if is_training:
-            refusals.check_optimizer_attributes(self._model.optimizer)
+            check_optimizer_attributes(self._model.optimizer)
             self._follow_settings()
         sizes = tuple(map(len, state))
         if self._sizes not in (None, sizes):

@@ -18,7 +18,7 @@ import numpy as np
 
 from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_function_errors
-from unisono._src.checks.refusals import check_optimizer_attributes
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import can_run_replicas
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
