@@ -23,7 +23,8 @@ FLOORS = {
     "what processes say": ["processes", "fingerprint", "ownership"],
     "ground": [
         "keras_private", "jax_private", "digest", "native", "placement", "reduction_tree", "packing", "versions", "step_count",
-        "execution_mode", "near_names", "function_names", "operands", "inlining", "program_digest", "whole_batch", "typed_jax", "typing",
+        "execution_mode", "near_names", "function_names", "library_arrays", "operands", "inlining", "program_digest", "whole_batch",
+        "typed_jax", "typing",
     ],
 }  # fmt: skip
 """From the top down. A room imports from its own floor and from the floors below."""
