@@ -9,6 +9,7 @@ from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
 from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
+from unisono._src.data.small_batches import SmallBatches
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
 from unisono._src.keras_private.epoch_steps import NoStep
@@ -52,6 +53,7 @@ class StepFunction:
         self._settings = read_optimizer_settings(bond.model)
         """The settings that a trace takes as fixed."""
         self._is_recorded = is_recording()
+        self._small_batches = SmallBatches(bond.strategy.num_replicas_in_sync)
         self._step = self._make_step()
 
     @property
@@ -81,6 +83,8 @@ class StepFunction:
         count = group.count if group else self._model.steps_per_execution
         batches, error = take_batches(iterator, count, is_cut=replicas > 1)
         self._sizes = sizes
+        for batch in batches if replicas > 1 and self._mode != "predict" else ():
+            self._small_batches.note(batch.rows, batch.position, batch.sizes)
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
                 logs, state = self._step(state, batches)
