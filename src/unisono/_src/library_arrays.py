@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TypeGuard
+from typing import Any, TypeGuard, cast
 
 import keras
 import numpy as np
@@ -23,4 +23,4 @@ def has_values(thing: object) -> TypeGuard[LibraryArray]:
 
 def read_values(array: LibraryArray) -> np.ndarray:
     """Return the values of an array of any library, on the host."""
-    return np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(array)
+    return np.asarray(array) if hasattr(array, "__array__") else np.from_dlpack(cast(Any, array))

@@ -28,7 +28,7 @@ def explain_read_attributes() -> Iterator[None]:
     try:
         yield
     except AttributeError as error:
-        if isinstance(error.obj, keras.optimizers.Optimizer) and is_like_setting(error.name, ["learning_rate"]):
+        if isinstance(error.obj, keras.optimizers.Optimizer) and is_like_setting(error.name or "", ["learning_rate"]):
             write = (
                 "a schedule of keras.optimizers.schedules"
                 if error.name == "decay"

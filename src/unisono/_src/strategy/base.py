@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -34,6 +33,7 @@ from unisono._src.strategy.device_arguments import (
     refuse_unknown_arguments,
     translate_device_names,
 )
+from unisono._src.strategy.extended import ClusterResolver, StrategyExtended
 from unisono._src.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
 from unisono._src.xla import determinism, runtime
@@ -93,15 +93,9 @@ class Strategy(ReplicaStrategy):
         self._runs = FunctionCache(self)
         # Where JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
         if has_jax_started() or not self.agreement.is_alone:
-            self.start()
+            self._start()
 
-    def start(self) -> None:
-        """Look the devices up, which starts JAX, and refuse devices that do not fit the arguments."""
-        self.placement  # noqa: B018  # made by its first use
-
-    @functools.cached_property
-    def placement(self) -> Placement:
-        """Return the placement of the replicas. Its first use looks the devices up, which starts JAX."""
+    def _choose_placement(self) -> Placement:
         devices = self._find(self._arguments)
         if self.deterministic:
             platforms = {device.platform for device in devices}
@@ -119,6 +113,16 @@ class Strategy(ReplicaStrategy):
         return self._arguments.replicas or self.placement.replicas
 
     @property
+    def extended(self) -> StrategyExtended:
+        """Return what `tf.distribute` has under this name, as far as it has a meaning here."""
+        return StrategyExtended(self)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """Return what is known of the processes; None where a strategy is of one process."""
+        return None
+
+    @property
     def facts(self) -> dict[str, Json]:
         """Return R, versions, precisions and the kind of device. Beside program, seed and data they decide the bits of a run.
 
@@ -128,7 +132,7 @@ class Strategy(ReplicaStrategy):
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
-        self.start()
+        self._start()
         return scopes.open_scope(self)
 
     # Loops that the user writes.
