@@ -41,6 +41,11 @@ def fit(strategy, spec):
 
 def loop(strategy, spec):
     """What a loop of the user's own ends with, and all forms of what its replicas return."""
+    cluster, resolver = strategy.cluster, strategy.cluster_resolver
+    expected = ("worker", cluster.process, {"worker": cluster.processes}) if cluster.processes > 1 else (None, None, {})
+    counts = {job: resolver.cluster_spec().num_tasks(job) for job in resolver.cluster_spec().jobs}
+    assert (resolver.task_type, resolver.task_id, counts) == expected
+    assert strategy.extended.should_checkpoint == strategy.writes == (cluster.process == 0)
     keras.utils.set_random_seed(strategy.cluster.process if spec.get("other_weights") else 0)
     loop = Loop(strategy, MODELS[spec["model"]])
     totals = []

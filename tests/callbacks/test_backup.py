@@ -23,11 +23,13 @@ from keras import layers
 import unisono as un
 from processes import FULL, python
 from sizes import STEPS, cases, slow
+from small_disk import fill, small_disk
 from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
 from trainings import labels, on, rows
 from unisono._src.callbacks.callback_states import collect_states, set_states
 from unisono._src.checkpoint import stop_signals
+from unisono._src.checkpoint.disk_space import FullDiskError
 from unisono._src.checkpoint.reading import load_checkpoint
 from unisono._src.checkpoint.store import CheckpointStore
 from unisono._src.checkpoint.writer import wait_for_writers
@@ -710,6 +712,71 @@ def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole
         resumed = resume(tmp_path / "b", backup=un.callbacks.BackupAndRestore(tmp_path / "b", delete_checkpoint=False, keep=10))
     assert resumed == whole()
     assert newest.exists()
+
+
+class Filling(keras.callbacks.Callback):
+    """Fills the disk before these epochs, and makes room again after the last one."""
+
+    def __init__(self, disk, epochs=(1, 2)):
+        super().__init__()
+        self.disk, self.epochs = disk, epochs
+
+    def on_epoch_begin(self, epoch, logs=None):
+        wait_for_writers()
+        if epoch in self.epochs:
+            self.ballast = fill(self.disk)
+        elif epoch - 1 in self.epochs:
+            self.ballast.unlink()
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        pass
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of writes of Orbax that end after the first has failed
+def test_a_training_goes_on_though_the_disk_is_full(tmp_path, whole):
+    """It says so for each checkpoint, keeps the last one, and writes again when there is room."""
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        backup = lambda **kept: un.callbacks.BackupAndRestore(disk / "b", **kept)
+        with pytest.warns(UserWarning, match="the disk is full") as said:
+            fit(model_on(on(1, 4)), callbacks=[Filling(disk), backup(delete_checkpoint=False, keep=9)], epochs=4)
+        failed = [re.sub(r" \d+ bytes wanted, \d+ free", "", str(one.message)) for one in said if "disk" in str(one.message)]
+        assert failed == [
+            f"The checkpoint {disk}/b/ckpt_{number} was not written: the disk is full:. Those before it are as they were: {disk}/b/ckpt_1. The "
+            f"training goes on, and the next save tries again."
+            for number in (2, 3)
+        ]
+        assert sorted(path.name for path in (disk / "b").iterdir()) == ["ckpt_1", "ckpt_4"]
+        shutil.rmtree(disk / "b" / "ckpt_4")
+        assert fit(model_on(on(2, 4)), callbacks=[Filling(disk, ()), backup()]) == whole()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of writes of Orbax that end after the first has failed
+@pytest.mark.parametrize("saved", slow(True, False))
+def test_a_signal_while_the_disk_is_full(tmp_path, saved, capsys):
+    """The program goes on from the last checkpoint. Without one there is nothing to go on from, and the error says so."""
+    with small_disk(tmp_path / "disk", 1024) as disk:
+        callbacks = [Signalling("SIGTERM", "on_train_batch_end", 7), un.callbacks.BackupAndRestore(disk / "b")]
+        if saved:
+            with (
+                pytest.warns(UserWarning, match="the disk is full.*b/ckpt_1. The last of these is what a training goes on from"),
+                pytest.raises(SystemExit),
+            ):
+                fit(model_on(on(1, 4)), callbacks=[Filling(disk), *callbacks])
+            assert f"saved {disk}/b/ckpt_1; leaving with exit code 75" in capsys.readouterr().err
+        else:
+            fill(disk)
+            with (
+                pytest.warns(UserWarning, match="there is none. The training goes on"),
+                pytest.raises(FullDiskError, match="there is none"),
+            ):
+                fit(model_on(on(1, 4)), callbacks=callbacks)
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -22,7 +25,10 @@ from hypothesis import strategies as st
 
 from processes import environment, python
 from sizes import cases, slow
+from small_disk import fill, small_disk
 from unisono._src.checkpoint import latest
+from unisono._src.checkpoint.checkpoint import Checkpoint
+from unisono._src.checkpoint.disk_space import FullDiskError, describe_lack_of_room
 from unisono._src.checkpoint.encoding import DTYPES, MARK, decode_state, encode_state
 from unisono._src.checkpoint.latest import latest_checkpoint
 from unisono._src.checkpoint.orbax_private import policies
@@ -267,12 +273,12 @@ def test_a_failure_is_raised_by_the_next_save(tmp_path):
         return ARRAYS, {}
 
     store.save(1, content)
+    store.join()
+    failing = False
     with pytest.raises(RuntimeError, match="the device is gone"):
         store.save(2, content)
-    failing = False
-    store.save(3, content)
     store.wait()
-    assert store.numbers == [3]
+    assert store.numbers == [2]
 
 
 def test_what_is_saved_is_a_copy():
@@ -313,11 +319,82 @@ checkpoint.restore(good)
 
 @pytest.mark.slow
 def test_a_full_disk(tmp_path):
-    """Here a limit on the size of files: the error names the checkpoint, and those that stay good."""
+    """Here a limit on the size of files: the error names the checkpoint, and those that stay good. Orbax says nothing itself."""
     done = python("-c", FULL_DISK, str(tmp_path))
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"The checkpoint {tmp_path}/ckpt_2 was not written: " in done.stdout
-    assert f"Those before it are as they were: {tmp_path}/ckpt_1." in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == (
+        f"The checkpoint {tmp_path}/ckpt_2 was not written: a file is larger than the limit of 20000 bytes (ulimit -f) allows: 400000 bytes "
+        f"wanted. Those before it are as they were: {tmp_path}/ckpt_1."
+    )
+    assert names(tmp_path) == ["ckpt_1"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # of writes of Orbax that end after the first has failed
+def test_a_disk_that_is_really_full(tmp_path, caplog):
+    """The error of a save is raised by `wait`. With room again the next save works; nothing unfinished is left."""
+    with small_disk(tmp_path / "disk") as disk:
+        store = CheckpointStore(disk)
+        save(store, 1)
+        ballast = fill(disk)
+        with pytest.raises(
+            FullDiskError, match=rf"ckpt_2 was not written: the disk is full: \d+ bytes wanted, 0 free. .*: {disk}/ckpt_1\."
+        ):
+            save(store, 2)
+        assert names(disk) == ["ballast", "ckpt_1"]
+        ballast.unlink()
+        ballast.write_bytes(bytes(400_000))  # room for the folder, and not for the arrays
+        with pytest.raises(FullDiskError, match=r"the disk is full: 4\d+ bytes wanted, [1-9]\d+ free"):
+            save(store, 3, {"large": np.random.default_rng(0).random(50_000)})
+        assert names(disk) == ["ballast", "ckpt_1"]
+        ballast.unlink()
+        save(store, 4)
+        assert store.load_newest().path == store.path(4)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), r"the disk is full: 40 bytes wanted, \d+ free$"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk quota is used up: 40 bytes wanted$"),
+        (ValueError("RESOURCE_EXHAUSTED: Failed to write [os_error_code='28']"), "the disk is full: 40 bytes wanted"),
+        (ValueError("OUT_OF_RANGE: Failed to write [os_error_code='27']"), "than the file system allows: 40 bytes wanted$"),
+    ],
+    ids=["ENOSPC", "EDQUOT", "28", "27"],
+)
+def test_lack_of_room_is_seen_in_causes_too(tmp_path, error, said):
+    outer = RuntimeError("of Orbax")
+    outer.__cause__ = error
+    assert re.match(f".*{said}", describe_lack_of_room(outer, tmp_path / "not" / "made", 40))
+    assert describe_lack_of_room(PermissionError(errno.EACCES, "no"), tmp_path, 40) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            "a/ckpt_4",
+            r"The checkpoint {0}/a/ckpt_4 is not there. In {0}/a there are ckpt_5, ckpt_3, .* and 2 more. Write restore\(.*{0}/a'\)\)",
+        ),
+        ("a/ckpt", r"is not there. In {0}/a there are ckpt_5, "),
+        ("b/ckpt_4", r"is not there. There is no folder {0}/b. In {0} there are a, model.keras\."),
+        ("empty/ckpt_4", r"is not there. In {0}/empty there is nothing\."),
+        ("a", r"{0}/a is a folder of checkpoints. Write restore\(un.latest_checkpoint\('{0}/a'\)\) for the newest in it"),
+        ("model.keras", r"model.keras is a file, and un.Checkpoint writes folders. Write .* keras.saving.load_model"),
+    ],
+    ids=["number", "prefix", "folder", "empty", "directory", "file"],
+)
+def test_a_checkpoint_that_is_not_there(tmp_path, asked, said):
+    """It is not called damaged; what is there is named."""
+    for number in (1, 2, 3, 10, 11, 12, 5):
+        (tmp_path / "a" / f"ckpt_{number}" / "arrays").mkdir(parents=True)
+    (tmp_path / "model.keras").touch()
+    if asked.startswith("empty"):
+        (tmp_path / "empty").mkdir()
+    with pytest.raises((FileNotFoundError, ValueError), match=said.format(tmp_path)):
+        Checkpoint(of=keras.Variable(1.0)).restore(tmp_path / asked)
 
 
 @pytest.mark.parametrize("gone", [(2,), (2, 1)])

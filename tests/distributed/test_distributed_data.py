@@ -1,5 +1,6 @@
 """Distributed datasets: every source, lengths, positions, the replicas' own pipelines, and fit on them."""
 
+import re
 import signal
 import warnings
 
@@ -473,14 +474,29 @@ def test_a_dataset_of_another_strategy():
         loop.strategy.run(lambda x: x, args=(next(iter(on(1, 3).distribute_dataset([X]))),))
 
 
-def test_a_batch_smaller_than_r_that_is_not_the_last_is_warned_about():
-    """It looks like a replica's batch where a global one is due."""
-    strategy = on(1, 8)
-    with pytest.warns(UserWarning, match=r"A batch of 4 rows for 8 replicas.*global batch"):
-        list(strategy.distribute_dataset(X[:8], batch_size=4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        list(strategy.distribute_dataset(X[:10], batch_size=8))
+def test_batches_smaller_than_r_are_warned_about_once():
+    """They look like a replica's batches where global ones are due. One alone is the last of a pass, or of a pass that is repeated."""
+    strategy = on(1, 4)
+    with strategy.scope():
+        model = keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    calls = {
+        "fit": lambda rows, size: model.fit(rows, rows[:, :1], batch_size=size, epochs=2, verbose=0),
+        "evaluate": lambda rows, size: [model.evaluate(rows, rows[:, :1], batch_size=size, verbose=0) for _ in range(2)],
+        "a loop": lambda rows, size: [list(dataset) for dataset in [strategy.distribute_dataset(rows, size)] for _ in range(2)],
+        "a repeated dataset": lambda rows, size: list(
+            strategy.distribute_dataset([rows[:size], rows[:1], rows[:size], rows[:1]])
+        ),
+    }
+    x = X.astype("float32")
+    for name, call in calls.items():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            call(x[:9], 4)
+            assert [str(one.message) for one in said] == [], name
+            call(x[:6], 2)
+        assert len(said) == 1, name
+        assert re.search(r"Batches of [12] rows for 4 replicas: .*global.*4 times as large", str(said[0].message))
 
 
 @pytest.mark.compat

@@ -82,6 +82,38 @@ def test_a_misspelt_setting_is_refused_and_a_note_is_not():
         fit(model)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "Adam has no attribute 'lr' in Keras 3. Write optimizer.learning_rate, and float() for a number."),
+        ("decay", "Adam has no attribute 'decay' in Keras 3. Write a schedule of keras.optimizers.schedules."),
+        ("tag", None),
+    ],
+)
+def test_reading_an_older_attribute_says_what_to_write(name, said):
+    """In a callback, in a scope and in the code of a step; once where these lie in each other. Other attributes are errors of Python's."""
+    strategy = on(1, 2)
+    model = compiled(optimizers.Adam(), 1, 2)
+    read = lambda *_: getattr(model.optimizer, name)
+
+    def in_a_callback():
+        fit(model, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=read)])
+
+    def in_a_step_in_a_scope():
+        with strategy.scope():
+            strategy.run(read)
+
+    def in_a_scope():
+        with strategy.scope():
+            read()
+
+    for line in (in_a_callback, in_a_scope, in_a_step_in_a_scope, lambda: strategy.run(read), un.function(read)):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'") as error:
+            line()
+        notes = [note for note in getattr(error.value, "__notes__", []) if "Write" in note]
+        assert notes == [said] * (said is not None)
+
+
 def test_a_schedule_takes_the_place_of_a_learning_rate():
     """With a schedule the optimizer has one variable less."""
 

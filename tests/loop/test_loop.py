@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 import unisono as un
+from foreign_tensors import LentTensor, Tensor
 from loops import CLASSES, Loop, bits, crossentropy, data
 from sizes import cases, slow
 from trainings import on
@@ -785,3 +786,73 @@ def test_a_whole_epoch_in_one_function_waits_for_nothing(loop, monkeypatch):
     assert not asked["fetched"]
     assert np.isfinite(float(total))
     assert asked["fetched"]
+
+
+# Tensors of other libraries
+
+
+def tensors(library):
+    """What makes a tensor of a library of an array."""
+    if library == "tensorflow":
+        return pytest.importorskip("tensorflow").constant
+    if library == "torch":
+        return pytest.importorskip("torch").tensor
+    return {"array": Tensor, "dlpack": LentTensor}[library]
+
+
+@pytest.mark.parametrize(
+    "library",
+    ["array", "dlpack", *(pytest.param(name, marks=pytest.mark.compat) for name in ("tensorflow", "torch"))],
+)
+def test_tensors_of_other_libraries_are_arrays(library):
+    """For a function that is compiled as a whole, for `run`, `reduce` and fingerprints: a compilation for each shape, and no warning."""
+    tensor, traced = tensors(library), []
+    strategy = on(1, 2)
+    weight = keras.Variable(2.0)
+
+    @un.function
+    def scaled(x, rate):
+        traced.append(x["rows"].shape)
+        return ops.sum(x["rows"]) * rate * weight
+
+    results = [float(scaled({"rows": tensor(np.full(3, n, "float32"))}, tensor(np.float32(n)))) for n in range(5)]
+    assert results == [3 * n * n * 2.0 for n in range(5)]
+    assert len(set(traced)) == 1
+    traced_once = len(traced)
+    scaled({"rows": np.ones(3, "float32")}, np.float32(1))
+    assert len(traced) == traced_once
+
+    def doubled(rate):
+        traced.append("run")
+        return rate * 2
+
+    runs = [strategy.reduce("MEAN", strategy.run(doubled, args=(tensor(np.float32(n)),))) for n in range(4)]
+    assert list(map(float, runs)) == [0, 2, 4, 6]
+    one = tensor(np.float32(3))
+    assert strategy.reduce("MEAN", one) is one
+    assert un.fingerprint([tensor(np.arange(3.0))]) == un.fingerprint([np.arange(3.0)])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            float,
+            r"un.function has compiled 'step' 3 times for other values of x\['rate'\], of type float. Pass a number .* np.float32\(value\)",
+        ),
+        (
+            lambda number: range(number + 1),
+            "for other values of x\\['rate'\\], of type range. Pass the same object each time, or the arrays in it",
+        ),
+    ],
+    ids=["numbers", "objects"],
+)
+def test_what_changes_from_call_to_call_is_named(make, said):
+    @un.function
+    def step(x):
+        return x["rows"] * 2
+
+    step({"rows": X, "rate": make(1)})
+    step({"rows": X, "rate": make(2)})
+    with pytest.warns(UserWarning, match=said):
+        step({"rows": X, "rate": make(3)})

@@ -23,11 +23,9 @@ def train(strategy, batches, step):
         mean = keras.metrics.Mean()
     run = un.function(lambda batch: strategy.run(step, args=(batch, factor, optimizer, mean)))
     losses, factors = [], []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "A batch of .* replicas without rows have nothing to do")
-        for batch in strategy.distribute_dataset(batches):
-            losses.append(float(strategy.reduce("SUM", run(batch), axis=None)))
-            factors.append(float(factor.value))
+    for batch in strategy.distribute_dataset(batches):
+        losses.append(float(strategy.reduce("SUM", run(batch), axis=None)))
+        factors.append(float(factor.value))
     return losses, factors, float(mean.result()), float(mean.count)
 
 

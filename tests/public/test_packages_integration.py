@@ -19,13 +19,13 @@ EXTRAS = {
     "tf": ("tensorflow",),
     "data": ("grain",),
     "onnx": ("jax2onnx",),
-    "tensorboard": ("tensorboardX",),
+    "tensorboard": ("tensorboardX", "tensorboard"),
     "profile": ("xprof",),
     "cuda12": ("jax_cuda12_plugin",),
     "cuda13": ("jax_cuda13_plugin",),
     "tpu": ("libtpu",),
     "docs": ("sphinx", "myst_nb", "furo", "sphinx_copybutton"),
-    "dev": ("hypothesis", "pytest", "pytest_timeout", "xdist", "tensorboard", "nbclient", "ipykernel", "hatchling"),
+    "dev": ("hypothesis", "pytest", "pytest_timeout", "xdist", "nbclient", "ipykernel", "hatchling"),
 }
 """The modules that an extra brings."""
 

@@ -110,8 +110,24 @@ def test_older_forms_are_answered():
         un.MirroredStrategy(cross_device_ops="nccl")
     with pytest.raises(TypeError, match=r"received '/gpu:0'. Write OneDeviceStrategy\(devices=1\)"):
         un.OneDeviceStrategy("/gpu:0")
-    with pytest.raises(TypeError, match=r"received 3. Write OneDeviceStrategy\(\), or OneDeviceStrategy\(devices=jax"):
-        un.OneDeviceStrategy(3)
+    for form in ({"args": [3]}, {"device": 3}):
+        said = r"received .*3. Write OneDeviceStrategy\(devices=jax.devices\(\)\[3:4\]\) for .* number, or MirroredStrategy\(devices=3\) for so many"
+        with pytest.raises(TypeError, match=said):
+            un.OneDeviceStrategy(*form.pop("args", ()), **form)
+    with pytest.raises(
+        TypeError, match=r"Write OneDeviceStrategy\(devices=jax.devices\(\)\[0:1\]\) for the device of this number\."
+    ):
+        un.OneDeviceStrategy(device=0)
+    with pytest.raises(TypeError, match=r"received replica=3. Write OneDeviceStrategy\(replicas=3\)\."):
+        un.OneDeviceStrategy(replica=3)
+    with pytest.raises(TypeError, match=r"received .*. Write MirroredStrategy\(devices=2\)\."):
+        un.OneDeviceStrategy(device=["/gpu:0", "/gpu:1"])
+    with pytest.raises(TypeError, match=r"Write OneDeviceStrategy\(devices=jax.devices\(\"cpu\"\)\[2:3\]\)\."):
+        un.OneDeviceStrategy(device=jax.devices()[2])
+    with pytest.raises(ValueError, match=r"received \S*2\S*. Write devices=jax.devices\(\"cpu\"\)\[2:3\]\."):
+        un.OneDeviceStrategy(devices=jax.devices()[2])
+    with pytest.raises(TypeError, match=r"received 'nothing'. Write OneDeviceStrategy\(\), or OneDeviceStrategy\(devices=jax"):
+        un.OneDeviceStrategy("nothing")
     for form in ({"args": [3]}, {"tpu_cluster_resolver": 3}):
         with pytest.raises(TypeError, match=r"Write TPUStrategy\(\): it needs no resolver"):
             un.TPUStrategy(*form.pop("args", ()), **form)

@@ -17,6 +17,7 @@ with warnings.catch_warnings(record=True) as said:
     {before}
     import unisono as un
     strategy = un.{strategy}
+    strategy.devices
 import jax
 print(json.dumps([len(jax.devices()), len(strategy.devices), strategy.num_replicas_in_sync, os.environ.get("PJRT_NPROC"),
                   [str(w.message) for w in said if "threads" in str(w.message)]]))
@@ -52,6 +53,11 @@ from threadpoolctl import threadpool_info
 threads = lambda: {of["filepath"]: of["num_threads"] for of in threadpool_info() if of["user_api"] == "blas"}
 then = threads()
 strategy = un.MirroredStrategy(devices=4)
+made = [backends.has_jax_started(), jax.config.jax_num_cpu_devices]
+found["a strategy"] = made + [repr(un.OneDeviceStrategy(replicas=8).num_replicas_in_sync), backends.has_jax_started()]
+un.OneDeviceStrategy()
+larger = un.MirroredStrategy(devices=5)
+found["devices of both"] = [len(strategy.devices), len(larger.devices), len(un.MirroredStrategy().devices)]
 found["threads"] = [(path, then[path], count) for path, count in threads().items() if path in then]
 found["devices"] = [len(jax.devices()), len(strategy.devices), strategy.num_replicas_in_sync, os.environ.get("PJRT_NPROC")]
 un.callbacks.BackupAndRestore("backup")
@@ -78,7 +84,10 @@ def test_importing_configures_nothing_and_starts_nothing(fresh):
 
 
 def test_a_count_makes_cpu_devices(fresh):
-    assert fresh["devices"] == [4, 4, 4, None]
+    """The largest, whichever strategy was made first: none of them starts JAX, and one that names no number has all devices."""
+    assert fresh["a strategy"] == [False, 4, "8", False]
+    assert fresh["devices of both"] == [4, 5, 5]
+    assert fresh["devices"] == [5, 4, 4, None]
 
 
 def test_a_strategy_takes_one_thread_for_linear_algebra(fresh):
@@ -86,6 +95,33 @@ def test_a_strategy_takes_one_thread_for_linear_algebra(fresh):
     assert fresh["threads"]
     for path, before, after in fresh["threads"]:
         assert after == (before if "numpy.libs" in path else 1)
+
+
+ORDER = """
+import unisono as un
+import keras
+from unisono._src.jax_private import backends
+strategies = [un.{first}, un.{second}]
+assert not backends.has_jax_started()
+for strategy in strategies:
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    print(len(strategy.devices), un.fingerprint(model))
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_strategies_does_not_matter():
+    """Each of these was an error in one of the two orders."""
+    lines = []
+    one, four = "OneDeviceStrategy(replicas=8)", "MirroredStrategy(devices=4, replicas=8)"
+    for first, second in ((one, four), (four, one)):
+        done = python("-c", ORDER.format(first=first, second=second))
+        assert done.returncode == 0, done.stderr
+        lines.append(done.stdout.splitlines())
+    assert lines[0] == lines[1][::-1]
+    assert [line.split()[0] for line in lines[0]] == ["1", "4"]
 
 
 @pytest.mark.slow

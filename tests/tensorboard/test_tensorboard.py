@@ -667,14 +667,23 @@ def test_the_arguments_are_those_of_keras():
     assert [(name, p.default) for name, p in ours.items()] == [(name, p.default) for name, p in theirs.items()]
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_that_of_keras_is_refused_where_tensorflow_is_missing(tmp_path, monkeypatch, method):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorflow" else find(name))
+@pytest.mark.parametrize(
+    ("method", "missing"),
+    [
+        ("fit", "TensorFlow"),
+        ("evaluate", "TensorFlow"),
+        ("predict", "TensorFlow"),
+        ("fit", "TensorFlow with the package tensorboard"),
+    ],
+)
+def test_that_of_keras_is_refused_where_what_it_needs_is_missing(tmp_path, monkeypatch, method, missing):
+    """TensorFlow brings TensorBoard's package up to 2.20."""
+    there = ["tensorflow"] if "with" in missing else ["tensorboard"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
     with on(1).scope():
         model = regressor()()
     data = (X,) if method == "predict" else (X, Y)
-    said = r"(?s)by TensorFlow, which is not installed\. Write un\.callbacks\.TensorBoard, which.*tensorboard\]"
+    said = rf"(?s)by {missing}, which is not installed\. Write un\.callbacks\.TensorBoard, which.*tensorboard\]"
     with pytest.raises(ImportError, match=said):
         getattr(model, method)(*data, callbacks=[keras.callbacks.TensorBoard(tmp_path)])
     assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ import numpy as np
 
 from unisono._src.hidden_frames import PUBLIC_CALL
 from unisono._src.keras_private.trainer_state import group_variables, has_value, map_newest_values
+from unisono._src.library_arrays import has_values, read_values
 from unisono._src.ownership import find_bond
 from unisono._src.typing import AnyArray
 
@@ -90,6 +91,8 @@ def list_contents(holder: object) -> Iterator[tuple[str, Content]]:
                 yield from list_contents(leaf)
             elif isinstance(leaf, (np.ndarray, np.generic, jax.Array, int, float, complex, bool)):
                 yield "array", leaf
+            elif has_values(leaf):
+                yield "array", read_values(leaf)
             elif isinstance(leaf, str):
                 yield "text", np.frombuffer(leaf.encode(), "uint8")
             else:

@@ -90,12 +90,28 @@ class OwnedObjects(WeakIdentitySet):
 class OwningStrategy:
     """A strategy as rooms below the loop know it: R replicas on devices, and the owner of what is made in its scope."""
 
-    placement: Placement
-
     def __init__(self, deterministic: bool) -> None:
         self.deterministic = deterministic
         self.owned = OwnedObjects()
         _strategies.add(self)
+
+    _placement: Placement | None = None
+    """The placement, once the devices were looked up."""
+
+    @property
+    def placement(self) -> Placement:
+        """Return the placement of the replicas. Its first use looks the devices up, which starts JAX."""
+        if self._placement is None:
+            self._placement = self._choose_placement()
+        return self._placement
+
+    def _start(self) -> None:
+        """Look the devices up, unless that was done: they are refused where they do not fit the arguments."""
+        _ = self.placement
+
+    def _choose_placement(self) -> Placement:
+        """Return the placement of the replicas on the devices that JAX has."""
+        raise NotImplementedError
 
     @property
     def num_replicas_in_sync(self) -> int:

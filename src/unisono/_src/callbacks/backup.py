@@ -27,6 +27,9 @@ from unisono._src.near_names import says_near_names
 from unisono._src.processes.agreement import get_agreement
 from unisono._src.typing import AnyArray, Json, Logs, PyTree
 
+GOES_ON = "The training goes on, and the next save tries again."
+"""What follows when there was no room for a checkpoint."""
+
 
 class BackupAndRestore(FitCallback):
     """A callback that saves a training of `fit` as it runs, and resumes it where it stopped, in the middle of an epoch too.
@@ -112,6 +115,8 @@ class BackupAndRestore(FitCallback):
         epoch, step = self._place
         self._interval.count_steps(batch + 1 - step, self._store.is_busy)
         self._place = (epoch, batch + 1)
+        if self._store.has_failed:
+            self._store.settle(GOES_ON)
         if self._stop.is_due:
             self._save_and_leave()
         at_end = self._data_position.epochs.steps == batch + 1 or self._bond.model.stop_training
@@ -138,7 +143,7 @@ class BackupAndRestore(FitCallback):
             self._leave()
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        self._store.wait()
+        self._store.settle("The training has come to its end.")
         if self._stop.is_asked_in_any_process():  # the same command finds nothing left to train, and goes on after fit
             if self._saved_place != self._place:
                 self._save()
@@ -174,6 +179,7 @@ class BackupAndRestore(FitCallback):
             "validations": self._bond.validations,
         }
         kept = {"training": training, "callbacks": callback_states.collect_states(self._others)}
+        self._store.settle(GOES_ON)
         self._path = self._run_checkpoint.save(self._store, self._number, kept, self._metrics)
         self._number += 1
         self._saved_place = self._place
@@ -184,8 +190,7 @@ class BackupAndRestore(FitCallback):
         self._leave()
 
     def _leave(self) -> None:
-        self._store.wait()
-        self._stop.exit_program(self._path)
+        self._stop.exit_program(self._store.finish(self._path))
 
     @property
     def _data_position(self) -> DataPosition:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import keras
 
+from unisono._src.checkpoint.missing import refuse_missing
 from unisono._src.checkpoint.object_state import KerasThing
 from unisono._src.checkpoint.reading import DamagedError, find_checkpoints, load_checkpoint, read_first_good
 from unisono._src.checkpoint.run_checkpoint import RunCheckpoint
@@ -111,7 +112,7 @@ class Checkpoint:
             keep: How many of the newest checkpoints are kept; or a policy of
                 orbax.checkpoint.experimental.v1.training.preservation_policies. By default all are kept.
 
-        A failure is raised by the next `save` or by `wait`, or printed when the process ends.
+        A failure is raised by the next `save`, which writes its own checkpoint all the same, or by `wait`, or printed when the process ends.
         """
         if any(dataset.thread not in (None, threading.get_ident()) for dataset in self._datasets):
             warnings.warn(
@@ -119,10 +120,7 @@ class Checkpoint:
                 f"saved may lie within a step. Save in the loop, between two steps; it is written beside the training in any case.",
                 stacklevel=3,
             )
-        absolute = Path(path).absolute()
-        is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
-        directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
-        store = self._stores.setdefault((directory, name), CheckpointStore(directory, name))
+        store = self._find_store(path)
         store.keep = keep
         states = {name: thing.get_state() for name, thing in self._stateful.items()}
         return str(self._run_checkpoint.save(store, store.choose_next_number(), states))
@@ -132,6 +130,12 @@ class Checkpoint:
         with PUBLIC_CALL:
             for store in self._stores.values():
                 store.wait()
+
+    def _find_store(self, path: str | os.PathLike[str]) -> CheckpointStore:
+        absolute = Path(path).absolute()
+        is_directory = absolute.is_dir() or str(path).endswith(("/", os.sep))
+        directory, name = (absolute, "ckpt") if is_directory else (absolute.parent, absolute.name)
+        return self._stores.setdefault((directory, name), CheckpointStore(directory, name))
 
     @says_near_names
     @contextlib.contextmanager
@@ -155,9 +159,10 @@ class Checkpoint:
         with listen_for_signals(signals) as stop:
 
             def save_and_leave() -> None:
-                saved = self.save(path, keep)
-                self.wait()
-                stop.exit_program(saved)
+                for store in self._stores.values():
+                    store.settle("It is saved again before the program exits.")
+                saved = Path(self.save(path, keep))
+                stop.exit_program(self._find_store(path).finish(saved))
 
             def between_batches() -> None:
                 if stop.is_due:
@@ -188,10 +193,11 @@ class Checkpoint:
         if path is None:
             return False
         get_agreement().of_first(f"the checkpoint {path}, which it restores", wait_for_writers)
+        absolute = Path(path).absolute()
+        refuse_missing(absolute)
         try:
-            loaded = load_checkpoint(path)
+            loaded = load_checkpoint(absolute)
         except DamagedError as error:
-            absolute = Path(path).absolute()
 
             def list_others() -> list[Path]:
                 checkpoints = sorted(find_checkpoints(absolute.parent, absolute.name.rpartition("_")[0]), reverse=True)

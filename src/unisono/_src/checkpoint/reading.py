@@ -77,7 +77,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Read a checkpoint and check every bit of it."""
     path = Path(path).absolute()
     try:
-        with get_activity().report_busy("reading a checkpoint"), silence_loggers():
+        with get_activity().report_busy("reading a checkpoint"), silence_orbax():
             return load_and_check(path)
     except (DamagedError, ImportError):  # an Orbax that cannot be imported says nothing about the checkpoint
         raise
@@ -90,7 +90,7 @@ def count_steps(path: Path) -> float:
     from unisono._src.checkpoint import orbax_private
 
     try:
-        with silence_loggers():
+        with silence_orbax():
             record = orbax_private.read_record(str(path))
     except Exception:  # whatever Orbax makes of what is no checkpoint, or of one that is damaged
         return math.inf
@@ -120,20 +120,29 @@ def load_and_check(path: Path) -> LoadedCheckpoint:
 
 
 @contextlib.contextmanager
-def silence_loggers() -> Iterator[None]:
-    """Silence Orbax and asyncio within the block: the error is said once, by us, and they log it for every array and task."""
+def silence_orbax() -> Iterator[None]:
+    """Silence what Orbax logs of an error within the block, once for every array and task: the error is said once, by us."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    before = [logger.level for logger in loggers]
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        """Return whether the record is logged. A filter of this block alone: another thread may enter and leave a block meanwhile."""
+        return not is_of_orbax(record)
+
+    for logger in loggers:
+        logger.addFilter(is_logged)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL + 1)
         yield
     except Exception:
         gc.collect()  # tasks log when they are collected
         raise
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        for logger in loggers:
+            logger.removeFilter(is_logged)
+
+
+def is_of_orbax(record: logging.LogRecord) -> bool:
+    """Return whether Orbax has logged this, or asyncio of an error for which nobody waits, as it does for tasks of Orbax."""
+    return f"{os.sep}orbax{os.sep}" in record.pathname or "exception was never retrieved" in record.getMessage()
 
 
 def make_record(arrays: Mapping[str, np.ndarray], more: Mapping[str, Json]) -> Record:

@@ -6,6 +6,7 @@ Later changes show in the digests: of each array, and of the record that holds t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from unisono._src.checkpoint.disk_space import FullDiskError, describe_lack_of_room
 from unisono._src.checkpoint.reading import (
     METADATA,
     DamagedError,
@@ -25,6 +27,7 @@ from unisono._src.checkpoint.reading import (
     load_checkpoint,
     make_record,
     read_first_good,
+    silence_orbax,
     summarize_error,
 )
 from unisono._src.checkpoint.replay_start import select_starts
@@ -73,13 +76,31 @@ class CheckpointStore(BackgroundWriter):
         """Whether each checkpoint is good that this process has written or read."""
 
     def save(self, number: int, make_content: MakeContent) -> Path:
-        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed.
+        """Write a checkpoint in the background, and return its path; raise the error of the last one, if that failed, once this one is begun.
 
         A process that replays a step writes none: the checkpoints are those of the run.
         """
         if get_agreement().is_first and get_replayed_step() is None:
             self.start(lambda: self._write(number, make_content))
         return self.path(number)
+
+    def settle(self, then: str) -> None:
+        """Wait until nothing is written; warn of a checkpoint for which there was no room, and say what comes then. Raise other failures."""
+        try:
+            self.wait()
+        except FullDiskError as error:
+            warnings.warn(f"{error} {then}", stacklevel=4)
+
+    def finish(self, path: Path) -> Path:
+        """Wait until a checkpoint is written, and return it. Where there is no room for it, warn and return the one before it, if any."""
+        try:
+            self.wait()
+        except FullDiskError as error:
+            if not self.numbers:
+                raise
+            warnings.warn(f"{error} The last of these is what a training goes on from.", stacklevel=4)
+            return self.path(self.numbers[-1])
+        return path
 
     def path(self, number: int) -> Path:
         return self.directory / f"{self.name}_{number}"
@@ -128,6 +149,7 @@ class CheckpointStore(BackgroundWriter):
             return
         for number in self.numbers:
             self._remove(number)
+        self._remove_leftovers()
         if self.directory.exists() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
@@ -141,12 +163,12 @@ class CheckpointStore(BackgroundWriter):
             write_first()
             self._check_writable(number)
             # Orbax takes neither empty arrays nor empty checkpoints.
-            orbax_private.save_arrays(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)
+            with silence_orbax():
+                orbax_private.save_arrays(str(self.path(number)), filled or {NOTHING: np.zeros(1)}, record)
         except Exception as error:
-            raise OSError(
-                f"The checkpoint {self.path(number)} was not written: {summarize_error(error)}. Those before it are as they were: "
-                f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
-            ) from error
+            with contextlib.suppress(OSError):  # else the next save tries it, and says so
+                self._remove_leftovers()
+            raise self._describe_failure(number, error, sum(array.nbytes for array in filled.values())) from error
         self._known[self.path(number)] = True
         try:
             self._drop_others()
@@ -157,14 +179,26 @@ class CheckpointStore(BackgroundWriter):
                 stacklevel=2,
             )
 
+    def _describe_failure(self, number: int, error: Exception, wanted: int) -> OSError:
+        """Return the error for a checkpoint of so many bytes that was not written."""
+        no_room = describe_lack_of_room(error, self.directory, wanted)
+        text = (
+            f"The checkpoint {self.path(number)} was not written: {no_room or summarize_error(error)}. Those before it are as they were: "
+            f"{', '.join(str(self.path(other)) for other in self.numbers) or 'there is none'}."
+        )
+        return OSError(text) if no_room is None else FullDiskError(text)
+
     def _check_writable(self, number: int) -> None:
         """Raise here if the folder cannot be made: threads of Orbax would wait for it for minutes."""
-        # Interrupted writes have left these folders.
-        for leftover in self._match_names(rf"{re.escape(self.name)}_\d+{re.escape(TEMPORARY)}"):
-            shutil.rmtree(self.directory / leftover[0])
+        self._remove_leftovers()
         folder = make_temporary_path(self.path(number))
         folder.mkdir(parents=True)
         folder.rmdir()
+
+    def _remove_leftovers(self) -> None:
+        """Remove the folders that interrupted and failed writes have left."""
+        for leftover in self._match_names(rf"{re.escape(self.name)}_\d+{re.escape(TEMPORARY)}"):
+            shutil.rmtree(self.directory / leftover[0])
 
     def _drop_others(self) -> None:
         """Remove the checkpoints that need not be kept. The newest always stays, since a training goes on from it. Damaged checkpoints do

@@ -20,11 +20,14 @@ class BackgroundWriter:
         self._error: BaseException | None = None
 
     def start(self, write: Callable[[], None]) -> None:
-        """Call the function in the background; raise the failure of the last one."""
-        self.wait()
+        """Call the function in the background, then raise the failure of the last one: nobody loses this one over it."""
+        self.join()
+        error, self._error = self._error, None
         self._thread = threading.Thread(target=self._run, args=(write,), name="unisono-checkpoint")
         _unfinished.add(self)
         self._thread.start()
+        if error is not None:
+            raise error
 
     def wait(self) -> None:
         """Wait until nothing is written; raise the failure of what was not written."""
@@ -46,6 +49,11 @@ class BackgroundWriter:
     @property
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last write has ended, and failed."""
+        return self._error is not None and not self.is_busy
 
     def _run(self, write: Callable[[], None]) -> None:
         try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 import keras
 
+from unisono._src.checks.optimizer_attributes import explain_read_attributes
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.keras_private.trace_failures import find_failed_layer, find_first_error
 from unisono._src.placement import split_evenly
@@ -103,7 +104,8 @@ def has_shape(leaf: object) -> bool:
 def explain_function_errors(name: str, batch: GlobalBatch | None = None, eager: bool = False) -> Iterator[None]:
     """Put the name of a function in front of what JAX raises, and the shapes of the batch where replicas run the function on one."""
     try:
-        yield
+        with explain_read_attributes():
+            yield
     except Exception as error:
         if batch is not None:
             refuse_unbound_axis(name, error)

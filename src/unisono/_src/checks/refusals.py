@@ -6,11 +6,12 @@ import importlib.util
 
 import keras
 
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.keras_private.callbacks import list_callbacks
 from unisono._src.keras_private.data_adapters import DataAdapter, PyDatasetAdapter, TFDatasetAdapter, get_tf_dataset
 from unisono._src.keras_private.instances import set_untracked
 from unisono._src.keras_private.models import list_layers, overrides_method
-from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_dead_settings
+from unisono._src.keras_private.optimizers import LossScaleOptimizer
 from unisono._src.keras_private.trainer_state import find_stateless_scope
 from unisono._src.ownership import OwningStrategy, find_strategy
 from unisono._src.processes import agreement
@@ -132,13 +133,15 @@ def check_backup_callbacks(callbacks: list[keras.callbacks.Callback]) -> None:
 
 
 def check_tensorboard_callback(callbacks: UserObject) -> None:
-    """Refuse Keras' TensorBoard where TensorFlow, by which it writes, is not installed."""
-    is_there = any(isinstance(each, keras.callbacks.TensorBoard) for each in list_callbacks(callbacks))
-    if is_there and importlib.util.find_spec("tensorflow") is None:
-        raise ImportError(
-            "keras.callbacks.TensorBoard writes its files by TensorFlow, which is not installed. Write un.callbacks.TensorBoard, which has "
-            'the same arguments and writes the same files without TensorFlow; it needs: pip install "unisono[tensorboard]"'
-        )
+    """Refuse Keras' TensorBoard where what it writes by is not installed: TensorFlow, which does not bring TensorBoard's package any more."""
+    if not any(isinstance(each, keras.callbacks.TensorBoard) for each in list_callbacks(callbacks)):
+        return
+    for module, name in (("tensorflow", "TensorFlow"), ("tensorboard", "TensorFlow with the package tensorboard")):
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(
+                f"keras.callbacks.TensorBoard writes its files by {name}, which is not installed. Write un.callbacks.TensorBoard, which has "
+                f'the same arguments and writes the same files without TensorFlow; it needs: pip install "unisono[tensorboard]"'
+            )
 
 
 def check_model_scope(model: keras.Model, strategy: OwningStrategy | None) -> None:
@@ -245,15 +248,3 @@ def watch_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
         return type(optimizer).apply(optimizer, *args, **kwargs)
 
     set_untracked(optimizer, "apply", apply)
-
-
-def check_optimizer_attributes(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse attributes that older programs set, and that do nothing."""
-    dead = list_dead_settings(optimizer)
-    if not dead:
-        return
-    write = "Write optimizer.learning_rate = ..." if "lr" in dead[0] else "Delete the line, or give the attribute another name."
-    raise AttributeError(
-        f"optimizer.{dead[0]} was set, but {type(optimizer).__name__} has no such attribute: the line does nothing in Keras 3, and "
-        f"training would go on as before. {write}"
-    )

@@ -15,6 +15,7 @@ from unisono._src import execution_mode
 from unisono._src.data.global_batch import Position, as_global_batch, is_batch_array
 from unisono._src.data.resume import NumberedBatch
 from unisono._src.data.resume_point import ResumePoint, SourceProgress
+from unisono._src.data.small_batches import SmallBatches
 from unisono._src.distributed.batch_sources import BatchSource, refuse_distributed_batch
 from unisono._src.distributed.per_replica import Shards
 from unisono._src.hidden_frames import PUBLIC_CALL
@@ -44,7 +45,7 @@ class DistributedDataset:
         self._place: ResumePoint | None = None
         self._last_iterator: Callable[[], DistributedIterator | None] = lambda: None
         """A weak reference to the iterator of the last pass."""
-        self._warned = False
+        self.small_batches = SmallBatches(placement.replicas)
         self._plans = functools.lru_cache(maxsize=MOST_PLANS)(functools.partial(plan_batch, placement=placement))
 
     def __iter__(self) -> DistributedIterator:
@@ -130,18 +131,6 @@ class DistributedDataset:
                 for array in batch.leaves:  # in the form in which a step asks for them
                     array.on(self.placement.devices[part.device], run.rows, (self.placement.replicas, run.size))
 
-    def warn_of_empty_replicas(self, shards: list[Shards]) -> None:
-        """Warn once of a batch, not the last one, that leaves replicas without rows."""
-        replicas = self.placement.replicas
-        rows = shards[0].shape[0] if replicas > 1 else 1
-        if shards[0].sizes is None and rows < replicas and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"A batch of {rows} rows for {replicas} replicas, and more batches behind it: replicas without rows have nothing to "
-                f"do. A distributed dataset has global batches: if these are a replica's, make them {replicas} times as large.",
-                stacklevel=3,
-            )
-
 
 class DistributedIterator:
     """One pass over a distributed dataset.
@@ -155,7 +144,6 @@ class DistributedIterator:
         self._batches = dataset.begin_pass()
         self._position: Position | None = None
         """The position of the last batch."""
-        self._last: list[Shards] = []
         self._ahead: list[tuple[NumberedBatch, PyTree]] = []
         self._over = False
         self._error: Exception | None = None
@@ -178,9 +166,9 @@ class DistributedIterator:
                     self._dataset.end_pass()
                 raise
             self._position = pass_, number
-            if self._last:
-                self._dataset.warn_of_empty_replicas(self._last)
-            self._last = list_shards(batch)
+            if self._dataset.placement.replicas > 1:
+                first = list_shards(batch)[0]
+                self._dataset.small_batches.note(first.shape[0], self._position, first.sizes)
             self._dataset.progress.note_trained(rows, self._position, self._dataset.source.size)
             return batch
 

@@ -11,6 +11,7 @@ import inspect
 import keras
 
 from unisono._src.checks import refusals
+from unisono._src.checks.optimizer_attributes import explain_read_attributes
 from unisono._src.data.indexed_reading import IndexedAdapter
 from unisono._src.data.keras_adapter import GlobalBatchAdapter, UnsentBatchAdapter
 from unisono._src.distributed.per_replica import read_global_arrays
@@ -88,7 +89,7 @@ class TrainerHooks:
         callbacks = list_callbacks(read_argument("fit", "callbacks", args, kwargs))
         refusals.check_backup_callbacks(callbacks)
         check_fit_arguments(self._strategy, args, kwargs)
-        with self._bond.note_fit(callbacks), self._grouping.allow("fit", "train", args, kwargs):
+        with self._bond.note_fit(callbacks), self._grouping.allow("fit", "train", args, kwargs), explain_read_attributes():
             return get_class_method(self._model, "fit")(*args, **kwargs)
 
     def evaluate(self, *args: UserObject, **kwargs: UserObject) -> Logs | list[float] | float:
@@ -184,7 +185,8 @@ class TrainerHooks:
         """Call a method of Keras. However it ends, the model then has its weights, and the devices have released their copies."""
         self._model.jax_state_sync()  # the caller may be a callback of fit
         try:
-            return get_class_method(self._model, name)(*args, **kwargs)
+            with explain_read_attributes():
+                return get_class_method(self._model, name)(*args, **kwargs)
         finally:
             release_state(self._model)
             for function in (self._model.test_function, self._model.predict_function):

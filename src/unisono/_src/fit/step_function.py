@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_step_errors
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.data.global_batch import GlobalBatch, as_global_batch
+from unisono._src.data.small_batches import SmallBatches
 from unisono._src.fit.batch_groups import BatchGroup
 from unisono._src.fit.bond import Bond
 from unisono._src.fit.label_check import check_labels
@@ -54,6 +56,7 @@ class StepFunction:
         """The settings that a trace takes as fixed."""
         self._is_recorded = is_recording()
         self._labels = LabelRanges()
+        self._small_batches = SmallBatches(bond.strategy.num_replicas_in_sync)
         self._step = self._make_step()
 
     @property
@@ -72,7 +75,7 @@ class StepFunction:
             return self._bond.repeat_logs(), state
         is_training = self._mode == "train"
         if is_training:
-            refusals.check_optimizer_attributes(self._model.optimizer)
+            check_optimizer_attributes(self._model.optimizer)
             self._follow_settings()
         sizes = tuple(map(len, state))
         if self._sizes not in (None, sizes):
@@ -84,6 +87,8 @@ class StepFunction:
         ranges = list(self._labels.found)
         batches, error = take_batches(iterator, count, replicas > 1, ranges)
         self._sizes = sizes
+        for batch in batches if replicas > 1 and self._mode != "predict" else ():
+            self._small_batches.note(batch.rows, batch.position, batch.sizes)
         try:
             with self._strategy.acting(), explain_step_errors(self._model, batches[0], replicas, self._eager):
                 logs, state = self._step(state, batches)

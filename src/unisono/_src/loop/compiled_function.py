@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from unisono._src.checks import refusals
 from unisono._src.checks.jax_errors import explain_function_errors
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
 from unisono._src.data.global_batch import count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
@@ -46,7 +46,7 @@ class CompiledFunction:
                 self._state = LentState(self._compiled.code.variables.all)
             step, code, divisor_check, share_positions = self._compiled
             for optimizer in code.variables.optimizers:
-                refusals.check_optimizer_attributes(optimizer)
+                check_optimizer_attributes(optimizer)
             if self._eager:
                 self._mark_models_eager()
             state = self._state.take_back()

@@ -14,11 +14,10 @@ from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import keras
-import numpy as np
 
 from unisono._src import execution_mode
 from unisono._src.checks.jax_errors import explain_function_errors
-from unisono._src.checks.refusals import check_optimizer_attributes
+from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.checks.user_code.captured_arrays import refuse_compiled_captures
 from unisono._src.checks.user_code.captures import can_run_replicas
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
@@ -37,8 +36,9 @@ from unisono._src.keras_private.trainer_state import (
     get_raw_value,
     set_raw_value,
 )
+from unisono._src.library_arrays import has_values
 from unisono._src.loop.recent_items import MOST_COUNTS, REMADE, RecentItems, count_event
-from unisono._src.loop.run_arguments import ArgumentLeaves, RunArguments, sort_leaves
+from unisono._src.loop.run_arguments import NUMBER_TYPES, ArgumentLeaves, ArgumentTemplate, ArrayKinds, RunArguments, sort_leaves
 from unisono._src.near_names import says_near_names
 from unisono._src.record.run_recorder import get_recorder
 from unisono._src.replica.trace_recorder import get_current_code
@@ -136,7 +136,7 @@ class Function:
         self._name = get_function_name(fn)
         self._eager = eager
         self._runs_replicas: bool | None = None
-        self._traced: RecentItems[Hashable, TracedFunction] = RecentItems(MOST_TRACED)
+        self._traced: RecentItems[tuple[ArgumentTemplate, ArrayKinds], TracedFunction] = RecentItems(MOST_TRACED)
         self._values_of_kinds: RecentItems[Hashable, int] = RecentItems(MOST_TRACED)
         """Counts of the traces for arguments of one structure, whose arrays have these shapes and dtypes."""
 
@@ -163,7 +163,7 @@ class Function:
             self._runs_replicas = can_run_replicas(self._fn, ReplicaStrategy, (DistributedDataset, DistributedIterator))
         if self._runs_replicas or any(map(is_host_only, leaves)):
             return self._fn(*args, **kwargs)
-        arguments = sort_leaves(leaves, structure, lambda leaf: "constants" if is_array_leaf(leaf) else None)
+        arguments = sort_leaves(leaves, structure, lambda leaf: "constants" if has_values(leaf) else None)
         key = arguments.template, arguments.constant_shapes
         traced = self._traced.get(key)
         is_new = traced is None
@@ -179,7 +179,7 @@ class Function:
         # Read after the trace: the code may change its surroundings by itself.
         self._traced[key] = traced.take_again()
         if is_new:
-            self._warn_of_python_numbers((structure, arguments.constant_shapes))
+            self._warn_of_changing_values(arguments)
             self._warn_of_remade_functions(traced)
         return returned
 
@@ -214,14 +214,30 @@ class Function:
         program = DeviceProgram(rewrite_function(pure, jax.default_backend()))
         return TracedFunction(variables, program, captured, holders, [])
 
-    def _warn_of_python_numbers(self, kind: Hashable) -> None:
-        """Warn once that Python numbers, which the compiler takes as constants, change from call to call."""
-        if count_event(self._values_of_kinds, kind) == REMADE:
-            warnings.warn(
-                f"un.function has compiled {self._name!r} {REMADE} times for arguments that differ in Python values alone. Pass a "
-                f"number that changes as an array: np.float32(value).",
-                stacklevel=4,
-            )
+    def _warn_of_changing_values(self, arguments: RunArguments) -> None:
+        """Warn once that numbers or objects, which the compiler takes as constants, change from call to call."""
+        kind = arguments.template.structure, arguments.constant_shapes
+        if count_event(self._values_of_kinds, kind) != REMADE:
+            return
+        place, value = self._find_changing_value(arguments)
+        if isinstance(value, NUMBER_TYPES):
+            write = "Pass a number that changes as an array: np.float32(value)."
+        else:
+            write = "Pass the same object each time, or the arrays in it."
+        warnings.warn(
+            f"un.function has compiled {self._name!r} {REMADE} times for other values of {place}, of type {type(value).__name__}. {write}",
+            stacklevel=4,
+        )
+
+    def _find_changing_value(self, arguments: RunArguments) -> tuple[str, object]:
+        """Return the place and the value of the first argument in which this call differs from another one of its structure and shapes."""
+        mine = arguments.template
+        other = next(
+            template
+            for template, shapes in self._traced
+            if template != mine and (template.structure, shapes) == (mine.structure, arguments.constant_shapes)
+        )
+        return mine.find_difference(self._fn, other)
 
     def _warn_of_remade_functions(self, traced: TracedFunction) -> None:
         """Warn once that a line makes the function again and again, and that each one is compiled."""
@@ -287,10 +303,6 @@ def move_array(array: AnyArray, device: jax.Device) -> AnyArray:
 def is_host_only(thing: object) -> bool:
     """Return whether only lines that Python runs can use the argument."""
     return is_replica_value(thing) or isinstance(thing, DistributedDataset | Iterator)
-
-
-def is_array_leaf(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def unwrap_variable(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import keras
@@ -17,6 +17,7 @@ from unisono._src.checks.user_code.staleness import VALUE_TYPES, IdentityKey, is
 from unisono._src.data.global_batch import BatchArray, GlobalBatch, as_global_batch
 from unisono._src.distributed.per_replica import PerReplica, Shards, is_replica_value
 from unisono._src.function_names import get_function_name, get_parameter_name
+from unisono._src.library_arrays import read_values
 from unisono._src.placement import Placement
 from unisono._src.replica.refused_calls import refuse_undistributed
 from unisono._src.replica.replicated import Replicated, is_array, refuse_tensorflow_data
@@ -25,6 +26,9 @@ from unisono._src.typing import AnyArray, Keywords, PyTree, Shape, UserFunction,
 NUMBER_TYPES = (bool, int, float)
 
 INSTEAD = "Return it instead; what only the function needs, it puts into a copy: list(argument), dict(argument)."
+
+ArrayKinds: TypeAlias = tuple[tuple[Shape, str], ...]
+"""The shapes and dtypes of arrays."""
 
 
 class ArrayLeaf(NamedTuple):
@@ -59,13 +63,25 @@ class ArgumentTemplate:
 
     def find_captures(self, function: UserFunction) -> list[Capture]:
         """Return what a function captures, and what it finds in the objects among these arguments."""
-        places, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.leaves))))
         objects = [
             (describe_place(function, path), unwrap_same(leaf.value))
-            for (path, position) in places
-            if isinstance(leaf := self.leaves[position], StaticLeaf) and leaf.kind not in VALUE_TYPES
+            for path, leaf in zip(self._list_paths(), self.leaves, strict=True)
+            if isinstance(leaf, StaticLeaf) and leaf.kind not in VALUE_TYPES
         ]
         return find_captures(function, objects)
+
+    def find_difference(self, function: UserFunction, other: ArgumentTemplate) -> tuple[str, object]:
+        """Return the place and the value of the first leaf that the compiler knows, and that is another one in a template of this structure."""
+        return next(
+            (describe_place(function, path), unwrap_same(leaf.value))
+            for path, leaf, their_leaf in zip(self._list_paths(), self.leaves, other.leaves, strict=True)
+            if isinstance(leaf, StaticLeaf) and leaf != their_leaf
+        )
+
+    def _list_paths(self) -> list[KeyPath]:
+        """Return the places of the leaves."""
+        paths, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(self.structure, range(len(self.leaves))))
+        return [path for path, _ in paths]
 
 
 def unwrap_same(value: Hashable) -> object:
@@ -83,7 +99,7 @@ class RunArguments(NamedTuple):
     """Arrays that are the same for every replica."""
 
     @property
-    def constant_shapes(self) -> tuple[tuple[Shape, str], ...]:
+    def constant_shapes(self) -> ArrayKinds:
         return tuple((array.shape, str(array.dtype)) for array in self.constants)
 
     def digest_numbers(self) -> int:
@@ -164,7 +180,7 @@ def make_static_leaf(leaf: UserObject) -> StaticLeaf:
 
 def as_constant(leaf: UserObject) -> AnyArray:
     value = leaf.value if isinstance(leaf, Replicated) else leaf
-    return value if isinstance(value, jax.Array) else np.asarray(value)
+    return value if isinstance(value, jax.Array) else read_values(value)
 
 
 def split_replicated(leaf: UserObject) -> PyTree:

@@ -28,10 +28,13 @@ from unisono._src.strategy.device_arguments import (
     DeviceChoice,
     StrategyArguments,
     check_arguments,
-    check_verify,
+    check_verified_placement,
+    check_verified_share,
     find_devices,
     refuse_unknown_arguments,
+    translate_device_names,
 )
+from unisono._src.strategy.extended import ClusterResolver, StrategyExtended
 from unisono._src.strategy.known_variables import warn_of_misspelt_variables
 from unisono._src.strategy.placement_override import is_devices_overridden, override_placement
 from unisono._src.typing import Json, Outputs, PyTree, UserBatch, UserFunction, UserObject
@@ -40,6 +43,9 @@ from unisono._src.xla import determinism, runtime
 
 class Strategy(ReplicaStrategy):
     """R logical replicas on D devices: the common part of all strategies.
+
+    Devices are looked up at the first use (a scope that is entered, an attribute that is read), which starts JAX. On CPU it makes as many
+    devices as the largest number that any strategy has asked for until then, so that the order of strategies does not matter.
 
     Args:
         devices: How many devices, or which: a count, a list of JAX devices, or a mesh. By default all devices of JAX,
@@ -75,27 +81,49 @@ class Strategy(ReplicaStrategy):
     ) -> None:
         warn_of_misspelt_variables()
         given = override_placement(devices, replicas, accumulate)
-        arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
-        self._check(arguments)
+        self._arguments = check_arguments(type(self).__name__, given.devices, given.replicas, given.accumulate, deterministic)
+        self._check(self._arguments)
+        verify = None if is_devices_overridden() else verify  # an audit compares in its own way, on one device too
+        check_verified_share(type(self).__name__, verify)
         if not has_jax_started():
             if deterministic:
                 determinism.add_missing_flags()
-            if isinstance(arguments.devices, int):
-                runtime.make_cpu_devices(arguments.devices)
+            if isinstance(self._arguments.devices, int):
+                runtime.make_cpu_devices(self._arguments.devices)
             runtime.set_fewest_threads()
         self._meet_others()
-        chosen = self._find(arguments)
-        if deterministic:
-            platforms = {device.platform for device in chosen}
+        super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
+        self._runs = FunctionCache(self)
+        # Where JAX has not started, strategies that are made later may ask for more CPU devices. Several processes compare their devices now.
+        if has_jax_started() or not self.agreement.is_alone:
+            self._start()
+
+    def _choose_placement(self) -> Placement:
+        devices = self._find(self._arguments)
+        if self.deterministic:
+            platforms = {device.platform for device in devices}
             determinism.check_flags(platforms)
             if "cpu" in platforms:
                 runtime.use_one_thread()
-        self.placement = self._place(chosen, arguments)
-        verify = None if is_devices_overridden() else verify  # an audit compares in its own way, on one device too
-        check_verify(type(self).__name__, verify, self.placement)
-        super().__init__(deterministic, given.devices is None and given.replicas is None and self._uses_all_devices, verify)
-        self._runs = FunctionCache(self)
+        placement = self._place(devices, self._arguments)
+        check_verified_placement(type(self).__name__, self._verify, placement)
         runtime.check_threads()
+        return placement
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Return R, the number of logical replicas. Where it is given, the question does not start JAX."""
+        return self._arguments.replicas or self.placement.replicas
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Return what `tf.distribute` has under this name, as far as it has a meaning here."""
+        return StrategyExtended(self)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver | None:
+        """Return what is known of the processes; None where a strategy is of one process."""
+        return None
 
     @property
     def facts(self) -> dict[str, Json]:
@@ -107,6 +135,7 @@ class Strategy(ReplicaStrategy):
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
         """Return a scope: models made inside belong to this strategy, wherever they are compiled and fitted."""
+        self._start()
         return scopes.open_scope(self)
 
     # Loops that the user writes.
@@ -194,6 +223,12 @@ class Strategy(ReplicaStrategy):
     experimental_distribute_dataset = distribute_dataset
     experimental_run_v2 = run
     experimental_local_results = local_results
+
+    @classmethod
+    def _write_devices(cls, value: UserObject) -> str | None:
+        """Return the call that has these devices, in a form of `tf.distribute`; None for what is no such form."""
+        devices = translate_device_names(value)
+        return None if devices is None else f"{cls.__name__}({devices})"
 
     def _check(self, arguments: StrategyArguments) -> None:
         """Refuse arguments that this strategy cannot have."""

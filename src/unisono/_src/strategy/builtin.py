@@ -17,6 +17,7 @@ from unisono._src.placement import Placement
 from unisono._src.strategy.base import Strategy
 from unisono._src.strategy.device_arguments import StrategyArguments
 from unisono._src.strategy.placement_override import is_devices_overridden
+from unisono._src.typing import UserObject
 
 
 class MirroredStrategy(Strategy):
@@ -28,6 +29,15 @@ class OneDeviceStrategy(Strategy):
 
     _uses_all_devices = False
     _example = "OneDeviceStrategy(), or OneDeviceStrategy(devices=jax.devices()[1:2]) to choose it"
+
+    @classmethod
+    def _write_devices(cls, value: UserObject) -> str | None:
+        """Return the call that has these devices. A number is that of the device, as in "/gpu:2"; several devices are another strategy's."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            chosen = f"{cls.__name__}(devices=jax.devices()[{value}:{value + 1}]) for the device of this number"
+            return f"{chosen}, or MirroredStrategy(devices={value}) for so many" if value > 1 else chosen
+        of_several = isinstance(value, list | tuple) and len(value) > 1
+        return MirroredStrategy._write_devices(value) if of_several else super()._write_devices(value)
 
     def _check(self, arguments: StrategyArguments) -> None:
         count = arguments.device_count
@@ -71,9 +81,7 @@ class DefaultStrategy(Strategy):
         ReplicaStrategy.__init__(self, deterministic=True, is_number_of_machine=False)
         self._runs = FunctionCache(self)
 
-    @functools.cached_property
-    def placement(self) -> Placement:
-        """Return the placement. It starts JAX."""
+    def _choose_placement(self) -> Placement:
         return Placement(1, tuple(jax.local_devices()[:1]))
 
     @property

@@ -68,12 +68,18 @@ def check_arguments(
     return arguments
 
 
-def check_verify(strategy: str, verify: UserObject, placement: Placement) -> None:
-    """Refuse a share of steps that is none, and a placement on which no contribution can be computed a second time elsewhere."""
+def check_verified_share(strategy: str, verify: UserObject) -> None:
+    """Refuse a share of steps that is none."""
     if verify is None:
         return
     if isinstance(verify, bool) or not isinstance(verify, float | int | Fraction) or not 0 < verify <= 1:
         raise ValueError(f"{strategy} received verify={verify!r}; it is the share of steps to verify. Write verify=1/100.")
+
+
+def check_verified_placement(strategy: str, verify: float | None, placement: Placement) -> None:
+    """Refuse a placement on which no contribution can be computed a second time elsewhere, where that is asked for."""
+    if verify is None:
+        return
     if placement.replicas == 1:
         raise ValueError(
             f"{strategy} received verify={verify:g} with one replica. The contribution of one replica of several is computed again: write "
@@ -97,7 +103,8 @@ def list_devices(devices: Sequence[jax.Device] | jax.sharding.Mesh) -> list[jax.
     """Return the devices of a list or a mesh; refuse all else, and a device that stands there twice."""
     meant = translate_device_names(devices)
     if meant is not None:
-        raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received names, {devices!r}. Write {meant}.")
+        kind = "" if isinstance(devices, jax.Device) else "names, "
+        raise ValueError(f"devices must be a count, a list of JAX devices or a mesh; received {kind}{devices!r}. Write {meant}.")
     chosen = list(devices.devices.flat) if isinstance(devices, jax.sharding.Mesh) else list(devices)
     if not chosen or not all(isinstance(device, jax.Device) for device in chosen):
         raise ValueError(
@@ -138,23 +145,26 @@ def refuse_unknown_arguments(
     names = near_names.list_argument_names(init)
     older = {key: value for key, value in kwargs.items() if key not in names}
     received = [repr(value) for value in positional] + [f"{key}={value!r}" for key, value in older.items()]
-    meant = next(filter(None, map(translate_device_names, (*positional, *older.values()))), None)
     near = near_names.find_near_names(older, names)
-    if meant is None and older and len(near) == len(older):
-        meant = ", ".join(f"{near[key]}={value!r}" for key, value in older.items())
+    chosen = [*positional, *(value for key, value in older.items() if near.get(key, "devices") == "devices")]
+    meant = next(filter(None, map(strategy._write_devices, chosen)), None)
     name = type(strategy).__name__
+    if meant is None and older and len(near) == len(older):
+        meant = f"{name}({', '.join(f'{near[key]}={value!r}' for key, value in older.items())})"
     raise TypeError(
         f"{name} takes {near_names.format_arguments(names)}, by name, and received {', '.join(received)}. "
-        f"Write {strategy._example if meant is None else f'{name}({meant})'}."
+        f"Write {strategy._example if meant is None else meant}."
     ) from None
 
 
 def translate_device_names(value: object) -> str | None:
-    """Return the argument for these devices in JAX; None where `value` is neither a name of a device nor a list of names.
+    """Return the argument for these devices in JAX; None where `value` is neither a device, nor the name of one, nor a list of names.
 
     >>> translate_device_names(["/gpu:0", "/gpu:1"]), translate_device_names("GPU:1"), translate_device_names(2)
     ('devices=2', 'devices=jax.devices("gpu")[1:2]', None)
     """
+    if isinstance(value, jax.Device):
+        value = f"{value.platform}:{jax.local_devices(backend=value.platform).index(value)}"
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
         return None

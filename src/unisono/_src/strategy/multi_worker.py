@@ -24,6 +24,7 @@ from unisono._src.placement import Placement, ProcessPlacement, split_evenly
 from unisono._src.processes.agreement import begin_agreement
 from unisono._src.strategy.base import Strategy
 from unisono._src.strategy.device_arguments import DeviceChoice, StrategyArguments, refuse_unknown_arguments
+from unisono._src.strategy.extended import ClusterResolver
 from unisono._src.typing import Json
 from unisono._src.versions import list_versions
 from unisono._src.xla import runtime
@@ -64,6 +65,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._wanted_verify = verify
         self._agreed = WeakIdentitySet()
         super().__init__(devices=devices, replicas=replicas, accumulate=accumulate, deterministic=deterministic, verify=verify)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """Return what is known of the processes."""
+        return ClusterResolver(self.cluster.process, self.cluster.processes, self.cluster.coordinator)
 
     def _meet_others(self) -> None:
         self.cluster = connect_processes(*self._given)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import keras
 
 from unisono._src.checks import refusals
+from unisono._src.checks.optimizer_attributes import explain_read_attributes
 from unisono._src.distributed.replica_strategy import SCOPES, ReplicaStrategy
 from unisono._src.fit.keras_hooks import bind_trainer
 from unisono._src.hidden_frames import PUBLIC_CALL
@@ -28,7 +29,7 @@ def open_scope(strategy: S) -> Iterator[S]:
                 f"This is the scope of {outer!r}; the scope of {strategy!r} cannot begin inside it. Leave the first scope before you "
                 f"enter another."
             )
-    with _watch, tf_names.NAMES:
+    with _watch, tf_names.NAMES, explain_read_attributes():
         SCOPES.open.append(strategy)
         try:
             yield strategy

@@ -30,7 +30,7 @@ FLUSH_SECONDS = 10.0
 
 
 class TensorBoard(FitCallback):
-    """A callback that writes a training's event files: `pip install tensorboard` and `tensorboard --logdir logs` show them.
+    """A callback that writes a training's event files: `tensorboard --logdir logs` shows them.
 
     Arguments, directories, tags and steps are those of `keras.callbacks.TensorBoard`. For each epoch it also writes the rows per second of
     the training without validation (epoch_images_per_second) and the scale of a LossScaleOptimizer (epoch_loss_scale).
