@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-SHOWN = int(os.environ.get("UNISONO_SHOWN", 10))
+SHOWN = 10
 """Files in the list."""
 
 START = "(start of workers, collection)"
