@@ -24,11 +24,12 @@ from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
-from unisono._src.typed_jax import jit, make_jaxpr_and_shape, map_tree
+from unisono._src.typed_jax import jit, map_tree
 from unisono._src.typing import Arguments, PyTree, Shape
+from unisono._src.xla import determinism
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
-from unisono._src.xla.rewrite import rewrite_function
+from unisono._src.xla.rewrite import rewrite_function, trace_as_rewritten
 
 
 class ProgramCalls:
@@ -96,7 +97,11 @@ class ProgramCalls:
         """Return the program of a replica with this number of rows, and the shapes of what the program returns."""
         numbers = np.int32(0), np.float32(1), np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
         shapes = self._inputs.shapes(batch, rows)
-        return make_jaxpr_and_shape(self._contribution)(state, shapes, *numbers, self._inputs.constants())
+        lead = self._placement.lead
+        with jax.default_device(
+            determinism.choose_compile_device(lead)
+        ):  # as the step program is traced, which takes this trace then
+            return trace_as_rewritten(self._contribution, lead.platform)(state, shapes, *numbers, self._inputs.constants())
 
     def _list_draws(self, batch: GlobalBatch, rows: int, state: State) -> list[Shape]:
         """Return the shapes of a replica's random numbers that are always the same. Those by which metrics break ties do no harm."""
