@@ -44,6 +44,27 @@ def test_a_setting_changed_between_two_fits_holds(kind):
     assert max(np.abs(now - then).max() for now, then in zip(model.get_weights(), before, strict=True)) < 1e-6
 
 
+def test_what_an_optimizer_keeps_of_its_own_trace_is_no_changed_setting():
+    """AdamW keeps which weights decay: its step is traced as often as that of Adam."""
+
+    def count_traces(optimizer):
+        traces = []
+
+        class Counted(layers.Dense):
+            def call(self, x):
+                traces.append(1)
+                return super().call(x)
+
+        with on(1, 1).scope():
+            model = keras.Sequential([layers.Input((5,)), Counted(2)])
+        model.compile(optimizer, "mse")
+        traces.clear()
+        fit(model, 2)
+        return len(traces)
+
+    assert count_traces(optimizers.AdamW()) == count_traces(optimizers.Adam())
+
+
 @pytest.mark.parametrize("placement", [(1, 2), (2, 2)])
 def test_a_setting_changed_by_a_callback_holds_from_the_next_epoch_on(placement):
     def change(*_):

@@ -1,5 +1,6 @@
 """State of the user's own layers that adds up over rows is told, and other state is not."""
 
+import re
 import warnings
 
 import keras
@@ -101,3 +102,34 @@ def test_what_the_warning_says_to_write_counts_all_rows(batch_size):
     ours = fit(*NOT_TOLD[3:5][::-1], batch_size=batch_size)
     assert int(ours.layers[0].state.value) == int(plain.layers[0].state.value) == 48
     np.testing.assert_allclose(ours.layers[1].state.value, plain.layers[1].state.value, rtol=1e-6)
+
+
+class Standardizing(layers.Layer):
+    """Scales by the largest value and the number of rows that it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        zero = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.largest, self.seen = self.add_weight(**zero, name="largest"), self.add_weight(**zero, name="seen")
+
+    def call(self, x):
+        self.largest.assign(keep_largest(self.largest, x))
+        self.seen.assign(count_rows(self.seen, x))
+        return x * ops.sqrt(self.seen) / self.largest
+
+
+class Adding(layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.sqrt(ops.sum(ops.square(x))))
+        self.add_loss(ops.mean(x))
+        return x
+
+
+def test_one_layer_is_told_in_one_warning_which_names_what_follows():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fit(Standardizing, Adding)
+    (word,) = [str(warning.message) for warning in said]
+    first, others = word.split(" Probably for the same reason, these are not those of the whole batch either: ")
+    assert "makes of all rows in 'standardizing/largest'" in first
+    assert re.search(r"the variable 'standardizing/seen', .*loss 1 of those that the layer '(\S*/)?adding' adds", others)

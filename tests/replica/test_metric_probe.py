@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import keras
 import numpy as np
@@ -141,6 +143,40 @@ def test_a_train_step_without_call_and_with_means_of_its_own():
         return model
 
     assert_equals_keras(make, fitting(X, batch_size=BATCH), replicas=(4,))
+
+
+class FirstOfTies(keras.metrics.Mean):
+    """What is true of the largest prediction of a row; of equal ones, a drawn one. Keras does not see the generator in a metric."""
+
+    def __init__(self):
+        super().__init__(name="first")
+        self.seeds = keras.random.SeedGenerator(3)
+        self.updates = 0
+
+    def update_state(self, y, p, sample_weight=None):
+        self.updates += 1
+        drawn = keras.random.uniform(ops.shape(p), seed=self.seeds)
+        best = ops.argmax(ops.where(p == ops.max(p, axis=1, keepdims=True), drawn, -1.0), axis=1)
+        super().update_state(ops.take_along_axis(y, best[:, None], axis=1), sample_weight)
+
+
+def test_a_metric_that_breaks_ties_by_random_numbers():
+    """All predictions of the first batch are tied, and none of the second epoch: there it is the metric of the whole batch."""
+
+    def make():
+        model = keras.Sequential([layers.Input((3,)), layers.Dense(3, kernel_initializer="zeros")])
+        model.compile("sgd", "mse", metrics=[FirstOfTies()])
+        return model
+
+    fit = fitting(X, X, batch_size=ROWS, epochs=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # that replicas break ties by the same numbers is nothing to tell
+        plain, ours = run(make, fit), run(make, fit, on(1, 4))
+    np.testing.assert_allclose(ours.logs["first"][1:], plain.logs["first"][1:], rtol=1e-5)
+    metric = ours.model.metrics[-1].metrics[0]
+    before = metric.updates
+    ours.model.fit(X, X, batch_size=ROWS, epochs=8, verbose=0)
+    assert metric.updates <= before + 2  # all is decided: it is not measured in each of the eight steps
 
 
 def test_a_half_that_is_masked_is_no_part_of_a_sum():

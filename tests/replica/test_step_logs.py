@@ -87,6 +87,24 @@ class FromStep(Net):
         return logs | {"perplexity": jax.jit(lambda loss: ops.exp(loss) + 1)(logs["loss"])}, state
 
 
+class OwnValue(Net):
+    """It logs a number of the batch under the name of a result, beside results."""
+
+    def train_step(self, state, data):
+        x, y = data
+        y_pred, _ = self.stateless_call(*state[:2], x)
+        logs, state = super().train_step(state, data)
+        return logs | {"loss": ops.mean(ops.square(ops.cast(y, "float32") - y_pred))}, state
+
+
+class OwnMetric(Net):
+    """Its compute_metrics logs a number of the batch under the name of a result."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return logs | {"recall": ops.mean(y_pred)}
+
+
 class NoLogs(Net):
     """It logs nothing."""
 
@@ -129,6 +147,35 @@ def test_logs_of_eager_steps(model_class, replicas):
         warnings.simplefilter("ignore", UserWarning)  # eager steps are slow, and a batch says so
         logs = fit(eager).history
     assert_close_logs(logs, plain.logs)
+
+
+class BatchLogs(keras.callbacks.Callback):
+    """Keeps the logs of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.logs.append(dict(logs))
+
+    on_test_batch_end = on_train_batch_end
+
+
+@pytest.mark.parametrize("model_class", [OwnValue, *slow(OwnMetric, FromStep, Net)])
+def test_callbacks_see_the_numbers_of_each_batch_and_running_results(model_class):
+    """Keras ends the epoch with the results of the metrics, where the logs have their names."""
+
+    def list_logs(strategy):
+        seen = BatchLogs()
+        fit = fitting(X, Y, batch_size=16, validation_data=(X[:24], Y[:24]), callbacks=[seen])
+        return [run(lambda: make(model_class), fit, strategy).logs, *seen.logs]
+
+    plain, *ours = map(list_logs, (None, on(1, 1), on(2, 4)))
+    for logs in ours:
+        assert len(logs) == len(plain) == 6
+        for one, of_keras in zip(logs, plain, strict=True):
+            assert_close_logs(one, of_keras)
 
 
 class Reading(Net):

@@ -52,8 +52,8 @@ class StepFunction:
         self._eager = bond.is_eager
         self._variables = list_variable_ids(bond.model)
         """The ids of the model's variables for which the function was made."""
-        self._settings = read_optimizer_settings(bond.model)
-        """The settings that a trace takes as fixed."""
+        self._settings: list[dict[str, object]] | None = None
+        """The settings that the trace has taken as fixed; None before the first step."""
         self._is_recorded = is_recording()
         self._labels = LabelRanges()
         self._small_batches = SmallBatches(bond.strategy.num_replicas_in_sync)
@@ -100,6 +100,8 @@ class StepFunction:
             for batch in batches:
                 check_labels(self._labels.found, batch)
         if is_training:
+            if self._settings is None:  # read after the trace, in which an optimizer may keep what it has found out
+                self._settings = read_optimizer_settings(self._model)
             self._bond.note_trained(batches, logs)
         if error is not None:
             raise error
@@ -109,9 +111,8 @@ class StepFunction:
 
     def _follow_settings(self) -> None:
         """Make the step anew if an optimizer is set to something else than at its trace, as callbacks may do between two steps."""
-        settings = read_optimizer_settings(self._model)
-        if settings != self._settings:
-            self._settings = settings
+        if self._settings is not None and self._settings != read_optimizer_settings(self._model):
+            self._settings = None
             self._step = self._make_step()
             if self._sizes is not None:  # a schedule in place of a learning rate takes a variable from the optimizer
                 place = STATE_NAMES.index("optimizer_variables")

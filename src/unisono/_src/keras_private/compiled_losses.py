@@ -110,6 +110,14 @@ def count_weight_regularizers(model: keras.Model) -> int:
     return sum(weight.regularizer is not None for weight in model.trainable_weights)
 
 
+def list_loss_owners(model: keras.Model) -> list[keras.Layer]:
+    """Return, for each loss of `model.losses` that is not of weights, the layer that has added it; the model itself for losses of a trace."""
+    if model._losses_override:
+        return [model] * (len(model.losses) - count_weight_regularizers(model))
+    layers = [model, *model._flatten_layers(include_self=False)]
+    return [layer for layer in layers for _ in layer._get_own_losses()]
+
+
 def get_loss_tracker(model: keras.Model) -> KerasObject:
     """Return the metric that tracks the loss; None before compile()."""
     return model._loss_tracker

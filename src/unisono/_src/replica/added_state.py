@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import keras
 
 from unisono._src.replica.growth import MEAN, SUM, Measurement
+from unisono._src.replica.mismatches import Mismatches
 
 CLEARLY = 0.1
 """The distance from a mean and from a sum, relative to the size, that rounding does not explain: changes are differences."""
@@ -17,13 +17,14 @@ CLEARLY = 0.1
 class AddedState:
     """The variables of which the user was warned."""
 
-    def __init__(self) -> None:
+    def __init__(self, mismatches: Mismatches) -> None:
+        self._mismatches = mismatches
         self._warned: set[str] = set()
         self._no_sums: set[str] = set()
         """The variables of which some rows have shown that they are no sums. A maximum that moves seldom looks like one later."""
 
     def check(self, variable: keras.Variable, seen: Sequence[Measurement], tolerance: float) -> None:
-        """Warn once of a variable whose change by rows is the sum of the changes by their parts, or neither this nor their mean.
+        """Note once a variable whose change by rows is the sum of the changes by their parts, or neither this nor their mean.
 
         Replicas that leave different integers are refused by the step.
         """
@@ -37,7 +38,8 @@ class AddedState:
         is_odd = any(not any(is_near(measured, kind, max(CLEARLY, tolerance)) for kind in (MEAN, SUM)) for measured in telling)
         if is_sum or (is_odd and jnp.issubdtype(variable.dtype, jnp.floating)):
             self._warned.add(path)
-            warnings.warn(describe_added_state(path) if is_sum else describe_odd_state(path), stacklevel=2)
+            text = describe_added_state(path) if is_sum else describe_odd_state(path)
+            self._mismatches.note(f"the variable {path!r}", text, layer=path.rpartition("/")[0])
 
 
 def is_near(measured: Measurement, kind: int, tolerance: float) -> bool:

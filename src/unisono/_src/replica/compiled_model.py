@@ -44,7 +44,8 @@ class ModelComputation(ProbedFunctions):
         self._by_rows = OutputRows(eager, self.has_one_replica)
         self.growth = Growth()
         self.labels = LabelRanges()
-        self._logs = StepLogs(model, self.growth, self.has_one_replica, eager)
+        returns_logs = self.has_user_step or overrides_method(model, "compute_metrics")
+        self._logs = StepLogs(model, self.growth, returns_logs, self.has_one_replica, eager)
         self._probe: ModelProbe | None = None
         self._has_checked_draws = False
         self._has_checked_rows = False
@@ -69,7 +70,7 @@ class ModelComputation(ProbedFunctions):
 
     @property
     def has_own_logs(self) -> bool:
-        return not self._logs.are_results
+        return not self._logs.have_result_names
 
     def read(self) -> list[bool]:
         """Return, for each group of the state, whether replicas read it. A user step may read all of the state."""

@@ -61,6 +61,20 @@ class SteadyFunction(Generic[T]):
         return jax.tree.unflatten(jax.tree.structure(out), run(*leaves))
 
 
+def hold_draws(function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function with random draws that are the same for every row. Code that cannot be traced draws as it does."""
+
+    def call(*args: PyTree) -> T:
+        try:
+            traced, out = make_jaxpr_and_shape(function)(*args)
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+            return function(*args)
+        run = jaxpr_as_fun(Rewriter(replace_draw, LOOPS)(traced))
+        return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves(args)))
+
+    return call
+
+
 def replace_draw(eqn: JaxprEqn, _: Producers) -> Replacement | None:
     """Return fixed bits in place of random ones: the same for each row, along the first axis."""
     if eqn.primitive.name != "random_bits":

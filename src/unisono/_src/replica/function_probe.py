@@ -23,6 +23,7 @@ from unisono._src.replica.gradient_changes import find_gradient_fault, warn_of_g
 from unisono._src.replica.growth import EXACT, GRADIENT_SLACK, HALF
 from unisono._src.replica.metric_probe import MetricDecisions
 from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, note_updates
+from unisono._src.replica.mismatches import Mismatches
 from unisono._src.replica.probe_rows import RowPair, make_up_rows, pair_shards
 from unisono._src.replica.protocol import State
 from unisono._src.replica.row_axes import RowAxes
@@ -78,7 +79,8 @@ class FunctionProbe:
         self._find_layers = layers
         self._eager = eager
         self._metrics = metrics.find_unproven_metrics(functions.variables.metrics)
-        self._decisions = MetricDecisions(self._metrics)
+        self._mismatches = Mismatches()
+        self._decisions = MetricDecisions(self._metrics, self._mismatches)
         self._effects = SteadyFunction(self._compute_effects, eager)
         self._metric_calls: dict[tuple[Shape, ...], list[UserObject]] = {}
         """For rows of each shape, the calls that feed metrics, in turn: (metric, how its arguments are filled)."""
@@ -109,6 +111,7 @@ class FunctionProbe:
                 pairs += [RowPair.of(state, rows) for rows in make_up_rows(pairs[0].both, self._effects.compared_values)]
             if self._metrics:
                 self._probe_metrics(pairs, constants)
+                self._mismatches.tell()
             if measures_gradients:
                 self._probe_gradients(pairs[:MOST_OF_GRADIENTS], constants)
         self.count += 1

@@ -9,7 +9,6 @@ values.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -17,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unisono._src.replica.row_coupling import warn_of_coupling
+from unisono._src.replica.mismatches import Mismatches
+from unisono._src.replica.row_coupling import describe_coupling
 from unisono._src.typing import Array
 
 EXACT = 1e-4
@@ -110,6 +110,8 @@ class Growth:
         """The largest sizes that were measured."""
         self._listener: Callable[[str, list[Array]], object] | None = None
         self._warned: set[str] = set()
+        self.mismatches = Mismatches()
+        """The numbers that are neither means nor sums, until they are told."""
 
     @contextlib.contextmanager
     def listen(self, listener: Callable[[str, list[Array]], object]) -> Generator[None]:
@@ -178,7 +180,7 @@ class Growth:
         return bool(waiting)
 
     def _warn_of_mismatch(self, what: str, seen: Sequence[Measurement], tolerance: float) -> None:
-        """Warn of a number that is neither a mean nor a sum on some of the rows that were measured."""
+        """Note a number that is neither a mean nor a sum on some of the rows that were measured."""
         known = self._sizes.get(what)
         sizes = find_largest_sizes([measured.sizes for measured in seen if measured.has_parts] + ([known] if known else []))
         self._sizes[what] = sizes
@@ -188,17 +190,17 @@ class Growth:
         factor = next((growth for growth in growths if growth is not None), None)
         if factor is not None:
             self._warned.add(what)
-            warnings.warn(describe_mismatch(what, factor), stacklevel=2)
+            self.mismatches.note(what, describe_mismatch(what, factor))
 
     def compare_gradients(self, slopes: Evidence, tolerance: float) -> None:
-        """Warn of numbers whose gradient on all rows does not follow from the gradients on parts of them, as the number itself does."""
+        """Note numbers whose gradient on all rows does not follow from the gradients on parts of them, as the number itself does."""
         for what in sorted(slopes.keys() & self._kinds.keys() - self._warned):
             seen = [measured for measured in slopes[what] if measured.is_telling and measured.has_parts]
             sizes = find_largest_sizes([measured.sizes for measured in seen])
             kinds = [self._kinds[what][0]] * len(sizes)
             if any(find_odd_growth(measured, kinds, sizes, GRADIENT_SLACK * tolerance) is not None for measured in seen):
                 self._warned.add(what)
-                warn_of_coupling(what[:1].upper() + what[1:])
+                self.mismatches.note(what, describe_coupling(what[:1].upper() + what[1:]))
 
 
 def choose_kinds(seen: Sequence[Measurement]) -> list[int] | None:

@@ -23,6 +23,7 @@ from unisono._src.keras_private.compiled_losses import (
     call_compute_loss,
     count_weight_regularizers,
     is_loss_of_keras,
+    list_loss_owners,
     reduce_weighted_values,
     replace_losses,
     squeeze_or_expand_to_same_rank,
@@ -200,8 +201,20 @@ def compute_loss_contribution(
     value = jnp.float32(0) if value is None else value
     losses = [jnp.sum(as_float32(loss)) for loss in model.losses]
     count = len(losses) - count_weight_regularizers(model)
-    for index, loss in enumerate(losses[:count]):
-        value += terms.growth.weighted(f"loss {index + 1} of those that layers add", loss, terms.row_fraction)
+    for name, loss in zip(name_added_losses(model), losses[:count], strict=True):
+        value += terms.growth.weighted(name, loss, terms.row_fraction)
     for loss in losses[count:]:  # of weights: the same on all replicas
         value += loss * terms.row_fraction
     return value
+
+
+def name_added_losses(model: keras.Model) -> list[str]:
+    """Return a name for each loss of `model.losses` that is not of weights, by the layer that has added it."""
+    paths = [layer.path for layer in list_loss_owners(model)]
+    numbers = [paths[: place + 1].count(path) for place, path in enumerate(paths)]
+    return [
+        f"loss {number} of those that the layer {path!r} adds"
+        if paths.count(path) > 1
+        else f"the loss that the layer {path!r} adds"
+        for path, number in zip(paths, numbers, strict=True)
+    ]

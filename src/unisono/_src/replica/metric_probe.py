@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
@@ -26,9 +25,11 @@ from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.trainer_state import RecordingScope, list_scope_values
 from unisono._src.placement import split_evenly
 from unisono._src.replica.drawn_values import draw_fed_values_like
+from unisono._src.replica.fixed_draws import hold_draws
 from unisono._src.replica.growth import compute_growth_ratio
-from unisono._src.replica.metric_updates import MetricUpdate, UpdatesOnOtherRows, pair_with_both
+from unisono._src.replica.metric_updates import FedArrays, MetricUpdate, UpdatesOnOtherRows, pair_with_both
 from unisono._src.replica.metrics import FED_BY_HAND
+from unisono._src.replica.mismatches import Mismatches
 from unisono._src.typing import Array, Values
 
 CLOSE = 1e-3
@@ -43,9 +44,10 @@ ROWS = 16
 class MetricDecisions:
     """The decisions about the metrics of a step, from all rows on which they were measured."""
 
-    def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
-        """`metrics` are the metrics that may be no sums."""
+    def __init__(self, metrics: Sequence[keras.metrics.Metric], mismatches: Mismatches) -> None:
+        """`metrics` are the metrics that may be no sums. `mismatches` notes those that are neither sums nor means, and not refused."""
         self._metrics = metrics
+        self._mismatches = mismatches
         self.batch_means: dict[int, bool] = {}
         """For the ids of the variables that are decided, whether they are means of batches."""
         self.are_open = False
@@ -65,11 +67,16 @@ class MetricDecisions:
         """Decide by one more measurement: see `find_batch_means`. `means` are decided without it."""
         known = self.batch_means
         decided = find_batch_means(
-            self._metrics, variables, reset, updates, rows, other, self._warned, known, max(CLOSE, tolerance)
+            self._metrics, variables, reset, updates, rows, other, self._note_number, known, max(CLOSE, tolerance)
         )
         self.batch_means = decided | known | (means or {})
-        assigned = MetricBench(variables, reset).feed(updates, reset).assigned  # others, as a threshold, never change
-        self.are_open = not self.batch_means.keys() >= set(assigned)
+        assigned = set(MetricBench(variables, reset).feed(updates, reset).assigned)  # others, as a threshold, never change
+        self.are_open = not self.batch_means.keys() >= assigned & set(map(id, variables))
+
+    def _note_number(self, metric: keras.metrics.Metric) -> None:
+        if id(metric) not in self._warned:
+            self._warned.add(id(metric))
+            self._mismatches.note(f"the metric {metric.name!r}", describe_number(metric))
 
 
 def find_batch_means(
@@ -79,7 +86,7 @@ def find_batch_means(
     updates: Sequence[MetricUpdate],
     rows: int,
     other: UpdatesOnOtherRows | None,
-    warned: set[int],
+    note_number: Callable[[keras.metrics.Metric], None],
     known: Container[int],
     tolerance: float,
 ) -> dict[int, bool]:
@@ -94,7 +101,7 @@ def find_batch_means(
         updates: The updates of the metrics by a step on some rows.
         rows: The number of these rows.
         other: The updates on other rows. They decide where a metric is fed with one number for all rows.
-        warned: The ids of metrics that the user was warned of. A warning of this call adds to them.
+        note_number: Called with a metric that is fed with a number which does not follow from the numbers of replicas.
         known: The ids of variables that were decided before. They are probed again only if they are fed with one number for all rows.
         tolerance: How far numbers for all rows may be from sums and means, relative to their size.
     """
@@ -104,7 +111,7 @@ def find_batch_means(
     if other is not None:
         parts = [[update for update in noted if id(update.metric) in by_number] for noted in (updates, *other)]
         fed = [metric for metric in metrics if id(metric) in by_number]
-        decided = decide_fed_numbers(fed, bench, bench.run_trial([0.5, 0.5], parts[:2], parts[2]), warned, tolerance)
+        decided = decide_fed_numbers(fed, bench, bench.run_trial([0.5, 0.5], parts[:2], parts[2]), note_number, tolerance)
     open_metrics = {id(metric) for metric in metrics if any(id(variable) not in known for variable in metric.variables)}
     trials = bench.run_trials([update for update in updates if id(update.metric) in open_metrics - by_number], rows)
     for metric, variable, index in bench.locate(metrics):
@@ -118,13 +125,17 @@ def find_batch_means(
         elif seen and not is_mean_of_keras(metric):
             raise ValueError(describe_refusal(metric, variable, wrong or seen[0], index))
         elif seen:  # a mean over batches of a function's value on each
-            warn_of_number(metric, warned)
+            note_number(metric)
             decided[id(variable)] = True
     return decided
 
 
 def decide_fed_numbers(
-    metrics: Sequence[keras.metrics.Metric], bench: MetricBench, trial: Trial, warned: set[int], tolerance: float
+    metrics: Sequence[keras.metrics.Metric],
+    bench: MetricBench,
+    trial: Trial,
+    note_number: Callable[[keras.metrics.Metric], None],
+    tolerance: float,
 ) -> dict[int, bool]:
     """Return the same as `find_batch_means`, for metrics that are fed with one number for all rows, from a trial on two equal parts."""
     decided: dict[int, bool] = {}
@@ -140,7 +151,7 @@ def decide_fed_numbers(
             raise ValueError(describe_refusal(metric, variable, trial, index))
         decided[id(variable)] = abs(growth - 1) < abs(growth - 2)
         if all(np.max(np.abs(whole - merged)) > tolerance * size for merged in (total, total / 2)):
-            warn_of_number(metric, warned)
+            note_number(metric)
     return decided
 
 
@@ -149,16 +160,11 @@ def is_mean_of_keras(metric: keras.metrics.Metric) -> bool:
     return isinstance(metric, FED_BY_HAND) and is_class_of_keras(metric)
 
 
-def warn_of_number(metric: keras.metrics.Metric, warned: set[int]) -> None:
-    """Warn once of a metric that is fed with a number for all rows which does not follow from the numbers of replicas."""
-    if id(metric) in warned:
-        return
-    warned.add(id(metric))
-    warnings.warn(
+def describe_number(metric: keras.metrics.Metric) -> str:
+    return (
         f"The metric {metric.name!r} is fed with one number for all rows of a replica that is neither a mean over rows nor a sum, as the root of a "
         f"mean or a quotient of sums: what it shows of R replicas is not what it shows of the whole batch. Give it one value for each row, "
-        f"keep sums in a metric of your own (docs/metrics.md), or write replicas=1.",
-        stacklevel=2,
+        f"keep sums in a metric of your own (docs/metrics.md), or write replicas=1."
     )
 
 
@@ -212,10 +218,29 @@ class MetricBench(NamedTuple):
         return scope
 
     def run_trial(self, fractions: list[float], parts: Sequence[Sequence[MetricUpdate]], whole: Sequence[MetricUpdate]) -> Trial:
-        """Return the trial of the metrics on parts of some rows, which are these fractions, and on the whole."""
+        """Return the trial of the metrics on parts of some rows, which are these fractions, and on the whole.
 
+        Random numbers, by which metrics break ties, would hide a sum: a trial that finds something else is run again with fixed draws.
+        """
+        trial = self._run_trial(fractions, parts, whole, has_fixed_draws=False)
+        if all(map(trial.is_merged, range(len(self.variables)))):
+            return trial
+        return self._run_trial(fractions, parts, whole, has_fixed_draws=True)
+
+    def _run_trial(
+        self,
+        fractions: list[float],
+        parts: Sequence[Sequence[MetricUpdate]],
+        whole: Sequence[MetricUpdate],
+        has_fixed_draws: bool,
+    ) -> Trial:
         def values_after(updates: Sequence[MetricUpdate], state: Sequence[Array]) -> Values:
-            return list_scope_values(self.feed(updates, state), self.variables)
+            def compute_values(fed: Sequence[FedArrays], state: Sequence[Array]) -> Values:
+                refilled = [update._replace(arrays=arrays) for update, arrays in zip(updates, fed, strict=True)]
+                return list_scope_values(self.feed(refilled, state), self.variables)
+
+            compute = hold_draws(compute_values) if has_fixed_draws else compute_values
+            return compute([update.arrays for update in updates], state)
 
         def compute_changes(after: Sequence[Array]) -> list[np.ndarray]:
             return [np.asarray(new, "float64") - np.asarray(old, "float64") for new, old in zip(after, self.reset, strict=True)]

@@ -97,8 +97,8 @@ class ModelProbe:
         """How many batches were probed."""
         self._is_random: bool | None = None
         """Whether the step draws random numbers that cannot be held still; None before it was tried."""
-        self._decisions = MetricDecisions(metrics)
-        self._added_state = AddedState()
+        self._decisions = MetricDecisions(metrics, self._growth.mismatches)
+        self._added_state = AddedState(self._growth.mismatches)
         self._own_state: dict[str, keras.Variable] = {}
         """The variables of the user's own layers that a step changes, by their paths."""
 
@@ -137,6 +137,7 @@ class ModelProbe:
             if not (self._is_random or self._probes):
                 self._compare_gradients(pairs[:: max(1, len(pairs) - 1)], totals)  # the first and the last
             self._decide_metrics(updates, len(shards[0]) * times, reset)
+        self._growth.mismatches.tell()
         self._probes += 1
         self._numbers.clear()
         self._updates.clear()
@@ -181,7 +182,7 @@ class ModelProbe:
                     if what in other and what in both:
                         evidence.setdefault(what, []).append(Measurement.of(one[what], other[what], both[what]))
                 updates.append((updates_of_one, UpdatesOnOtherRows(updates_of_other, updates_of_both)))
-            for path in self._own_state.keys() & evidence.keys():
+            for path in [path for path in self._own_state if path in evidence]:
                 self._added_state.check(self._own_state[path], evidence.pop(path), self._tolerance)
             if not self._growth.decide_kinds(evidence, self._tolerance):
                 return updates

@@ -208,8 +208,11 @@ def warn_of_row_tables(name: str, rows: int, shapes: Iterable[Shape], grown: Ite
 
 
 def warn_of_coupling(what: str) -> None:
-    warnings.warn(
+    warnings.warn(describe_coupling(what), stacklevel=2)
+
+
+def describe_coupling(what: str) -> str:
+    return (
         f"{what} makes of all rows together what is not made of their parts. Each replica has its own rows alone, so that R replicas "
-        f"have another loss than the whole batch, as with batch normalization. If it is to see the whole batch, write replicas=1.",
-        stacklevel=2,
+        f"have another loss than the whole batch, as with batch normalization. If it is to see the whole batch, write replicas=1."
     )

@@ -10,6 +10,7 @@ from jax.extend import core
 from unisono._src.inlining import inline_calls
 from unisono._src.operands import find_dependents, get_shape
 from unisono._src.typing import Shape
+from unisono._src.xla.rewrite.equations import drop_names, drop_unread
 
 DRAWS = ("random_bits", "rng_bit_generator", "rng_uniform")
 """Primitives that make random numbers of a key or a state."""
@@ -22,9 +23,15 @@ def list_same_draws(program: core.Jaxpr, differing: Iterable[core.Var]) -> list[
     return [get_shape(drawn) for drawn in draws if drawn not in dependents]
 
 
-def list_constant_draws(program: core.ClosedJaxpr) -> list[Shape]:
-    """Return the shapes of random numbers that depend on no argument of a program."""
+def list_constant_draws(program: core.ClosedJaxpr, counted: Sequence[bool] | None = None) -> list[Shape]:
+    """Return the shapes of random numbers that depend on no argument of a program.
+
+    `counted` tells of each result whether random numbers count that it alone is made of; without it, all count.
+    """
     flat = inline_calls(program).jaxpr
+    if counted is not None:
+        results = [result for result, counts in zip(flat.outvars, counted, strict=True) if counts]
+        flat = drop_unread(flat.replace(outvars=results, debug_info=drop_names(flat)))
     return list_same_draws(flat, flat.invars)
 
 

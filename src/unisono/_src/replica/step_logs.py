@@ -1,7 +1,8 @@
 """The logs of a step where they are not simply the results of the model's metrics.
 
-Keras shows the results of the metrics if the step returns logs of the same names, and else the logs that the step returns. Of these, a log that
-is computed from the metrics' variables alone is computed once, from what all replicas have added to them. The others are numbers of rows.
+Callbacks see the logs that the step returns after each batch. A log that is computed from the metrics' variables alone is computed once, from what
+all replicas have added to them. The others are numbers of rows. Keras ends an epoch with the results of the metrics if the last logs have their
+names, and else with the last logs.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ RunStep: TypeAlias = Callable[[list[Array]], tuple[list[Array], Logs]]
 class StepLogs:
     """The logs of a model's steps in one mode."""
 
-    def __init__(self, model: keras.Model, growth: Growth, has_one_replica: bool, eager: bool) -> None:
-        """`eager`: steps are not compiled, and may do what a trace cannot follow."""
+    def __init__(self, model: keras.Model, growth: Growth, has_own_code: bool, has_one_replica: bool, eager: bool) -> None:
+        """`has_own_code`: the user's code returns the logs. `eager`: steps are not compiled, and may do what a trace cannot follow."""
         self._model = model
+        self._has_own_code = has_own_code
         self._growth = growth
         self._has_one_replica = has_one_replica
         self._eager = eager
-        self.are_results = True
-        """Whether the results of the metrics are shown."""
+        self.have_result_names = True
+        """Whether the logs have the names of the metrics' results, so that an epoch ends with these."""
         self._functions: dict[str, MetricsFunction | str | None] = {}
         """For each log of a step how it is computed from the metrics: a function, or the name of a result; None for a number of rows."""
-        self._names: list[str] = []
-        """The logs that the step returned last; it may return others of other batches."""
+        self._names: list[str] | None = None
+        """The logs that the step returned last; it may return others of other batches. None where the logs are the metrics' results."""
 
     def weigh_numbers(
         self, logs: Logs | None, weights: list[Array], after: list[Array], row_fraction: Array, run_step: RunStep
@@ -57,8 +59,9 @@ class StepLogs:
         """
         flat = flatten_logs(logs or {})
         results = optimizer_update.compute_logs(self._model, weights, after)
-        self.are_results = logs is None or flat.keys() == results.keys()
-        if self.are_results:
+        self.have_result_names = logs is None or flat.keys() == results.keys()
+        if self.have_result_names and (logs is None or not self._has_own_code):
+            self._names = None
             return {}
         if not flat.keys() <= self._functions.keys():
             try:
@@ -76,7 +79,7 @@ class StepLogs:
 
     def compute(self, weights: list[Array], metric_values: list[Array]) -> Logs:
         """Return the logs that are computed from the metrics, from the values of their variables and of the trainable variables."""
-        if self.are_results:
+        if self._names is None:
             return optimizer_update.compute_logs(self._model, weights, metric_values)
         logs: Logs = {}
         for name in self._names:

@@ -24,11 +24,12 @@ from unisono._src.step.device_state import DeviceState, EmptySums
 from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
 from unisono._src.step.plan import ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram
-from unisono._src.typed_jax import jit, make_jaxpr_and_shape
-from unisono._src.typing import Arguments, PyTree
+from unisono._src.typed_jax import jit, map_tree
+from unisono._src.typing import Arguments, PyTree, Shape
+from unisono._src.xla import determinism
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
-from unisono._src.xla.rewrite import rewrite_function
+from unisono._src.xla.rewrite import rewrite_function, trace_as_rewritten
 
 
 class ProgramCalls:
@@ -83,7 +84,7 @@ class ProgramCalls:
             return {}, {}
         places = running_sums.count_places(self._placement.replicas)
         like, _ = self._eval_contribution(batch, rows, state)
-        self._functions.check_draws(lambda rows: list_constant_draws(self._trace_contribution(batch, rows, state)[0]), rows)
+        self._functions.check_draws(lambda rows: self._list_draws(batch, rows, state), rows)
         empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
         divisors = np.zeros((places, max(1, len(self._divisors.of(batch, rows, state)))), np.float32)
         return empty, {"float32": divisors}
@@ -96,7 +97,18 @@ class ProgramCalls:
         """Return the program of a replica with this number of rows, and the shapes of what the program returns."""
         numbers = np.int32(0), np.float32(1), np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
         shapes = self._inputs.shapes(batch, rows)
-        return make_jaxpr_and_shape(self._contribution)(state, shapes, *numbers, self._inputs.constants())
+        lead = self._placement.lead
+        with jax.default_device(
+            determinism.choose_compile_device(lead)
+        ):  # as the step program is traced, which takes this trace then
+            return trace_as_rewritten(self._contribution, lead.platform)(state, shapes, *numbers, self._inputs.constants())
+
+    def _list_draws(self, batch: GlobalBatch, rows: int, state: State) -> list[Shape]:
+        """Return the shapes of a replica's random numbers that are always the same. Those by which metrics break ties do no harm."""
+        program, (contribution, outputs) = self._trace_contribution(batch, rows, state)
+        counted = map_tree(lambda _: True, (contribution, outputs))
+        metrics = [False] * len(contribution.metrics)
+        return list_constant_draws(program, jax.tree.leaves((counted[0]._replace(metrics=metrics), counted[1])))
 
     def __call__(
         self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders

@@ -17,6 +17,6 @@ convolutions and Fourier transforms also for their bits, which then do not depen
 """
 
 from unisono._src.xla.rewrite.before_gradient import rewrite_before_gradient, uses_kernels
-from unisono._src.xla.rewrite.rules import rewrite_function
+from unisono._src.xla.rewrite.rules import rewrite_function, trace_as_rewritten
 
-__all__ = ["rewrite_before_gradient", "rewrite_function", "uses_kernels"]
+__all__ = ["rewrite_before_gradient", "rewrite_function", "trace_as_rewritten", "uses_kernels"]

@@ -93,8 +93,7 @@ def rewrite_function(
 
     @functools.wraps(function)
     def with_replacements(*args: P.args, **kwargs: P.kwargs) -> T:
-        with trace_for(platform):
-            traced, out = jax.make_jaxpr(function, axis_env=[(platform, 1)], return_shape=True)(*args, **kwargs)
+        traced, out = trace_as_rewritten(function, platform)(*args, **kwargs)
         if any(isinstance(const, Tracer) for const in traced.consts):
             # An array that was made inside of what is differentiated is used outside of it. JAX allows it where the array does not depend
             # on the weights, but not if the inside was traced by itself.
@@ -109,6 +108,20 @@ def rewrite_function(
         return jax.tree.unflatten(jax.tree.structure(out), run(*jax.tree.leaves((args, kwargs))))
 
     return with_replacements
+
+
+def trace_as_rewritten(function: Callable[P, T], platform: str) -> Callable[P, tuple[ClosedJaxpr, T]]:
+    """Return a function that traces `function` as `rewrite_function` does; it returns the program, and the result in shapes.
+
+    JAX keeps the traces of jitted functions: one that is traced so, and then called in a program that is rewritten, is traced once.
+    """
+
+    @functools.wraps(function)
+    def trace(*args: P.args, **kwargs: P.kwargs) -> tuple[ClosedJaxpr, T]:
+        with trace_for(platform):
+            return jax.make_jaxpr(function, axis_env=[(platform, 1)], return_shape=True)(*args, **kwargs)
+
+    return trace
 
 
 def find_replacement(rules: Rules, eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
