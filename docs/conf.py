@@ -41,6 +41,7 @@ nitpick_ignore_regex = [  # names of types that have no page: ours, and those of
 # Pages.
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+highlight_language = "none"  # of blocks that name none: outputs and drawings
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 # Cells. Each page runs in a Python and a folder of its own; an error ends the build.
