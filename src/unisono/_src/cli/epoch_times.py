@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -23,6 +24,10 @@ class EpochTimes(keras.callbacks.Callback):
         self._clock = clock
         self.epochs: list[float] = []
         self.trainings: list[float] = []
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        super().set_params(params)
+        self._steps: int = params["steps"]
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._began = self._clock()
@@ -44,4 +49,4 @@ class EpochTimes(keras.callbacks.Callback):
     @property
     def step(self) -> float | None:
         """Seconds of a step of a later epoch; None for a single epoch."""
-        return statistics.median(self.trainings[1:]) / self.params["steps"] if len(self.epochs) > 1 else None
+        return statistics.median(self.trainings[1:]) / self._steps if len(self.epochs) > 1 else None
