@@ -41,6 +41,7 @@ nitpick_ignore_regex = [  # names of types that have no page: ours, and those of
 # Pages.
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+highlight_language = "none"  # of blocks that name none: outputs and drawings
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 # Cells. Each page runs in a Python and a folder of its own; an error ends the build.
@@ -92,7 +93,8 @@ intersphinx_mapping = write_inventories(HERE.parent / "out" / "inventories")
 # The look.
 html_theme = "furo"
 html_title = f"Unisono {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
@@ -116,4 +118,4 @@ def show_results(app: Sphinx, page: str, source: list[str]) -> None:
 def show_messages(app: Sphinx, page: str, source: list[str]) -> None:
     """Put the messages of the source into their page."""
     if page == "messages":
-        source[0] = source[0].replace("<!-- messages -->", messages.make_table())
+        source[0] = source[0].replace("<!-- messages -->", messages.make_list())

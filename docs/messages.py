@@ -1,8 +1,8 @@
-"""The table of messages.md: every error and warning of the source, and the test that shows it.
+"""The list of messages.md: every error and warning of the source, and the test that shows it.
 
     python docs/messages.py
 
-prints the messages that no test shows. The docs site writes the table into its page.
+prints the messages that no test shows. The docs site writes the list into its page.
 """
 
 from __future__ import annotations
@@ -116,17 +116,18 @@ def measure_fit(part: str, message: str) -> int:
     return sum(len(piece) for piece in message.split(HOLE) if len(piece) >= LEAST_FIT and piece in part) if HOLE in message else 0
 
 
-def make_table() -> str:
-    """Return the messages in Markdown: a section for each room of the source."""
+def make_list() -> str:
+    """Return the messages in Markdown: a section for each room of the source. A table would be wider than a phone."""
     lines: list[str] = []
     room = ""
     for message in list_messages():
         if message.module.split("/")[0] != room:
             room = message.module.split("/")[0]
-            lines += ["", f"### `{room}`", "", "| message | kind | raised in | shown by |", "| --- | --- | --- | --- |"]
+            lines += ["", f"### `{room}`", ""]
         test = tests_of_messages().get(message)
         text = re.sub(r"([\\`*_\[\]<>|{}$])", r"\\\1", message.text)
-        lines.append(f"| {text} | {message.kind} | `{message.module}` | {f'`{test}`' if test else ''} |")
+        shown = f", shown by `{test}`" if test else ""
+        lines += [f"- {text}\\", f"  *{message.kind} of `{message.module}`{shown}*"]
     return "\n".join(lines)
 
 

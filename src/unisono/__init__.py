@@ -17,7 +17,7 @@ Example:
     >>> import unisono as un
     >>> strategy = un.MirroredStrategy(devices=2, replicas=8)
     >>> with strategy.scope():
-    ...     pass  # a model that is made here, and compiled and fitted as always, is trained by eight replicas on two devices
+    ...     pass  # what is made here is trained by eight replicas on two devices
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from processes import user_python as python
 from sizes import slow, thorough
 from unisono._src import cli
 from unisono._src.cli import datasets, demo
+from unisono._src.cli.epoch_times import EpochTimes
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -50,11 +51,13 @@ def check_placements(text):
     first, second = re.findall(r"\b[0-9a-f]{32}\b", text)
     assert first == second
     assert "The fingerprints are equal" in text
-    shares = "so that they do the same work as one, and hand on sums besides: they take longer" in text
-    assert shares == (len(os.sched_getaffinity(0)) < 8)
-    for device in range(8):
-        assert f"  cpu:{device}  replica {device}\n" in text
+    devices = demo.count_cpu_devices(len(os.sched_getaffinity(0)), replicas=8)
+    assert [f"{device}" for device in range(devices)] == re.findall(
+        r"^  cpu:(\d)  replica.*\n", text.split("cpu:0  replicas 0 to 7")[0], re.MULTILINE
+    )
     assert "  cpu:0  replicas 0 to 7, one after another\n" in text
+    assert len(re.findall(r"%  +\d+\.\d s +\d+\.\d\d ms  [0-9a-f]{32}$", text, re.MULTILINE)) == 2
+    assert demo.WHY_CPU_DEVICES_ARE_NO_FASTER in text
     assert "Epoch 1/" in text
     assert "val_accuracy" in text
 
@@ -113,15 +116,41 @@ def test_demo_fails_where_the_fingerprints_differ(tmp_path, capsys):
     model = keras.Sequential([keras.Input((1,))])
     history = {"val_accuracy": [0.5]}
     strategy = un.OneDeviceStrategy(replicas=2)
-    runs = [demo.DemoRun(strategy, model, history, 1.0, fingerprint) for fingerprint in ("a" * 32, "b" * 32)]
+    runs = [demo.DemoRun(strategy, model, history, EpochTimes(), fingerprint) for fingerprint in ("a" * 32, "b" * 32)]
     assert demo.print_report(runs, tmp_path / "x.png", tmp_path / "x.keras") == 1
     assert "DIFFER" in capsys.readouterr().out
     assert demo.print_report(runs[:1] * 2, tmp_path / "x.png", tmp_path / "x.keras") == 0
 
 
+def test_compiling_and_steps_are_told_apart(tmp_path, capsys):
+    """The first epoch of ten steps takes 7 s, 5 of them before its validation; later ones take 2 s and 1.5 s."""
+    times = EpochTimes(iter([0, 5, 7, 10, 11.5, 12, 20, 21.5, 22]).__next__)
+    times.set_params({"steps": 10})
+    run = demo.DemoRun(un.OneDeviceStrategy(replicas=2), keras.Sequential(), {"val_accuracy": [0.5]}, times, "a" * 32)
+    printed = []
+    for epoch in range(3):
+        times.on_epoch_begin(epoch)
+        times.on_test_begin()
+        times.on_epoch_end(epoch)
+        demo.print_report([run, run], tmp_path / "x.png", tmp_path / "x.keras")
+        printed.append(capsys.readouterr().out)
+    assert "ms" not in printed[0]  # of one epoch nobody knows
+    assert demo.WHY_THE_SECOND_COMPILES_LESS not in printed[0]
+    assert printed[2].count("50.00%      5.0 s  150.00 ms  aaa") == 2
+    assert demo.WHY_THE_SECOND_COMPILES_LESS in printed[2]
+    assert demo.WHY_CPU_DEVICES_ARE_NO_FASTER not in printed[2]  # both have one device
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "devices"), [(1, 8, 2), (2, 8, 2), (6, 8, 6), (64, 8, 8), (64, 100, 8), (64, 3, 3), (1, 1, 1)]
+)
+def test_the_demo_makes_a_cpu_device_for_each_core(cores, replicas, devices):
+    assert demo.count_cpu_devices(cores, replicas) == devices
+
+
 def test_the_curves_of_two_equal_placements_are_drawn(tmp_path):
     """With one replica both strategies have one device."""
     history = {name: [0.5, 0.25] for name in ("loss", "accuracy", "val_loss", "val_accuracy")}
-    runs = [demo.DemoRun(un.OneDeviceStrategy(replicas=1), keras.Sequential(), history, 1.0, "a" * 32)] * 2
+    runs = [demo.DemoRun(un.OneDeviceStrategy(replicas=1), keras.Sequential(), history, EpochTimes(), "a" * 32)] * 2
     demo.draw_curves(tmp_path / "x.png", "a title", runs)
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -5,6 +5,7 @@ The first programs of the README and of docs/loop.md run in processes of their o
 
 from __future__ import annotations
 
+import inspect
 import pathlib
 import re
 import subprocess
@@ -23,6 +24,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 X = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 3, 64)
 LOSS = "sparse_categorical_crossentropy"
+
+COLUMNS = 88
+"""How many fit the column of the site in a window of 1400 pixels; other blocks than code are wrapped by docs/_static/site.css."""
+COLUMNS_OF_THE_REFERENCE = 86
 
 Names = dict[str, Any]
 
@@ -154,6 +159,35 @@ BLOCKS = {
 
 def test_every_block_is_run():
     assert {f"{page.name} {number}" for page in PAGES for number, _ in enumerate(python_blocks(page))} == set(BLOCKS)
+
+
+def lines_of_code(page: pathlib.Path) -> list[str]:
+    """Return the lines of the blocks that have a language; the directives of Sphinx have none."""
+    blocks = re.findall(r"^```(?:\w+|\{code-cell\} python)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_fits_the_column_of_the_site(page: pathlib.Path):
+    assert [line for line in lines_of_code(page) if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_begins_with_a_sentence_about_its_subject(page: pathlib.Path):
+    """And not with a heading, a list, a picture, code, or what its reader has of it."""
+    begin = re.search(r"^# [^\n]+\n\n(.+?)(?:\n\n|\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert begin is not None
+    assert re.match(r"[\w`].*[.:]", begin[1], re.DOTALL)
+    assert not begin[1].startswith("After this page")
+
+
+def test_examples_of_the_reference_fit_its_column():
+    named = [un, *(getattr(module, name) for module in (un, un.callbacks) for name in module.__all__)]
+    documented = [part for thing in named for part in (thing, *(vars(thing).values() if isinstance(thing, type) else ()))]
+    lines = [line for part in documented for line in (inspect.getdoc(part) or "").splitlines()]
+    examples = [line.strip() for line in lines if re.match(r" *(>>>|\.\.\.) ", line)]
+    assert len(examples) > 20
+    assert [line for line in examples if len(line) > COLUMNS_OF_THE_REFERENCE] == []
 
 
 def test_the_files_for_clusters_can_be_read():

@@ -14,7 +14,7 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def messages() -> types.ModuleType:
-    """The module that makes the table."""
+    """The module that makes the list."""
     spec = importlib.util.spec_from_file_location("messages", DOCS / "messages.py")
     assert spec is not None
     assert spec.loader is not None
@@ -25,7 +25,7 @@ def messages() -> types.ModuleType:
 
 def test_the_usual_messages_are_those_of_the_source(messages):
     page = (DOCS / "messages.md").read_text()
-    quoted = re.findall(r"^\| `(.+?)` \| ", page, re.MULTILINE)
+    quoted = re.findall(r"^- `(.+?)`: ", page, re.MULTILINE)
     texts = " ".join(" ".join(text.split()) for text in messages.list_texts())
     assert len(quoted) > 10
     assert [text for text in quoted if text not in texts] == []
@@ -34,5 +34,10 @@ def test_the_usual_messages_are_those_of_the_source(messages):
 def test_messages_are_found_with_the_tests_that_quote_them(messages):
     found = [test for message, test in messages.tests_of_messages().items() if message.text.startswith("Keras has")]
     assert found == ["checks/test_refusals.py::test_a_distribution_of_keras_is_refused"]
-    table = messages.make_table()
-    assert all(f"`{message.module}` |" in table for message in messages.list_messages())
+    listed = messages.make_list()
+    assert all(f"*{message.kind} of `{message.module}`" in listed for message in messages.list_messages())
+    assert "shown by `checks/test_refusals.py::test_a_distribution_of_keras_is_refused`" in listed
+
+
+def test_the_page_has_no_table_which_would_be_wider_than_a_phone(messages):
+    assert re.findall(r"^\|", (DOCS / "messages.md").read_text() + messages.make_list(), re.MULTILINE) == []

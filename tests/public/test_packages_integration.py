@@ -108,6 +108,15 @@ def test_the_modules_of_an_extra_can_be_imported(extra):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.compat
+def test_keras_of_tensorflow_is_keras_on_jax():
+    """So lines with tf.keras stay as they are."""
+    pytest.importorskip("tensorflow")
+    code = "import unisono, keras, tensorflow as tf; print(tf.keras.Model is keras.Model, tf.keras.backend.backend())"
+    done = user_python("-W", "ignore", "-c", code)
+    assert done.stdout == "True jax\n", done.stderr
+
+
 def new_model():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")

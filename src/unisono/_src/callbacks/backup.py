@@ -50,7 +50,8 @@ class BackupAndRestore(FitCallback):
         allow_other_replicas: Whether a training with another number of replicas may be resumed. It is another run then.
 
     Example:
-        >>> callback = BackupAndRestore("backup", save_freq=1000, signals=("SIGTERM", "SIGINT", "SIGUSR1"))
+        >>> signals = ("SIGTERM", "SIGINT", "SIGUSR1")
+        >>> callback = BackupAndRestore("backup", save_freq=1000, signals=signals)
     """
 
     keeps_what_others_decide = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +13,19 @@ import tyro
 
 import unisono as un
 from unisono._src.cli import datasets
+from unisono._src.cli.epoch_times import EpochTimes
 from unisono._src.cli.errors import CommandError, check_counts
 from unisono._src.typing import Shape
 from unisono._src.xla import runtime
 
 MOST_CPU_DEVICES = 8
+
+WHY_THE_SECOND_COMPILES_LESS = "The first training compiles what both need. Steps are those of later epochs."
+
+WHY_CPU_DEVICES_ARE_NO_FASTER = (
+    "On CPU several devices show that the bits are the same. For a net as small as this they are no faster: one device has the threads of all "
+    "cores too, and takes many steps in one call; several hand on sums in each step."
+)
 
 # Equal curves lie on top of each other: a wide pale line under a thin dark one shows both.
 STYLES: tuple[dict[str, object], ...] = (
@@ -34,7 +41,7 @@ class DemoRun:
     strategy: un.Strategy
     model: keras.Model
     history: dict[str, list[float]]
-    seconds: float
+    times: EpochTimes
     fingerprint: str
 
 
@@ -86,9 +93,14 @@ def demo(
 def make_strategies(replicas: int) -> tuple[un.Strategy, un.Strategy]:
     """Return a strategy for all devices of this machine and a strategy for a single device. Where JAX finds no GPU or TPU, it makes CPU
     devices, whose number must be set before anything starts JAX."""
-    jax.config.update("jax_num_cpu_devices", min(MOST_CPU_DEVICES, replicas))
+    runtime.make_cpu_devices(count_cpu_devices(runtime.count_cores(), replicas))
     one = un.OneDeviceStrategy(replicas=replicas)
     return un.MirroredStrategy(devices=jax.devices()[:replicas], replicas=replicas), one
+
+
+def count_cpu_devices(cores: int, replicas: int) -> int:
+    """Return one device for each core, since more of them only share the cores; two at least, so that there are bits to compare."""
+    return min(max(cores, 2), MOST_CPU_DEVICES, replicas)
 
 
 def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_size: int, seed: int) -> DemoRun:
@@ -97,7 +109,6 @@ def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_
     for device, block in zip(strategy.placement.devices, strategy.placement.blocks, strict=True):
         replicas = f"replica {block[0]}" if len(block) == 1 else f"replicas {block[0]} to {block[-1]}, one after another"
         print(f"  {device.platform}:{device.id}  {replicas}")
-    started = time.perf_counter()
     keras.utils.set_random_seed(seed)
     with strategy.scope():
         model = make_conv_net(images.x_train.shape[1:])
@@ -107,8 +118,11 @@ def train_on(strategy: un.Strategy, images: datasets.Images, epochs: int, batch_
         metrics=["accuracy"],
     )
     held_out = (images.x_test, images.y_test)
-    history = model.fit(images.x_train, images.y_train, batch_size=batch_size, epochs=epochs, validation_data=held_out)
-    return DemoRun(strategy, model, history.history, time.perf_counter() - started, un.fingerprint(model))
+    times = EpochTimes()
+    history = model.fit(
+        images.x_train, images.y_train, batch_size=batch_size, epochs=epochs, validation_data=held_out, callbacks=[times]
+    )
+    return DemoRun(strategy, model, history.history, times, un.fingerprint(model))
 
 
 def make_conv_net(shape: Shape) -> keras.Model:
@@ -126,20 +140,20 @@ def make_conv_net(shape: Shape) -> keras.Model:
 def print_report(runs: list[DemoRun], picture: Path, model_file: Path) -> int:
     """Print the results, and return the exit code: 0 where all fingerprints are equal, 1 where not."""
     equal = len({run.fingerprint for run in runs}) == 1
-    print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'seconds':>7}  fingerprint")
+    print(f"\n{'placement':<30}  {'held-out accuracy':>17}  {'compiling':>9}  {'a step':>9}  fingerprint")
     for run in runs:
         accuracy = f"{run.history['val_accuracy'][-1]:.2%}"
-        print(f"{format_placement(run.strategy):<30}  {accuracy:>17}  {run.seconds:>7.1f}  {run.fingerprint}")
+        compiling = "" if run.times.compiling is None else f"{run.times.compiling:.1f} s"
+        step = "" if run.times.step is None else f"{1000 * run.times.step:.2f} ms"
+        print(f"{format_placement(run.strategy):<30}  {accuracy:>17}  {compiling:>9}  {step:>9}  {run.fingerprint}")
     if equal:
         print("\nThe fingerprints are equal: weights, optimizer and random state have the same bits on both placements.")
     else:
         print("\nThe fingerprints DIFFER: the two placements have not trained the same bits. This is a bug; please report it.")
-    count = max(len(run.strategy.devices) for run in runs)
-    if jax.default_backend() == "cpu" and count > runtime.count_cores():
-        print(
-            f"{count} CPU devices share {count_in_words(runtime.count_cores(), 'core')} here, so that they do the same work as one, and hand on sums "
-            f"besides: they take longer. Devices of their own, as GPUs are, compute beside one another."
-        )
+    if runs[0].times.step is not None:
+        print(WHY_THE_SECOND_COMPILES_LESS)
+    if jax.default_backend() == "cpu" and max(len(run.strategy.devices) for run in runs) > 1:
+        print(WHY_CPU_DEVICES_ARE_NO_FASTER)
     print(f"\nlearning curves  {picture}\nmodel            {model_file}")
     return 0 if equal else 1
 

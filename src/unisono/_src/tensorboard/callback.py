@@ -49,7 +49,7 @@ class TensorBoard(FitCallback):
         embeddings_metadata: A file with a label for each row of the tables, or a dict of files by the layers' names; relative to log_dir.
 
     Example:
-        >>> callback = TensorBoard("logs", histogram_freq=1, update_freq=100, profile_batch=(10, 20))
+        >>> callback = TensorBoard("logs", histogram_freq=1, profile_batch=(10, 20))
     """
 
     writes_for_all = True
