@@ -44,14 +44,22 @@ def run_shards(phased, state, batch, sizes=SIZES):
             known[variable] = value
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     results = []
+    kept = [{} for _ in sizes]
     for number, phase in enumerate(phased.phases):
         known |= zip(phased.makes[number], phased.run_everywhere(number, [known[v] for v in phased.reads[number]]), strict=True)
         results = [
             phased.run_shard(
-                number, size, [known[v] for v in phase.reads], [a[start : start + size] for a in rows], jnp.int32(start)
+                number,
+                size,
+                [known[v] for v in phase.reads],
+                [a[start : start + size] for a in rows],
+                [own[v] for v in phase.uses],
+                jnp.int32(start),
             )
-            for start, size in zip(starts, sizes, strict=True)
+            for start, size, own in zip(starts, sizes, kept, strict=True)
         ]
+        for own, result in zip(kept, results, strict=True):
+            own |= zip(phase.kept, result.kept, strict=True)
         known |= phased.merge(number, results, sizes, known)
     end = len(phased.phases)
     known |= zip(phased.makes[end], phased.run_everywhere(end, [known[v] for v in phased.reads[end]]), strict=True)
@@ -64,11 +72,11 @@ def norm(arrays):
     return float(np.sqrt(sum(np.sum(np.square(np.asarray(a, "float64"))) for a in arrays)))
 
 
-def compare(step, state, batch, sizes=SIZES, local="batch_norm"):
+def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit):
     """(the difference of the floats of the new state, relative to their change on the whole batch; the step in phases)."""
     phased = analyse(step, state, batch, sizes, local)
-    got = jax.jit(lambda state, batch: run_shards(phased, state, batch, sizes))(state, batch)
-    want = jax.tree.leaves(jax.jit(step)(state, batch))
+    got = jit(lambda state, batch: run_shards(phased, state, batch, sizes))(state, batch)
+    want = jax.tree.leaves(jit(step)(state, batch))
     old = jax.tree.leaves(state)
     floats = [place for place, array in enumerate(want[: len(old)]) if jnp.issubdtype(array.dtype, jnp.floating)]
     for place, (one, other) in enumerate(zip(got, want, strict=True)):

@@ -168,6 +168,21 @@ def test_train_step_of_keras(case, rng):
     assert len(phased.phases) == phases
 
 
+def test_rows_that_are_compared_with_their_maximum_are_kept(rng):
+    """Two programs may round them in two ways."""
+    model = mlp()
+    weights = [v.value for v in model.trainable_variables]
+
+    def step(weights, batch):
+        gradients = jax.grad(lambda weights: ops.max(model.stateless_call(weights, [], batch[0])[0][:, 0]))(weights)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], ()
+
+    error, phased = compare(step, weights, (rng.normal(size=(ROWS, 8)).astype("float32"),))
+    assert error < CLOSE
+    assert [len(phase.kept) for phase in phased.phases] == [1, 0, 0]
+    assert [phase.uses for phase in phased.phases] == [[], phased.phases[0].kept, phased.phases[0].kept]
+
+
 def test_statistics_of_a_batch_are_those_of_a_replica_unless_synchronized(rng):
     model = normalized()
     model.compile("sgd", SPARSE)

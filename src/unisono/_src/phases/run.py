@@ -29,6 +29,7 @@ class ShardResult(NamedTuple):
     gathered: list[Array]
     left: list[Array]
     outputs: list[Array]
+    kept: list[Array]
 
 
 class PhasedStep:
@@ -80,13 +81,22 @@ class PhasedStep:
             values.update(zip(whole.outvars, bind(whole, operands), strict=True))
         return [values[variable] for variable in self.makes[stage]]
 
-    def run_shard(self, number: int, size: int, reads: Sequence[Array], rows: Sequence[Array], start: Array) -> ShardResult:
-        """Compute a phase on a shard of `size` rows, which begins with row `start`, from the phase's reads."""
+    def run_shard(
+        self, number: int, size: int, reads: Sequence[Array], rows: Sequence[Array], kept: Sequence[Array], start: Array
+    ) -> ShardResult:
+        """Compute a phase on a shard of `size` rows, which begins with row `start`, from the phase's reads and what the shard has kept."""
         phase = self.phases[number]
         known: Values = dict(zip(phase.reads, reads, strict=True))
-        values: Values = dict(zip(self._rows, rows, strict=True))
+        values: Values = dict(zip(self._rows, rows, strict=True)) | dict(zip(phase.uses, kept, strict=True))
+        for variable in phase.reads:
+            kind = self.analysis.kinds[variable]
+            if isinstance(kind, Rows):  # gathered before
+                values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, start, size)
         for planned in phase.plan:
             self._run_in_shard(planned, size, known, values, start)
+            for variable in planned.equation.whole.outvars:
+                if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
+                    values[variable] = lax.optimization_barrier(values[variable])
         return ShardResult(*([values[variable] for variable in of] for of in list_results(phase)))
 
     def _run_in_shard(self, planned: Planned, size: int, known: Values, values: Values, start: Array) -> None:
@@ -136,7 +146,7 @@ class PhasedStep:
 
 def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:
     """Return the variables of a `ShardResult`."""
-    return phase.merged, phase.gathered, phase.left, phase.outputs
+    return phase.merged, phase.gathered, phase.left, phase.outputs, phase.kept
 
 
 def read(atom: Atom, known: Values) -> Array:

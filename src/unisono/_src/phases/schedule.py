@@ -1,7 +1,8 @@
 """When values are computed: in which phase of the shards, or between which phases.
 
 A merge is made as late as it can be: what only the end of the step reads is merged in the last phase, so that a phase for the counts of
-masks does not run the model.
+masks does not run the model. Rows are computed again in each phase that needs them, but for those of which a maximum or a minimum was taken:
+code compares them with it, and two programs may round them in two ways.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from unisono._src.phases.analysis import Analysis, Planned
 from unisono._src.phases.kinds import Everywhere, Local, Merge, Rows
 
 
+COMPARING = ("max", "min")
+
+
 @dataclasses.dataclass
 class Phase:
     """What shards do between two merges."""
@@ -26,6 +30,10 @@ class Phase:
     """Values of replicas that are read outside of their layers."""
     outputs: list[core.Var]
     """Rows that the step returns."""
+    kept: list[core.Var]
+    """Rows that the shard itself keeps for later phases."""
+    uses: list[core.Var]
+    """Rows that it has kept."""
     plan: list[Planned]
     """What shards compute, in order; first their parts of what grows with the rows and is the same everywhere."""
     reads: list[core.Var]
@@ -42,7 +50,11 @@ class Schedule:
         self._handed_on: dict[core.Var, int] = {}
         """The phase at whose end rows are gathered, or a replica's own value is merged."""
         self._set_due()
+        self._kept_in = self._find_kept()
         self.phases = [self._plan_phase(number) for number in range(analysis.phases)]
+        for number, phase in enumerate(self.phases):
+            later = {variable for other in self.phases[number + 1 :] for variable in other.uses}
+            phase.kept = [variable for variable in phase.kept if variable in later]
         self.everywhere = [self._list_everywhere(number) for number in range(analysis.phases + 1)]
         """For each phase what is computed before it; the last item is the end of the step."""
 
@@ -93,6 +105,17 @@ class Schedule:
             yield operand
             yield from self._list_sources(operand)
 
+    def _find_kept(self) -> dict[core.Var, int]:
+        """Return the rows that are kept where a later phase needs them, each with the phase in which it is compared."""
+        kept: dict[core.Var, int] = {}
+        for planned in self._analysis.plan:
+            for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False):
+                if merge is not None and merge.operation in COMPARING and variable in self._due:
+                    for operand in list_variables(planned.equation.whole.invars):
+                        if isinstance(self._analysis.kinds[operand], Rows):
+                            kept[operand] = min(kept.get(operand, self._due[variable]), self._due[variable] - 1)
+        return kept
+
     def _plan_phase(self, number: int) -> Phase:
         analysis = self._analysis
         merged = {
@@ -107,14 +130,26 @@ class Schedule:
         of_step = list(dict.fromkeys(list_variables(analysis.twins.outputs)))
         outputs = [v for v in of_step if isinstance(analysis.kinds[v], Rows)] if number == analysis.phases - 1 else []
         wanted: set[Atom] = {*merged, *gathered, *left, *outputs}
+        kept = [variable for variable, phase in self._kept_in.items() if phase == number]
         plan: list[Planned] = []
+        uses: dict[core.Var, None] = {}
         parts: dict[core.Var, Planned] = {}
         reads: dict[core.Var, None] = {}
         for planned in reversed(analysis.plan):
             if planned.in_shards and not wanted.isdisjoint(planned.equation.whole.outvars):
                 plan.append(planned)
                 self._sort_operands(planned, wanted, parts, reads)
-        return Phase(merged, gathered, left, outputs, [*parts.values(), *reversed(plan)], list(reads))
+                earlier = {atom for atom in wanted if self._is_known(atom, number)}
+                wanted -= earlier
+                for variable in list_variables(earlier):
+                    (reads if variable in self._handed_on else uses)[variable] = None
+        return Phase(merged, gathered, left, outputs, kept, list(uses), [*parts.values(), *reversed(plan)], list(reads))
+
+    def _is_known(self, atom: Atom, number: int) -> bool:
+        """Return whether an earlier phase has gathered rows, or a shard has kept them."""
+        if not isinstance(atom, core.Var) or not isinstance(self._analysis.kinds[atom], Rows):
+            return False
+        return min(self._handed_on.get(atom, number), self._kept_in.get(atom, number)) < number
 
     def _sort_operands(
         self, planned: Planned, wanted: set[Atom], parts: dict[core.Var, Planned], reads: dict[core.Var, None]
