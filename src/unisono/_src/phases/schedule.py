@@ -16,7 +16,6 @@ from unisono._src.operands import Atom, list_variables
 from unisono._src.phases.analysis import Analysis, Planned
 from unisono._src.phases.kinds import Everywhere, Local, Merge, Rows
 
-
 COMPARING = ("max", "min")
 
 
