@@ -226,7 +226,7 @@ def shared(dimensions, sizes):
     return tuple(size if name in dimensions else 1 for name, size in zip(DIMENSIONS, sizes, strict=True))
 
 
-@settings(max_examples=cases(3, 150))
+@settings(max_examples=cases(2, 150))
 @given(
     batch=st.sampled_from([1, 2, 5]),
     heads=st.sampled_from([1, 2, 3]),

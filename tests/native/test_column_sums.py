@@ -86,7 +86,7 @@ def draw_arrays(shape, size=1.0, shift=0.0):
     return x.astype("float32"), *vectors, normal(shape, 3), normal(columns, 4), normal(columns, 5)
 
 
-@settings(max_examples=cases(20, 300))
+@settings(max_examples=cases(6, 300))
 @given(
     rows=st.sampled_from([(65,), (7, 9, 11), (2047,), (4, 513), (3000,), (20000,)]),
     columns=st.sampled_from([16, 17, 31, 33, 48, 64, 65, 100, 256, 777]),

@@ -98,7 +98,7 @@ def list_calls(function, *args):
 FORWARD, BACKWARD = "convolve_depthwise", "depthwise_kernel_gradient"
 
 
-@settings(max_examples=cases(7, 600))
+@settings(max_examples=cases(4, 600))
 @given(case=depthwise_convolutions())
 def test_convolutions_and_their_gradients(case):
     """Within rounding errors of the products: their sum may be near zero."""
@@ -115,7 +115,7 @@ def test_convolutions_and_their_gradients(case):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-7 * np.asarray(sizes).max(initial=0))
 
 
-@settings(max_examples=cases(3, 250))
+@settings(max_examples=cases(2, 250))
 @given(case=depthwise_convolutions(), value=st.sampled_from([np.inf, -np.inf, np.nan, 3e38]), seed=st.integers(0, 1 << 16))
 def test_what_is_not_finite_reaches_the_outputs_of_a_direct_convolution(case, value, seed):
     *shapes, window = case

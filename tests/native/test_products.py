@@ -23,7 +23,7 @@ HEIGHTS = st.sampled_from([1, 2, 13, 100, 257, 511, 513, 700, 1030])
 ROWS = st.sampled_from([1, 2, 5, 47, 96, 255, 256, 257, 500, 1023, 1025, 3000])
 
 
-@settings(max_examples=cases(25, 600))
+@settings(max_examples=cases(10, 600))
 @given(rows=ROWS, depth=HEIGHTS, columns=SIZES, others=st.lists(SIZES, max_size=3), with_sums=st.booleans())
 @example(rows=1025, depth=1030, columns=257, others=[], with_sums=True)
 @example(rows=3000, depth=511, columns=33, others=[7, 600], with_sums=True)
@@ -39,7 +39,7 @@ def test_transposed_products(rows, depth, columns, others, with_sums):
 DEPTHS = st.sampled_from([1, 2, 3, 17, 64, 511, 512, 513, 700, 1030])
 
 
-@settings(max_examples=cases(25, 600))
+@settings(max_examples=cases(10, 600))
 @given(rows=ROWS, depth=DEPTHS, columns=SIZES, is_transposed=st.booleans())
 def test_products(rows, depth, columns, is_transposed):
     left, right = normal((rows, depth)), normal((depth, columns), 1)

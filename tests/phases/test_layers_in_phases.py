@@ -6,13 +6,18 @@ import jax.numpy as jnp
 import pytest
 
 import layer_groups
+from sizes import mostly_slow
 from whole_batch_of_phases import analyse
 
 LEFT_OUT = {"random patches", "random places", "more random places"}
 """In the first, rows meet on purpose: mixing and cutting. Keras compiles none of the others."""
 
 
-@pytest.mark.parametrize("group", sorted({*layer_groups.EXACT, *layer_groups.OTHERS} - LEFT_OUT))
+GROUPS = sorted({*layer_groups.EXACT, *layer_groups.OTHERS} - LEFT_OUT)
+QUICK = ("two dimensions", "spectrograms", "random colours", "noise and batch statistics", "merges and activations")
+
+
+@pytest.mark.parametrize("group", mostly_slow(GROUPS, *QUICK))
 def test_layers_gather_nothing(group):
     model, options, data = layer_groups.make_family(group)
     model.compile(**options)

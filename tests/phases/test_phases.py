@@ -9,7 +9,8 @@ import pytest
 from keras import layers as L  # noqa: N812
 from keras import ops
 
-from whole_batch_of_phases import CLOSE, SIZES, compare
+from sizes import mostly_slow
+from whole_batch_of_phases import CLOSE, SIZES, analyse, compare, run_shards
 
 ROWS = sum(SIZES)
 CLASSES = 5
@@ -153,7 +154,7 @@ def make_step(model):
     return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, "mlp", "recurrent", "draws by row", "queue and largest", "dice", "contrast"))
 def test_train_step_of_keras(case, rng):
     make_model, loss, phases = CASES[case]
     model = make_model()
@@ -257,7 +258,6 @@ def test_predictions_are_rows_in_order(rng):
     model = mlp()
     weights = [v.value for v in model.trainable_variables]
     x = rng.normal(size=(ROWS, 8)).astype("float32")
-    from whole_batch_of_phases import analyse, run_shards
 
     phased = analyse(lambda weights, batch: model.stateless_call(weights, [], batch[0])[0], weights, (x,))
     (got,) = run_shards(phased, weights, (x,))

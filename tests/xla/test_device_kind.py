@@ -104,11 +104,11 @@ def test_a_checkpoint_of_another_kind_is_warned_about(tmp_path, monkeypatch):
     checkpoint = un.Checkpoint(model=model)
     here = device_kind.describe_processor() | {"caches": "3K 4K"}  # a container may not tell its own
     with monkeypatch.context() as patch:
-        patch.setattr(device_kind, "describe_processor", lambda: here | {"caches": "1K 2K", "instructions": "amx_tile"})
+        patch.setattr(device_kind, "describe_processor", lambda: here | {"caches": "1K 2K", "instructions": "of_no_processor"})
         path = checkpoint.save(tmp_path / "ckpt")
         checkpoint.wait()
     monkeypatch.setattr(device_kind, "describe_processor", lambda: here)
-    said = r"results may differ: caches: 1K 2K there, 3K 4K here; instructions: amx_tile only there, .* only here"
+    said = r"results may differ: caches: 1K 2K there, 3K 4K here; instructions: of_no_processor only there, .* only here"
     with pytest.warns(UserWarning, match=said):
         checkpoint.restore(path)
 
