@@ -39,6 +39,17 @@ class Phase:
     """Values that are the same everywhere, and those that have left their layers."""
 
 
+@dataclasses.dataclass
+class Walk:
+    """What a way back from the results of a phase has found."""
+
+    wanted: set[Atom]
+    plan: list[Planned] = dataclasses.field(default_factory=list[Planned])
+    parts: dict[core.Var, Planned] = dataclasses.field(default_factory=dict[core.Var, Planned])
+    reads: dict[core.Var, None] = dataclasses.field(default_factory=dict[core.Var, None])
+    uses: dict[core.Var, None] = dataclasses.field(default_factory=dict[core.Var, None])
+
+
 class Schedule:
     """The phases of an analysed step, and what is computed everywhere before each of them and at the end."""
 
@@ -128,45 +139,34 @@ class Schedule:
         left = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Local)]
         of_step = list(dict.fromkeys(list_variables(analysis.twins.outputs)))
         outputs = [v for v in of_step if isinstance(analysis.kinds[v], Rows)] if number == analysis.phases - 1 else []
-        wanted: set[Atom] = {*merged, *gathered, *left, *outputs}
         kept = [variable for variable, phase in self._kept_in.items() if phase == number]
-        plan: list[Planned] = []
-        uses: dict[core.Var, None] = {}
-        parts: dict[core.Var, Planned] = {}
-        reads: dict[core.Var, None] = {}
+        walk = Walk(wanted={*merged, *gathered, *left, *outputs})
         for planned in reversed(analysis.plan):
-            if planned.in_shards and not wanted.isdisjoint(planned.equation.whole.outvars):
-                plan.append(planned)
-                self._sort_operands(planned, wanted, parts, reads)
-                earlier = {atom for atom in wanted if self._is_known(atom, number)}
-                wanted -= earlier
-                for variable in list_variables(earlier):
-                    (reads if variable in self._handed_on else uses)[variable] = None
-        return Phase(merged, gathered, left, outputs, kept, list(uses), [*parts.values(), *reversed(plan)], list(reads))
+            if planned.in_shards and not walk.wanted.isdisjoint(planned.equation.whole.outvars):
+                walk.plan.append(planned)
+                self._sort_operands(planned, number, walk)
+        plan = [*walk.parts.values(), *reversed(walk.plan)]
+        return Phase(merged, gathered, left, outputs, kept, list(walk.uses), plan, list(walk.reads))
 
-    def _is_known(self, atom: Atom, number: int) -> bool:
-        """Return whether an earlier phase has gathered rows, or a shard has kept them."""
-        if not isinstance(atom, core.Var) or not isinstance(self._analysis.kinds[atom], Rows):
-            return False
-        return min(self._handed_on.get(atom, number), self._kept_in.get(atom, number)) < number
-
-    def _sort_operands(
-        self, planned: Planned, wanted: set[Atom], parts: dict[core.Var, Planned], reads: dict[core.Var, None]
-    ) -> None:
-        """Add the operands of an equation to what shards compute, or to what they read."""
+    def _sort_operands(self, planned: Planned, number: int, walk: Walk) -> None:
+        """Add the operands of an equation to what shards compute, to what they read, or to what they have kept."""
         bases = {merge.base for merge in planned.merges if merge is not None}
         for place, atom in enumerate(planned.equation.whole.invars):
             if isinstance(atom, core.Literal) or place in bases:
                 continue
             kind = self._analysis.kinds[atom]
             grows = bool(planned.layouts) and planned.layouts[place] is not None
-            if isinstance(kind, Rows) or (isinstance(kind, Local) and planned.inside):
-                wanted.add(atom)
+            if isinstance(kind, Rows) and self._handed_on.get(atom, number) < number:
+                walk.reads[atom] = None
+            elif isinstance(kind, Rows) and self._kept_in.get(atom, number) < number:
+                walk.uses[atom] = None
+            elif isinstance(kind, Rows) or (isinstance(kind, Local) and planned.inside):
+                walk.wanted.add(atom)
             elif grows and atom in self._analysis.own_parts:
-                self._sort_operands(self._analysis.own_parts[atom], wanted, parts, reads)
-                parts.setdefault(atom, self._analysis.own_parts[atom])
+                self._sort_operands(self._analysis.own_parts[atom], number, walk)
+                walk.parts.setdefault(atom, self._analysis.own_parts[atom])
             else:
-                reads[atom] = None
+                walk.reads[atom] = None
 
     def _list_everywhere(self, number: int) -> list[Planned]:
         return [
