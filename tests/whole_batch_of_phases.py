@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.extend import core
+from keras import layers as L  # noqa: N812
 
 from unisono._src.phases.analysis import Analysis, match_scopes
 from unisono._src.phases.kinds import Rows
@@ -16,6 +18,26 @@ SIZES = (3, 3, 2, 2)
 """Rows of the shards; two programs."""
 CLOSE = 2e-6
 """Of the change of all state."""
+ROWS = sum(SIZES)
+CLASSES = 5
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def mlp(**options):
+    return keras.Sequential([L.Input((8,)), L.Dense(8, "tanh", **options), L.Dense(CLASSES)])
+
+
+def make_batch(model, rng):
+    shape = model.input_shape[1:]
+    is_tokens = len(shape) == 1 and any(isinstance(layer, L.Embedding) for layer in model.layers)
+    x = rng.integers(0, 20, (ROWS, *shape)) if is_tokens else rng.normal(size=(ROWS, *shape))
+    return x.astype("int32" if is_tokens else "float32"), rng.integers(0, CLASSES, ROWS).astype("int32")
+
+
+def make_step(model):
+    """(the train_step of the model, its state)."""
+    groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
+    return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
 def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):

@@ -10,14 +10,7 @@ from keras import layers as L  # noqa: N812
 from keras import ops
 
 from sizes import mostly_slow
-from whole_batch_of_phases import CLOSE, SIZES, analyse, compare, run_shards
-
-ROWS = sum(SIZES)
-CLASSES = 5
-
-
-def mlp(**options):
-    return keras.Sequential([L.Input((8,)), L.Dense(8, "tanh", **options), L.Dense(CLASSES)])
+from whole_batch_of_phases import CLASSES, CLOSE, ROWS, SPARSE, analyse, compare, make_batch, make_step, mlp, run_shards
 
 
 def conv():
@@ -121,7 +114,6 @@ def masked_mean(y, logits):
     return ops.sum(cross_entropy(y, logits) * mask) / ops.sum(mask)
 
 
-SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 OF_MODELS = {
     "mlp": (lambda: mlp(kernel_regularizer="l2"), SPARSE, 1),
     "conv": (conv, SPARSE, 1),
@@ -139,19 +131,6 @@ OF_LOSSES = {
     "masked mean": (masked_mean, 2),
 }
 CASES = OF_MODELS | {name: (mlp, loss, phases) for name, (loss, phases) in OF_LOSSES.items()}
-
-
-def make_batch(model, rng):
-    shape = model.input_shape[1:]
-    is_tokens = len(shape) == 1 and any(isinstance(layer, L.Embedding) for layer in model.layers)
-    x = rng.integers(0, 20, (ROWS, *shape)) if is_tokens else rng.normal(size=(ROWS, *shape))
-    return x.astype("int32" if is_tokens else "float32"), rng.integers(0, CLASSES, ROWS).astype("int32")
-
-
-def make_step(model):
-    """(the train_step of the model, its state)."""
-    groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables)
-    return model.train_step, tuple([variable.value for variable in group] for group in groups)
 
 
 @pytest.mark.parametrize("case", mostly_slow(CASES, "mlp", "recurrent", "draws by row", "queue and largest", "dice", "contrast"))
