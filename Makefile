@@ -17,6 +17,11 @@ KERNELS := $(wildcard native/*)
 
 CONSTRAINTS := constraints.txt
 
+# Others that train Keras models, and what they need of what is not installed yet.
+OTHERS := keras-hub bayesflow keras-rs keras-tuner kagglehub kagglesdk regex sentencepiece tokenizers pandas pytz seaborn kt-legacy \
+	grain array-record portpicker six tqdm requests certifi charset-normalizer idna urllib3
+PACKAGES := constraints-packages.txt
+
 # As environment variables, and not as options, they also hold for the environment in which pip builds this package;
 # older versions of pip read the first there, newer ones the second.
 export PIP_CONSTRAINT := $(CONSTRAINTS)
@@ -26,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Containers set it. Each of the hundred processes of the tests would then compile three thousand modules anew: six seconds of CPU time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo dist docs test test-processes test-all compat keras-tests one-chip arm newest latest lint format matrix soak bench clean
+.PHONY: help demo dist docs test test-processes test-all compat packages keras-tests one-chip arm newest latest lint format matrix soak bench clean
 
 help:
 	@echo "make demo     train on handwritten digits on two placements and compare the bits"
@@ -35,6 +40,7 @@ help:
 	@echo "make test-all all tests, with short forms of matrix and soak"
 	@echo "make test-processes   more tests of several processes and of their faults"
 	@echo "make compat   the oldest Keras; torch, TensorFlow and grain as sources of data; exports for others"
+	@echo "make packages models of keras-hub, bayesflow, keras-rs and keras-tuner; PACKAGES= for the newest of each"
 	@echo "make keras-tests   Keras' own tests in the scope of a strategy; ARGS=\"--replicas 4 layers/rnn\""
 	@echo "make one-chip the tests of placements on a single device: install the extra of its kind into .venv first"
 	@echo "make arm      the native kernels, compiled for Arm on any machine, but not run"
@@ -65,10 +71,16 @@ test-processes: $(VENV)/dev.stamp
 # With all that others may bring along.
 test-all: $(VENV)-all/made
 	UNISONO_TESTS=all $(VENV)-all/bin/$(PYTEST) $(ARGS)
+	$(MAKE) packages
 
 # What needs torch, TensorFlow or grain, and what looks into Keras.
 compat: $(VENV)-compat/made
 	UNISONO_TESTS=quick $(VENV)-compat/bin/$(PYTEST) -m "compat and not thorough" $(ARGS)
+
+# Models of other packages. PACKAGES= tries the newest of each.
+packages: $(VENV)-packages/layer.stamp
+	$(VENV)-packages/bin/python -m pip install --quiet --no-compile --no-deps --upgrade $(OTHERS) $(addprefix --constraint ,$(PACKAGES))
+	$(VENV)-packages/bin/$(PYTEST) -m packages tests/promise $(ARGS)
 
 # Keras' package brings them.
 keras-tests: $(VENV)-all/made
@@ -123,7 +135,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-packages $(VENV)-all $(VENV)-bench $(VENV)-newest $(VENV)-latest
 
 # A stamp is an extra of pyproject.toml that .venv has. Modules are compiled when they are imported: most never are. Those that every process
 # needs are imported once, before two workers do it beside each other.
@@ -145,9 +157,12 @@ $(VENV)-all/made $(VENV)-bench/made: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	@touch $@
 
 # A layer over $(VENV): what is not here is found there.
-$(VENV)-compat/made: $(VENV)/dev.stamp
+$(VENV)-%/layer.stamp: $(VENV)/dev.stamp
 	$(PYTHON) -m venv --clear $(@D)
 	$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/layer.pth
+	@touch $@
+
+$(VENV)-compat/made: $(VENV)-compat/layer.stamp
 	$(@D)/bin/python -m pip install --quiet --no-compile $(OLDEST_KERAS) torch tensorflow-cpu grain --editable '.[dev,onnx]'
 	@touch $@
