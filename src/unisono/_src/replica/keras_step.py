@@ -14,10 +14,10 @@ from unisono._src.keras_private.data_adapters import unpack_batch
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import has_own_code, overrides_method
 from unisono._src.keras_private.trainer_state import list_scope_values
+from unisono._src.phases.coupling import sees_other_rows
 from unisono._src.replica import losses, metrics, optimizer_update, overwritten
 from unisono._src.replica.compiled_model import ModelComputation
 from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.mixed_outputs import depends_on_other_rows
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.replica.row_coupling import describe_shapes, warn_of_coupling, warn_of_row_tables
 from unisono._src.typed_jax import eval_shape, grad, vjp
@@ -123,7 +123,7 @@ class KerasStepComputation(ModelComputation):
             with self._state.open_scope(weights, non_trainable, None, jnp.int32(0)):
                 return call_model(self.model, x, False)
 
-        if depends_on_other_rows(compute_outputs, state[:2], unpack_batch(batch)[0]):
+        if sees_other_rows(compute_outputs, state[:2], unpack_batch(batch)[0]):
             warn_of_coupling(f"The model {self.model.name!r}")
 
     @hide_masks()

@@ -189,8 +189,10 @@ def scan(equation: Equation, layouts: Layouts) -> Outcomes:
     bodies = pair_bodies(equation, "jaxpr")
     consts, carries = count_loop_inputs(params)
     steps = [layout and layout.at(layout.axis - 1) for layout in layouts[consts + carries :]]
-    if bodies is None or any(layout is not None and layout.axis < 0 for layout in steps):
+    if bodies is None:
         return None
+    if any(layout is not None and layout.axis < 0 for layout in steps):
+        return map_rows(equation, layouts, bodies[0]) if not carries else None
     made = settle(bodies[0], layouts[:consts], layouts[consts : consts + carries], steps)
     outcomes = None if made is None else finish_carries(made[:carries], layouts, consts)
     if made is None or outcomes is None:
@@ -199,6 +201,15 @@ def scan(equation: Equation, layouts: Layouts) -> Outcomes:
         kind.at(kind.axis + 1) if isinstance(kind, Layout) else Merge() if kind is PARTIAL else None for kind in made[carries:]
     ]
     return [*outcomes, *of_steps]
+
+
+def map_rows(equation: Equation, layouts: Layouts, body: Twins) -> Outcomes:
+    """Rows one after another, and nothing that a step hands on: each result is of its row."""
+    rows = [layout for layout in layouts if layout is not None]
+    is_apart = all(layout.axis == 0 and layout.matches(rows[0]) for layout in rows)
+    grows = any(body.find_growing(variable) for variable in body.shapes)
+    is_of_rows = equation.whole.params["length"] == rows[0].per_row * equation.rows
+    return [rows[0]] * len(equation.whole.outvars) if is_apart and is_of_rows and not grows else None
 
 
 def repeat(equation: Equation, layouts: Layouts) -> Outcomes:

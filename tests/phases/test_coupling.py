@@ -6,15 +6,13 @@ import warnings
 
 import jax
 import keras
-import numpy as np
 import pytest
 from keras import layers, ops
 
 import unisono as un
 from trainings import on, rows
 from unisono._src.keras_private.models import has_own_code
-from unisono._src.replica import mixed_outputs
-from unisono._src.replica.mixed_outputs import depends_on_other_rows
+from unisono._src.phases.coupling import sees_other_rows
 
 X = rows(32, 8)
 
@@ -75,11 +73,9 @@ def test_rows_of_their_own_are_not(how):
     assert said_by(lambda: model.fit(X, X[:, :1], batch_size=16, verbose=0)) == []
 
 
-def test_one_replica_and_equal_rows_tell_nothing():
+def test_one_replica_has_all_rows():
     model = make(MIXED["centered"], on(1, 1))
     assert said_by(lambda: model.fit(X, X[:, :1], batch_size=16, verbose=0)) == []
-    model = make(MIXED["centered"], on(1, 4))
-    assert said_by(lambda: model.fit(np.ones_like(X), X[:, :1], batch_size=16, verbose=0)) == []
 
 
 def test_operations_between_layers_are_code_of_the_users():
@@ -105,26 +101,25 @@ def test_a_table_of_rows_has_a_warning_of_its_own():
     assert "another axis than the first counts rows" in word
 
 
-def test_a_loss_that_a_layer_adds_is_no_output_and_nothing_is_run(monkeypatch):
+def test_a_loss_that_a_layer_adds_is_no_output():
     class Adding(keras.layers.Layer):
         def call(self, x):
             self.add_loss(ops.mean(ops.square(x)))
             return x
 
-    runs = []
-    monkeypatch.setattr(mixed_outputs, "jit", lambda function: runs.append(function) or jax.jit(function))
-    for layer, count in ((Adding(), 0), (Own(MIXED["centered"]), 1)):
-        with on(1, 4).scope():
-            model = keras.Sequential([layers.Input((8,)), layer, layers.Dense(1)])
-            model.compile("sgd", "mse")
-        assert len(said_by(lambda model=model: model.fit(X, X[:, :1], batch_size=16, verbose=0))) == count
-        assert len(runs) == count
+    with on(1, 4).scope():
+        model = keras.Sequential([layers.Input((8,)), Adding(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert said_by(lambda: model.fit(X, X[:, :1], batch_size=16, verbose=0)) == []
 
 
 def test_code_for_one_number_of_rows_is_let_alone():
     def compute(state, x):
         return x - ops.mean(ops.reshape(x, (16, 8)), axis=0)
 
-    assert not depends_on_other_rows(compute, (), X)
-    assert depends_on_other_rows(lambda state, x: x - ops.mean(x, axis=0), (), X)
-    assert not depends_on_other_rows(lambda state, x: x - ops.mean(x, axis=0), (), X[:3])
+    def loop(state, x):
+        return jax.lax.while_loop(lambda v: jax.numpy.any(v > 1), lambda v: v / 2, x)
+
+    assert not sees_other_rows(compute, (), X)
+    assert not sees_other_rows(loop, (), X)
+    assert sees_other_rows(lambda state, x: x - ops.mean(x, axis=0), (), X)
