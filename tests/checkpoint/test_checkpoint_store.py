@@ -73,7 +73,7 @@ def test_every_bit_comes_back(written):
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # of reads of Orbax that end after the first has failed
-@settings(max_examples=cases(12, 40))
+@settings(max_examples=cases(6, 40))
 @given(data=st.data())
 def test_damage_is_found(written, tmp_path_factory, data):
     """Wherever a bit is flipped or a file is cut short: what is loaded has the right bits, or nothing is."""
@@ -498,7 +498,7 @@ STATES = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=cases(20, 50))
 @given(state=STATES)
 def test_states_come_back(state):
     """With their types, through JSON: tuples, keys that are numbers, texts with a slash."""

@@ -168,6 +168,7 @@ def test_state_outside_the_model_is_refused():
         made(Count()).fit(X, Y, verbose=0)
 
 
+@pytest.mark.slow
 def test_frozen_layers_need_a_new_compile():
     model = made(layers.Dense(3))
     model.fit(X, Y, verbose=0)
@@ -244,6 +245,7 @@ def test_data_without_end_or_without_rows_is_refused():
         made().fit(X[:0], Y[:0], verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:The loss is nan")  # which comes where the losses of a fit have arrived before its end
 def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
     x = X.copy()
     x[5, 1] = np.nan

@@ -14,13 +14,13 @@ from keras import layers, ops
 import unisono as un
 from foreign_tensors import LentTensor, Tensor
 from loops import CLASSES, Loop, bits, crossentropy, data
-from sizes import cases, slow
+from sizes import cases, mostly_slow, slow
 from trainings import on
 
 X, Y = data("dense", 43)
 
 
-@pytest.fixture(params=[(3, 4), *slow(((1, 1),), ((1, 4),))], ids=["R=4 on 3", "R=1", "R=4 on 1"])
+@pytest.fixture(params=[(2, 4), *slow(((3, 4),), ((1, 1),), ((1, 4),))], ids=["R=4 on 2", "R=4 on 3", "R=1", "R=4 on 1"])
 def loop(request):
     return Loop(on(*request.param))
 
@@ -61,7 +61,7 @@ def test_replicas_without_rows_are_not_run(loop):
     np.testing.assert_array_equal(loop.strategy.gather(rows, axis=0), X[:1])
 
 
-@pytest.mark.parametrize("op", [un.ReduceOp.SUM, "SUM", "sum", "Sum"])
+@pytest.mark.parametrize("op", [un.ReduceOp.SUM, "Sum", *slow("SUM", "sum")])
 def test_sums(loop, op):
     rows, total = loop.strategy.run(lambda batch: (batch[0], ops.sum(batch[0])), args=(first(loop),))
     np.testing.assert_allclose(loop.strategy.reduce(op, total, axis=None), X[:10].sum(), rtol=1e-5)
@@ -84,7 +84,7 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("how", SHARES)
+@pytest.mark.parametrize("how", mostly_slow(SHARES, "of the engine", "with a regularizer"))
 def test_a_mean_of_shares_of_a_loss_is_warned_about(loop, how):
     def code(batch):
         return un.value_and_grad(lambda: SHARES[how](loop.loss(batch[1], loop.model(batch[0]))), loop.model.trainable_variables)[
@@ -125,7 +125,7 @@ def test_half_precision_is_summed_in_float32(loop):
     assert loop.strategy.reduce("MEAN", value).tolist() == [20000] * 3
 
 
-@settings(max_examples=cases(6, 15))
+@settings(max_examples=cases(3, 15))
 @given(st.integers(1, 30), st.integers(1, 9), st.data())
 def test_gathered_rows_are_the_rows(rows, replicas, data):
     strategy = on(data.draw(st.integers(1, min(replicas, 8))), replicas)
@@ -141,7 +141,7 @@ def test_what_a_run_returns_goes_into_the_next(loop):
     def second(values, total, batch=None):
         return ops.sum(values) + total + (0 if batch is None else ops.sum(batch[1]))
 
-    for batch in batches(loop):
+    for batch in batches(loop, X[:11], 8):
         values, total = loop.strategy.run(lambda batch: (batch[0] * 2, ops.sum(batch[0])), args=(batch,))
         both = loop.strategy.run(second, args=(values, total), kwargs={"batch": batch})
         alone = loop.strategy.run(second, args=(values, total))
@@ -168,25 +168,25 @@ def test_older_names():
 def test_a_run_whose_result_is_dropped_is_run(loop):
     with loop.strategy.scope():
         seen = keras.metrics.Sum()
-    for batch in batches(loop):
+    for batch in batches(loop, X[:16], 8):
         loop.strategy.run(lambda batch: seen.update_state(batch[1] * 0 + 1), args=(batch,))
-    assert float(seen.result()) == 43
+    assert float(seen.result()) == 16
 
 
 def test_arrays_that_somebody_holds_are_not_used_again(loop):
-    loop.train(X, Y)
+    loop.train(X[:12], Y[:12], epochs=1)
     held = [v.value for v in [*loop.model.weights, *loop.optimizer.variables]]
     before = [np.array(value) for value in held]
-    loop.train(X, Y)
+    loop.train(X[:24], Y[:24], epochs=1)
     for value, copy in zip(held, before, strict=True):
         np.testing.assert_array_equal(value, copy)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
 def test_arrays_of_the_user_are_not_used_again(replicas):
     """What was assigned, and what a variable gave while another function owned the state."""
     loop = Loop(on(1, replicas))
-    batch = first(loop)
+    batch = first(loop, size=8)
     loop.one(batch)
     kernel = loop.model.trainable_variables[0]
     mine = jax.numpy.asarray(np.ones(kernel.shape, "float32"))
@@ -209,20 +209,20 @@ def test_a_call_that_fails_leaves_the_state_as_it_is(loop):
         return ops.sum(loop.model(batch[0])) + number
 
     loop.strategy.run(look, args=(batch, np.float32(1)))
-    loop.train(X, Y)
+    loop.train(X[:12], Y[:12], epochs=1)
     before = np.array(kernel.value)
     with pytest.raises(ValueError, match="made of a generator|different global batches"):
         loop.strategy.run(look, args=((batch[0], first(loop, X, 5)[0]), np.float32(1)))
     loop.optimizer.lr = 0.1
     with pytest.raises(AttributeError, match="learning_rate"):
-        loop.train(X, Y)
+        loop.train(X[:12], Y[:12], epochs=1)
     np.testing.assert_array_equal(kernel.value, before)
 
 
 def test_memory_of_the_state_is_used_again():
     loop = Loop(on(1, 4))
-    loop.train(X[:40], Y[:40])
-    kernel, batch = loop.model.trainable_variables[0], first(loop)
+    loop.train(X[:12], Y[:12], epochs=1)
+    kernel, batch = loop.model.trainable_variables[0], first(loop, size=12)
     places = set()
     for _ in range(5):
         loop.one(batch)
@@ -274,10 +274,10 @@ def test_what_is_made_inside_of_a_loss_may_be_used_outside_if_no_weight_is_in_it
         value, _ = un.value_and_grad(loss, model.trainable_variables)
         return value, made[0]
 
-    value, made = loop.strategy.run(code, args=(first(loop),))
-    np.testing.assert_allclose(loop.strategy.reduce("SUM", made), X[:10].sum(), rtol=1e-5)
+    value, made = loop.strategy.run(code, args=(first(loop, size=8),))
+    np.testing.assert_allclose(loop.strategy.reduce("SUM", made), X[:8].sum(), rtol=1e-5)
     with loop.strategy.scope():
-        expected = model(np.repeat(X[:10, None], 9, 1)).numpy().sum()
+        expected = model(np.repeat(X[:8, None], 9, 1)).numpy().sum()
     np.testing.assert_allclose(loop.strategy.reduce("SUM", value), expected, rtol=1e-4)
 
 
@@ -315,7 +315,7 @@ def test_gradients_that_code_changes_are_applied_as_they_are():
     """Also under a loss scale, of which the code sees nothing. That clipped parts are no clipped whole is said."""
     seen = []
     for scaled in (False, True):
-        loop = Loop(on(2, 4), optimizer=lambda: keras.optimizers.SGD(0.1))
+        loop = Loop(on(1, 4), optimizer=lambda: keras.optimizers.SGD(0.1))
         optimizer = loop.optimizer
         if scaled:
             with loop.strategy.scope():
@@ -327,7 +327,7 @@ def test_gradients_that_code_changes_are_applied_as_they_are():
             optimizer.apply([ops.clip(g, -0.01, 0.01) for g in gradients], variables)
             return value
 
-        batches = list(loop.strategy.distribute_dataset((X, Y), batch_size=12))
+        batches = list(loop.strategy.distribute_dataset((X[:24], Y[:24]), batch_size=12))
         with pytest.warns(UserWarning, match="'code' applies gradients that it has made or changed by itself"):
             loop.strategy.run(code, args=(batches[0],))
         for batch in batches[1:]:
@@ -410,8 +410,7 @@ def test_variables_of_ones_own_are_merged_as_they_say(replicas, aggregation, gro
     assert [float(number.value) for number in numbers] == [grown if replicas > 1 else 24] * len(numbers)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize(("replicas", "dtype"), [(4, "float32"), (4, "int32"), *slow((1, "float32"), (1, "int32"))])
 def test_what_replicas_assign_to_a_sum_is_added(replicas, dtype):
     """In place of the value before, which the code does not read; from then on it grows."""
     strategy = on(min(2, replicas), replicas)
@@ -422,14 +421,16 @@ def test_what_replicas_assign_to_a_sum_is_added(replicas, dtype):
         number.assign(ops.sum(rows))
         number.assign_add(ops.cast(len(rows), dtype))
 
-    for batch in strategy.distribute_dataset(np.arange(17, dtype=dtype), batch_size=12):
+    for batch in strategy.distribute_dataset(np.arange(16, dtype=dtype), batch_size=8):
         strategy.run(code, args=(batch,))
-    assert float(number.value) == sum(range(12, 17)) + 5
+    assert float(number.value) == sum(range(8, 16)) + 8
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
-@pytest.mark.parametrize("start", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("replicas", "aggregation"),
+    [(4, "mean"), (4, "only_first_replica"), (1, "mean"), *slow((1, "only_first_replica"))],
+)
+@pytest.mark.parametrize("start", [np.inf, np.nan, *slow(-np.inf)])
 def test_state_may_begin_at_no_number(replicas, aggregation, start):
     strategy = on(min(2, replicas), replicas)
     with strategy.scope():
@@ -537,7 +538,7 @@ def test_a_network_that_is_built_by_its_first_step(loop):
             _, gradients = un.value_and_grad(lambda: loss_fn(batch[1], model(batch[0], training=True)), model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
-        for batch in strategy.distribute_dataset((X, Y), batch_size=12):
+        for batch in strategy.distribute_dataset((X[:24], Y[:24]), batch_size=12):
             strategy.run(step, args=(batch,))
         return bits(model, optimizer)
 
@@ -563,7 +564,7 @@ def test_regularizers_count_once():
             optimizer.apply(gradients, model.trainable_variables)
             return value
 
-        value = strategy.run(code, args=(next(iter(strategy.distribute_dataset([np.ones((5, 1), "float32")]))),))
+        value = strategy.run(code, args=(next(iter(strategy.distribute_dataset([np.ones((4, 1), "float32")]))),))
         assert float(strategy.reduce("SUM", value)) == pytest.approx(0.01)
         assert float(model.trainable_variables[0].value[0, 0]) == pytest.approx(-1)
 
@@ -651,7 +652,7 @@ def test_a_constant_divisor_on_a_ragged_batch_is_warned_about_once(form):
 
         return un.value_and_grad(loss, loop.model.trainable_variables)[0]
 
-    *whole, ragged = loop.strategy.distribute_dataset((X, Y), batch_size=12)
+    *whole, ragged = loop.strategy.distribute_dataset((X[:19], Y[:19]), batch_size=12)
     for batch in whole:
         loop.strategy.run(code, args=(batch,))
     with pytest.warns(UserWarning, match=r"divides a sum by 12, and this global batch has 7 rows: its examples weigh 7/12"):

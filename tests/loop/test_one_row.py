@@ -5,12 +5,12 @@ import warnings
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from keras import ops
 
 import unisono as un
-from sizes import cases, mostly_slow
+from sizes import cases, mostly_slow, slow
 from trainings import on
 
 
@@ -77,8 +77,9 @@ def of_two_places(x, factor, optimizer, mean):
     return loss
 
 
-@pytest.mark.parametrize("step", [squeezed, weighted, averaged, summed, kept, of_two_places])
-@settings(max_examples=cases(3, 20))
+@pytest.mark.parametrize("step", [squeezed, weighted, averaged, kept, of_two_places, *slow(summed)])
+@settings(max_examples=20, phases=cases([Phase.explicit], list(Phase)))
+@example([9, 3], 7, 2)
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=3), st.integers(2, 9), st.integers(1, 3))
 def test_one_row_is_a_row(step, sizes, replicas, devices):
     """Some replicas have one row, others more or none, and plain Keras all rows."""
@@ -94,8 +95,7 @@ def test_one_row_is_a_row(step, sizes, replicas, devices):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [4, 8])
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(("rows", "eager"), [(4, False), (8, True), *slow((8, False), (4, True))])
 def test_a_loss_of_as_many_values_as_a_replica_has_rows(rows, eager):
     """They are sums over the rows, so that they are added up, of one row and of two."""
     strategy = on(1, 4)
@@ -132,7 +132,7 @@ def test_what_the_code_returns_of_one_row_has_its_axis(rows):
     assert float(strategy.reduce("SUM", values, axis=0)) == float(strategy.reduce("SUM", total, axis=None)) == x.sum()
 
 
-SHAPES = [(6, 3), (6, 3, 2), (4, 4), (6, 1)]
+SHAPES = [(6, 3, 2), (6, 1), *slow(((6, 3),), ((4, 4),))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -167,7 +167,7 @@ def test_weights_that_do_not_begin_with_the_rows_are_refused():
         strategy.run(lambda x: un.compute_average_loss(x, sample_weight=np.ones(4, "float32")), args=(batch,))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "bool", *slow("uint8", "int16")])
 def test_short_integers_are_summed_as_numpy_does(dtype):
     strategy = on(1, 3)
     rows = np.full((8, 1), 100).astype(dtype)

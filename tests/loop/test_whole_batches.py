@@ -1,5 +1,7 @@
 """Batches that cannot be cut into rows, in loops: one replica takes them whole."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -47,6 +49,7 @@ class Training:
         return un.fingerprint(self.model.trainable_variables, self.optimizer)
 
 
+@functools.cache
 def fit_graphs():
     keras.utils.set_random_seed(0)
     with on(1, 1).scope():
@@ -60,7 +63,7 @@ def from_function(strategy):
     return strategy.distribute_datasets_from_function(lambda context: list(graphs(2)))
 
 
-@pytest.mark.parametrize("how", ["list", "generator", "function", *slow("compiled")])
+@pytest.mark.parametrize("how", ["list", "function", *slow("generator", "compiled")])
 def test_a_loop_over_graphs_has_the_bits_of_fit(how):
     training = Training(on(1, 1))
     strategy = training.strategy
@@ -77,16 +80,17 @@ def test_a_loop_over_graphs_has_the_bits_of_fit(how):
 
 def test_a_step_that_is_not_compiled():
     compiled, eager = Training(on(1, 1)), Training(on(1, 1))
-    expected = compiled.train(compiled.strategy.distribute_dataset(list(graphs())))
+    batches = list(graphs())[:1] * 2
+    expected = compiled.train(compiled.strategy.distribute_dataset(batches))
     step = un.function(lambda batch: eager.strategy.run(eager.step, args=(batch,)), eager=True)
     with pytest.warns(UserWarning, match="'step' is not compiled"):
-        found = eager.train(eager.strategy.distribute_dataset(list(graphs())), step)
+        found = eager.train(eager.strategy.distribute_dataset(batches), step)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_what_replicas_return_is_as_long_as_it_is():
     strategy = on(1, 1)
-    for batch in strategy.distribute_dataset(list(graphs())):
+    for batch in strategy.distribute_dataset(list(graphs())[:2]):
         nodes, count = (leaf.shape[0] for leaf in (batch[0]["nodes"], batch[1]))
         assert strategy.local_results(batch)[0][0]["nodes"].shape == (nodes, 5)
         doubled, size = strategy.run(lambda batch: (2 * batch[0]["nodes"], ops.shape(batch[1])[0] * ops.ones(())), args=(batch,))
@@ -118,7 +122,7 @@ def test_a_loop_goes_on_and_is_recorded(tmp_path):
     def begin():
         training = Training(on(1, 1))
         training.model(next(graphs())[0])
-        dataset = training.strategy.distribute_dataset(list(graphs()))
+        dataset = training.strategy.distribute_dataset(list(graphs())[:3])
         checkpoint = un.Checkpoint(model=training.model, optimizer=training.optimizer, dataset=dataset)
         step = un.function(lambda batch: training.strategy.run(training.step, args=(batch,)), record=tmp_path / "record")
         return training, dataset, checkpoint, step
@@ -130,10 +134,10 @@ def test_a_loop_goes_on_and_is_recorded(tmp_path):
             checkpoint.save(str(tmp_path / "saved"))
     resumed, rest, checkpoint, _ = begin()
     checkpoint.restore(un.latest_checkpoint(str(tmp_path)))
-    assert len(resumed.train(rest)) == 2
+    assert len(resumed.train(rest)) == 1
     assert resumed.bits == training.bits
     get_recorder().stop()  # which writes the last steps
-    assert [step.rows for step in read_run_record(tmp_path / "record").steps.values()] == [8, 3, 11, 5]
+    assert [step.rows for step in read_run_record(tmp_path / "record").steps.values()] == [8, 3, 11]
 
 
 def test_several_replicas_refuse_them():

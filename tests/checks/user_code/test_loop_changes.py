@@ -148,7 +148,7 @@ class Powers(Base):
     power = 1
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["run", "un.function"])
+@pytest.mark.parametrize("whole", [*slow(False), True], ids=["run", "un.function"])
 def test_other_attributes_of_a_class_and_other_values_in_an_array(whole):
     strategy = on(1, 2)
     table, shared, inside = np.ones(3, "float32"), un.replicate(np.ones(3, "float32")), {"a": [np.ones(2, "float32")]}

@@ -12,7 +12,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import slow
+from sizes import mostly_slow, slow
 from trainings import on, rows
 
 R = 4
@@ -70,7 +70,7 @@ BY_MARKS = {
 }
 
 
-@pytest.mark.parametrize("how", BY_MARKS)
+@pytest.mark.parametrize("how", mostly_slow(BY_MARKS, "a mean of what counts", "values by how many count"))
 def test_rows_that_do_not_count_are_found_before_any_is_met(how):
     (word,) = Steps(BY_MARKS[how]).said()
     assert "makes of all rows together what is not made of their parts" in word
@@ -83,7 +83,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("how", [*slow("a sum of what counts"), "values of what counts", "values and weights"])
+@pytest.mark.parametrize("how", [*slow("a sum of what counts", "values of what counts"), "values and weights"])
 def test_marks_by_themselves_are_no_fault(how):
     assert Steps(APART[how]).said() == []
 
@@ -100,7 +100,7 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("how", [*slow("clipped", "of length one"), "clipped by their norm", "their signs"])
+@pytest.mark.parametrize("how", [*slow("clipped", "of length one", "their signs"), "clipped by their norm"])
 def test_what_is_no_sum_of_gradients_is_said(how):
     (word,) = Steps(change=CHANGED[how]).said()
     assert word.startswith("The function 'replica' applies gradients that it has made or changed by itself")
@@ -142,7 +142,7 @@ def test_a_mean_that_jax_differentiates_is_said(divisor, times):
     assert ["4 times the mean over the global batch" in word for word in steps.said()] == [True] * times
 
 
-@pytest.mark.parametrize("how", LINEAR)
+@pytest.mark.parametrize("how", mostly_slow(LINEAR, "masked", "with a constant, over the replicas"))
 def test_what_adds_up_is_not(how):
     assert Steps(change=LINEAR[how]).said() == []
 
@@ -175,7 +175,7 @@ FED = {
 }
 
 
-@pytest.mark.parametrize("how", FED)
+@pytest.mark.parametrize("how", mostly_slow(FED, "a mean with the largest", "a mean with a mean"))
 def test_a_metric_that_is_fed_with_a_number(how):
     metric, feed, word = FED[how]
     steps = Steps(feed=feed, metric=metric)

@@ -13,7 +13,7 @@ from keras import layers, ops
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data, policy
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from trainings import distance, on
 from unisono._src.loop.runs import make_function_key
 
@@ -212,7 +212,7 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("how", mostly_slow(TABLES, "class weights", "rows that the batch chooses"))
+@pytest.mark.parametrize("how", mostly_slow(TABLES, "rows that the batch chooses"))
 def test_tables_are_no_rows(how):
     """Also where a replica has six rows, and a row six numbers."""
     loop = Loop(on(1, 4))
@@ -368,7 +368,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", mostly_slow(USES, "comparisons", "methods", "parts"))
 def test_a_replicated_array_is_used_like_the_array(loop, use):
     """In code that finds it by its name."""
     w = un.replicate(NUMBERS)
@@ -487,7 +487,7 @@ def test_a_loss_with_a_mean_is_refused(loop, reduction):
         loop.strategy.run(lambda batch: loss_fn(batch[1], loop.model(batch[0])), args=(first(loop),))
 
 
-@pytest.mark.parametrize("reduction", [None, "none", "sum"])
+@pytest.mark.parametrize("reduction", [None, *slow("none", "sum")])
 def test_a_loss_without_a_mean_is_right(loop, reduction):
     loss_fn = crossentropy(reduction)
 
@@ -569,7 +569,7 @@ def test_a_share_that_an_earlier_run_returned_is_one_still():
     np.testing.assert_allclose(mean.result(), loop.strategy.reduce("SUM", share), rtol=1e-6)
 
 
-@pytest.mark.parametrize("metric", [keras.metrics.Mean, keras.metrics.MeanSquaredError, keras.metrics.BinaryCrossentropy])
+@pytest.mark.parametrize("metric", [keras.metrics.Mean, keras.metrics.BinaryCrossentropy, *slow(keras.metrics.MeanSquaredError)])
 def test_as_many_features_as_rows_are_no_share(metric):
     """Twelve of each."""
     strategy, wide = on(1, 4), np.random.default_rng(0).uniform(size=(12, 12)).astype("float32")
@@ -1046,7 +1046,7 @@ def test_the_step_of_another_model_is_another_step():
     strategy = on(1, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(4):
+        for _ in range(3):
             loop = Loop(strategy)
             strategy.run(lambda batch, loop=loop: loop.model(batch[0]), args=(first(loop),))
 
@@ -1264,7 +1264,19 @@ def divided(how, form):
     loop.strategy.run(code, args=(first(loop), np.float32(12 if how in RIGHT else 128)))
 
 
-@pytest.mark.parametrize("how", DIVIDED)
+@pytest.mark.parametrize(
+    "how",
+    mostly_slow(
+        DIVIDED,
+        "a constant of no batch",
+        "twice",
+        "twice, behind an average",
+        "a sum, by the rows and the replicas",
+        "weights of a replica",
+        "weights of a replica, by the replicas",
+        "a regularizer",
+    ),
+)
 def test_a_loss_that_is_divided_by_another_number_is_warned_about(how):
     form, said = DIVIDED[how]
     with pytest.warns(UserWarning, match=said):
@@ -1302,7 +1314,7 @@ RIGHT = {
 }
 
 
-COMMON = ("the rows", "a sum", "weighted", "a regularizer", "values of each token")
+COMMON = ("the rows", "weighted", "a regularizer")
 
 
 @pytest.mark.parametrize("how", mostly_slow(RIGHT, *COMMON))
@@ -1341,13 +1353,14 @@ def apply_quarters(form, change=lambda gradient: gradient / 4):
     return [np.asarray(weight.value) for weight in weights]
 
 
-@pytest.mark.parametrize("how", TWICE)
+@pytest.mark.parametrize("how", mostly_slow(TWICE, "the losses of examples", "a sum over the rows"))
 def test_gradients_that_are_divided_twice_are_warned_about(how):
     form, said = TWICE[how]
     with pytest.warns(UserWarning, match=said):
         apply_quarters(form)
 
 
+@pytest.mark.slow
 def test_a_multiple_of_gradients_that_divides_by_the_replicas_is_warned_about():
     with pytest.warns(UserWarning, match=r"divides by 4 the gradients that un.value_and_grad returned"):
         apply_quarters(lambda losses: losses, lambda gradient: 0.25 * gradient)

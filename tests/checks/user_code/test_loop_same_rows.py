@@ -14,7 +14,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from trainings import labels, rows
 
 X, Y = rows(64, 5), labels(64, 3)
@@ -82,7 +82,7 @@ SAME_ROWS: dict[str, tuple[str, Losses]] = {
 
 
 @pytest.mark.parametrize("case", SAME_ROWS)
-@pytest.mark.parametrize("apply", [True, False], ids=["applied", "returned"])
+@pytest.mark.parametrize("apply", [True, *slow(False)], ids=["applied", "returned"])
 def test_a_variable_in_place_of_rows_is_refused(case: str, apply: bool):
     name, losses = SAME_ROWS[case]
     message = rf"reaches replica code as the variable '{name}' and is not distributed.*distribute_dataset.*un\.replicate"
@@ -99,7 +99,7 @@ SECOND_RUN: dict[str, tuple[bool, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # of means, which are another subject
-@pytest.mark.parametrize("case", SECOND_RUN)
+@pytest.mark.parametrize("case", mostly_slow(SECOND_RUN, "a matrix", "features", "labels of a product"))
 def test_code_that_gets_values_of_an_earlier_run_is_looked_at_too(case: str):
     """It cannot be tried on more rows: matrices of as many rows as a replica pass by how they are used."""
     is_refused, losses = SECOND_RUN[case]
@@ -173,9 +173,7 @@ FOR_ALL: dict[str, Losses] = {
 @pytest.mark.filterwarnings("ignore")  # of means, which are another subject
 @pytest.mark.parametrize(
     "case",
-    mostly_slow(
-        FOR_ALL, "weights of classes", "a table that rows look up", "rows that each replica draws", "one row for all", "a penalty"
-    ),
+    mostly_slow(FOR_ALL, "weights of classes", "rows that each replica draws", "one row for all"),
 )
 def test_variables_that_are_for_all_pass(case: str):
     run(FOR_ALL[case])
@@ -232,7 +230,7 @@ MEAN = X.mean(0)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", NOT_DRAWN)
+@pytest.mark.parametrize("case", mostly_slow(NOT_DRAWN, "numbers that Keras draws", "a mask of pairs"))
 def test_arrays_that_are_the_same_in_every_trace_pass(case: str):
     run(NOT_DRAWN[case])
 

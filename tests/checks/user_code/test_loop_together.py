@@ -13,7 +13,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import mostly_slow
+from sizes import mostly_slow, slow
 from trainings import labels, on, rows
 
 R = 4
@@ -116,7 +116,19 @@ ALONE: dict[str, Losses] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TOGETHER)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        TOGETHER,
+        "rows without their mean",
+        "labels of the next row",
+        "weights that add up to one",
+        "losses above their median",
+        "means of features",
+        "the seed of a dropout",
+        "a key that is an argument",
+    ),
+)
 def test_what_is_made_of_a_replicas_rows_together_is_said(case: str):
     said, losses = TOGETHER[case]
     with pytest.warns(UserWarning, match=said) as caught:
@@ -124,14 +136,14 @@ def test_what_is_made_of_a_replicas_rows_together_is_said(case: str):
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("case", mostly_slow(ALONE, "two views", "weights of rows", "noise of a generator"))
+@pytest.mark.parametrize("case", mostly_slow(ALONE, "two views", "weights of rows"))
 def test_what_is_made_of_each_row_is_not(case: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compute(ALONE[case])
 
 
-@pytest.mark.parametrize("case", ["rows without their mean", "a fixed seed", "means of features"])
+@pytest.mark.parametrize("case", ["rows without their mean", "a fixed seed", *slow("means of features")])
 def test_one_replica_has_all_rows(case: str):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -158,7 +170,7 @@ def test_one_replica_that_divides_by_its_rows_divides_twice():
         compute(lambda p, x, y, key: p.loss(y, p.model(x)) / 32, replicas=1)
 
 
-@pytest.mark.parametrize("case", ["rows without their mean", "rows mixed with others", "losses above their median"])
+@pytest.mark.parametrize("case", ["rows mixed with others", *slow("rows without their mean", "losses above their median")])
 def test_replicas_of_one_row_are_tried_on_two(case: str):
     with pytest.warns(UserWarning, match=COUPLED):
         compute(TOGETHER[case][1], batch_size=R)
