@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizes import cases, mostly_slow
 from unisono._src import digest
 from unisono._src.native.digests import call_digest, call_digest_on_host
 from unisono._src.native.library import load_kernels
 
 DTYPES = ("float32", "uint32", "int16", "float16", "bfloat16", "int8", "uint8", "bool", "complex64")
+SIZES = (0, 1, 33, 1024, 5000)
 BITS_64 = ("float64", "int64", "complex128")
 has_kernels = load_kernels().level is not None
 
@@ -26,8 +30,15 @@ def draw_bytes(dtype: str, size: int, seed: int) -> np.ndarray:
     return (raw % 2 if dtype == "bool" else raw).view(kind)
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *BITS_64])
-@pytest.mark.parametrize("size", [0, 1, 33, 1024, 5000])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    mostly_slow(
+        itertools.product([*DTYPES, *BITS_64], SIZES),
+        *((dtype, 5000) for dtype in (*DTYPES, *BITS_64)),
+        *(("float32", size) for size in SIZES[:-1]),
+        *(("int8", size) for size in (1, 33)),
+    ),
+)
 def test_the_same_everywhere(dtype, size):
     array = draw_bytes(dtype, size, size)
     expected = digest.digest_by_numpy(array, 0)
@@ -59,6 +70,7 @@ def test_the_whole_is_the_sum_of_its_parts(seed, size, cuts, dtype):
 
 
 @pytest.mark.skipif(not has_kernels, reason=str(load_kernels().reason))
+@settings(max_examples=cases(12, 100))
 @given(st.integers(0, 9), st.integers(0, 200_000), st.integers(0, 100_000))
 def test_the_kernel_digests_parts(seed, first, size):
     """Of a large array, which threads digest in pieces."""

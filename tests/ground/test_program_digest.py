@@ -220,7 +220,7 @@ def first_rows(rows: Any) -> Any:
     return rows[:8]
 
 
-@pytest.mark.parametrize("family", ["conv", "attention", *slow("lstm", "gru", "several_outputs")])
+@pytest.mark.parametrize("family", ["attention", *slow("conv", "lstm", "gru", "several_outputs")])
 def test_only_functions_are_left_out_of_the_programs_of_steps(family):
     """What an operation does stands in its parameters: each type of them is described."""
     programs = traced_step(family)

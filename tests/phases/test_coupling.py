@@ -10,6 +10,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from sizes import mostly_slow
 from trainings import on, rows
 from unisono._src.keras_private.models import has_own_code
 from unisono._src.phases.coupling import sees_other_rows
@@ -59,7 +60,7 @@ def said_by(fit):
     return [str(one.message) for one in said]
 
 
-@pytest.mark.parametrize("how", MIXED)
+@pytest.mark.parametrize("how", mostly_slow(MIXED, "sorted", "in parts", "the first row"))
 def test_rows_that_see_one_another_are_warned_of_once(how):
     model = make(MIXED[how], on(1, 4))
     (word,) = said_by(lambda: [model.fit(X, X[:, :1], batch_size=16, verbose=0) for _ in range(2)])
@@ -67,7 +68,7 @@ def test_rows_that_see_one_another_are_warned_of_once(how):
     assert "not made of their parts" in word
 
 
-@pytest.mark.parametrize("how", APART)
+@pytest.mark.parametrize("how", mostly_slow(APART, "in parts of a row", "one after another"))
 def test_rows_of_their_own_are_not(how):
     model = make(APART[how], on(1, 4))
     assert said_by(lambda: model.fit(X, X[:, :1], batch_size=16, verbose=0)) == []

@@ -220,7 +220,7 @@ def test_a_loop_is_recorded(replicas, tmp_path):
     assert {step.program.name for step in steps.values()} == {"replica_step"}
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [3, *slow(1)])
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_loss_that_is_not_told_is_no_nan(replicas, is_told, tmp_path):
     """Replicas return the root of a negative number, or nothing."""
@@ -352,6 +352,14 @@ def test_steps_that_are_not_compiled_are_not_recorded(tmp_path):
         in texts
     )
     assert get_step_count().steps == 2
+
+
+def test_a_number_of_steps_that_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNISONO_STEPS", "few")
+    with pytest.raises(
+        ValueError, match=r"the environment variable UNISONO_STEPS is a whole number of 1 or more; received 'few'\."
+    ):
+        fit_small(on(1, 1), tmp_path, epochs=1)
 
 
 def test_what_is_no_record_is_refused(tmp_path):

@@ -159,8 +159,3 @@ def test_a_run_ends_after_the_steps_that_the_environment_asks_for(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the end of the script" not in done.stdout
     assert list(read_run_record(tmp_path / "process-0").steps) == [0, 1, 2]
-
-
-def test_a_number_of_steps_that_is_none_is_refused(tmp_path):
-    done = python("-c", TRAIN, UNISONO_RECORD=str(tmp_path), UNISONO_STEPS="few")
-    assert "the environment variable UNISONO_STEPS is a whole number of 1 or more; received 'few'." in done.stderr

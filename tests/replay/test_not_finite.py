@@ -43,7 +43,7 @@ def test_an_infinity_may_stay_one():
     assert [(each.kind, each.equation.primitive.name, each.place) for each in found] == [(INFINITY, "exp", (2,))]
 
 
-@settings(max_examples=cases(10, 100), deadline=None)
+@settings(max_examples=cases(4, 100), deadline=None)
 @given(st.integers(0, 3), st.integers(0, 2), st.booleans())
 def test_an_argument_is_named_with_the_place(row, column, is_nan):
     x = np.zeros((4, 3), "float32")

@@ -9,6 +9,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
+from sizes import slow
 from trainings import rows
 
 X, Y = rows(24, 3), rows(24, 2, seed=1)
@@ -72,7 +73,7 @@ NOT_TOLD = [
 ]
 
 
-@pytest.mark.parametrize("make", TOLD)
+@pytest.mark.parametrize("make", [TOLD[0], TOLD[2], *slow(TOLD[1])])
 def test_what_adds_up_over_rows_is_told_once(make):
     text = r"adds up over the rows in 'keeping(_\d+)?/state'.* one R-th .*aggregation=\"sum\""
     with pytest.warns(UserWarning, match=text) as told:
@@ -80,7 +81,7 @@ def test_what_adds_up_over_rows_is_told_once(make):
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("make", [lambda: Keeping(follow_sum, initializer="ones"), lambda: Keeping(keep_largest)])
+@pytest.mark.parametrize("make", [lambda: Keeping(follow_sum, initializer="ones"), *slow(lambda: Keeping(keep_largest))])
 def test_what_is_neither_a_mean_nor_a_sum_is_told_once(make):
     text = r"all rows in 'keeping(_\d+)?/state' is neither the mean nor the sum.* as a maximum, or a sum that decays"
     with pytest.warns(UserWarning, match=text) as told:
@@ -96,7 +97,7 @@ def test_other_state_is_not():
         fit(*TOLD, replicas=1)
 
 
-@pytest.mark.parametrize("batch_size", [8, 10])
+@pytest.mark.parametrize("batch_size", [*slow(8), 10])
 def test_what_the_warning_says_to_write_counts_all_rows(batch_size):
     plain = fit(lambda: Keeping(count_rows, "int32"), lambda: Keeping(add_up), replicas=1, batch_size=batch_size)
     ours = fit(*NOT_TOLD[3:5][::-1], batch_size=batch_size)

@@ -12,11 +12,11 @@ from keras import layers, ops
 
 import loops
 import unisono as un
-from sizes import BATCH, ROWS, slow
+from sizes import BATCH, ROWS, cases, slow
 from trainings import assert_same_bits, fitting, on, rows, run
 
 X, Y = 3 * rows(ROWS, 5), rows(ROWS, 2, seed=1)
-FIT = fitting(X, Y, batch_size=BATCH, epochs=4)
+FIT = fitting(X, Y, batch_size=BATCH, epochs=cases(2, 4))
 
 
 def quantized(model=keras.Sequential):
@@ -84,7 +84,6 @@ def test_the_first_values_are_exact():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_other_layers_of_float8():
     def einsum():
         stack = (
@@ -121,7 +120,7 @@ class OwnStep(keras.Sequential):
 def test_scales_in_a_step_of_the_models_own():
     """The gradients of outputs are there those of a replica's mean, R times as large; everything else is as in Keras."""
     make, fit = (lambda: quantized(OwnStep)), fitting(X[:-1], Y[:-1], batch_size=BATCH)
-    theirs, found = overwritten(run(make, fit).model), overwritten(assert_same_bits(make, fit, replicas=4).model)
+    theirs, found = overwritten(run(make, fit).model), overwritten(assert_same_bits(make, fit, cases((3,), (1, 3)), 4).model)
     for name, value in theirs.items():
         times = 4 if "outputs_grad" in name else 1
         np.testing.assert_allclose(found[name], times * value, rtol=1e-2, err_msg=name)

@@ -247,7 +247,7 @@ def test_saturated_values(program):
     check(program)
 
 
-@pytest.mark.parametrize("where", ["by_function", "by_compute_loss"])
+@pytest.mark.parametrize("where", ["by_function", *slow("by_compute_loss")])
 def test_rows_that_look_at_one_another(where):
     check(Program("distance", "centred", "a value for each row", where))
 
@@ -261,10 +261,10 @@ def test_values_of_rows_in_a_loop(between):
     "program",
     [
         Program("squares", "as it is", "sum", "by_function", "zero at first"),
-        Program("likeness", "as it is", "sum", "by_train_step", "zero at first"),
         Program("squares", "half", "mean of what counts", "by_function", "marked later"),
         Program("soft", "as it is", "root of a mean", "by_compute_loss", "alike at first"),
         *slow(
+            Program("likeness", "as it is", "sum", "by_train_step", "zero at first"),
             Program("squares", "as it is", "sum of excess", "by_add_loss", "zero in two replicas"),
             Program("distance", "as it is", "mean of what counts", "by_compute_loss", "marked"),
             Program("squares", "as it is", "mean of what counts", "by_train_step", "marked later"),

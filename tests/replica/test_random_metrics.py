@@ -151,8 +151,14 @@ def check(program: Program) -> None:
         assert "cannot be merged over replicas" in error
 
 
-@pytest.mark.parametrize("where", mostly_slow(WHERE, *list(WHERE)[:2]))
-@pytest.mark.parametrize("program", [("squares", "sum", "added", "rows"), ("rare", "root of the sum", "added", "nothing")])
+@pytest.mark.parametrize(
+    ("program", "where"),
+    mostly_slow(
+        itertools.product([("squares", "sum", "added", "rows"), ("rare", "root of the sum", "added", "nothing")], WHERE),
+        (("squares", "sum", "added", "rows"), "by_compile"),
+        (("rare", "root of the sum", "added", "nothing"), "by_compute_loss"),
+    ),
+)
 def test_sums_and_what_looks_like_one(program, where):
     check(Program(*program, where))
 
@@ -243,10 +249,10 @@ def check_number(number: Number) -> None:
     "number",
     [
         Number("squares", "largest", "function"),
-        Number("hits", "sum over the largest", "function"),
         Number("positives", "sum", "mean", "zeros"),
         Number("squares", "deviation", "log"),
         *slow(
+            Number("hits", "sum over the largest", "function"),
             Number("squares", "sum", "function", "zeros"),
             Number("squares", "root of the sum", "sum"),
             Number("squares", "sum", "log"),

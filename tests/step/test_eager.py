@@ -117,19 +117,20 @@ def looking_metric(y_true, y_pred):
 
 def test_values_are_known_in_the_users_code():
     """Each replica's forward pass sees its own rows, once a step. Nothing of it can be traced, not to build the model either."""
+    x, y = X[: cases(BATCH, ROWS)], Y[: cases(BATCH, ROWS)]
 
     def make():
         model = Looking()
         model.compile("sgd", looking_loss, metrics=[looking_metric], run_eagerly=True)
         return model
 
-    model = run(make, fitting(X, Y, batch_size=BATCH), on(1, 4)).model
+    model = run(make, fitting(x, y, batch_size=BATCH), on(1, 4)).model
     model.seen.clear()
     model.fit(X[:BATCH], Y[:BATCH], batch_size=BATCH, shuffle=False, verbose=0)
     assert [length for length, *_ in model.seen] == [2, 2, 2, 2]
     np.testing.assert_allclose([mean for _, mean, _ in model.seen], X[:BATCH].reshape(4, -1).mean(1), rtol=1e-4)
-    model.evaluate(X, Y, batch_size=BATCH, verbose=0)
-    assert model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 3)
+    model.evaluate(x, y, batch_size=BATCH, verbose=0)
+    assert model.predict(x, batch_size=BATCH, verbose=0).shape == (len(x), 3)
 
 
 class InNumPy(layers.Layer):
@@ -158,7 +159,7 @@ def test_a_layer_that_cannot_be_compiled_trains():
         model.compile("sgd", "mse")
         return model
 
-    fit = fitting(X, rows(ROWS, 2, seed=1), batch_size=BATCH)
+    fit = fitting(X[:BATCH], rows(BATCH, 2, seed=1), batch_size=BATCH)
     assert distance(run(make(run_eagerly=True), fit, on(1, 4)).model, run(without, fit, on(1, 4)).model) < TOLERANCE
     with pytest.raises(StepError, match=r"'in_num_py.*' \(InNumPy\) cannot be compiled[\s\S]*run_eagerly=True"):
         run(make(), fit, on(1, 4))
@@ -285,7 +286,8 @@ class Steps:
     def trained(self, one):
         """(losses, accuracy, what the replicas returned last) of a pass by this function of a batch."""
         losses = []
-        for batch in self.strategy.distribute_dataset((X, Y), batch_size=BATCH):
+        count = cases(BATCH, ROWS)
+        for batch in self.strategy.distribute_dataset((X[:count], Y[:count]), batch_size=BATCH):
             loss, logits = one(batch)
             losses.append(float(self.strategy.reduce("SUM", loss)))
         return [*losses, float(self.metric.result())], np.asarray(self.strategy.gather(logits, axis=0))

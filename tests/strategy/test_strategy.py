@@ -288,5 +288,28 @@ def test_replicas_of_the_machine_are_announced_once(capsys):
         ) is said
 
 
+@pytest.mark.parametrize(
+    ("make", "variables", "devices", "replicas"),
+    [
+        (lambda: un.MirroredStrategy(devices=2, replicas=4), {"UNISONO_DEVICES": "1"}, 1, 4),
+        (lambda: un.MirroredStrategy(devices=2, accumulate=4), {"UNISONO_DEVICES": "1", "UNISONO_REPLICAS": "8"}, 1, 8),
+        (lambda: un.OneDeviceStrategy(replicas=4), {"UNISONO_DEVICES": "2"}, 2, 4),
+    ],
+)
+def test_the_environment_places_the_replicas(make, variables, devices, replicas, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    strategy = make()
+    assert (len(strategy.devices), strategy.num_replicas_in_sync) == (devices, replicas)
+
+
+def test_an_environment_without_a_count_is_refused(monkeypatch):
+    monkeypatch.setenv("UNISONO_DEVICES", "two")
+    with pytest.raises(
+        ValueError, match=r"the environment variable UNISONO_DEVICES is a whole number of 1 or more; received 'two'\."
+    ):
+        un.MirroredStrategy(replicas=4)
+
+
 def test_a_strategy_is_its_own_description():
     assert repr(un.MirroredStrategy(devices=2, replicas=4)) == "<MirroredStrategy: 4 replicas on 2 cpu devices>"

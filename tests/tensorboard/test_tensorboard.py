@@ -39,6 +39,10 @@ EPOCHS = 3
 EVERYWHERE = pytest.mark.parametrize(
     "strategy", [None, lambda: on(3), *slow(lambda: on(1))], ids=["plain", "three devices", "one device"]
 )
+ON_DEVICES = pytest.mark.parametrize(
+    "strategy", [lambda: on(3), *slow(None, lambda: on(1))], ids=["three devices", "plain", "one device"]
+)
+"""In `make test` without plain Keras, for what it sees as our fit does."""
 
 
 def regressor(optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.5), **options):
@@ -193,7 +197,7 @@ class Slow(keras.callbacks.Callback):
         self.now += 30.0
 
 
-@EVERYWHERE
+@ON_DEVICES
 def test_rows_and_steps_a_second(tmp_path, strategy, monkeypatch):
     """Rows over the seconds of the training, steps over those of the whole epoch, as Keras has it."""
     slow = Slow()
@@ -242,7 +246,7 @@ def test_evaluate_alone(tmp_path):
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-@EVERYWHERE
+@ON_DEVICES
 def test_histograms_and_images_of_weights(tmp_path, strategy):
     model = trained(tmp_path, strategy, histogram_freq=2, write_images=True).model
     found = tensors(tmp_path / "train")
@@ -448,7 +452,7 @@ def traced(directory):
     return sorted(name for name in names if name and name.startswith("Profiled batch"))
 
 
-@EVERYWHERE
+@ON_DEVICES
 @pytest.mark.parametrize(("asked", "batches"), [pytest.param(7, [1], id="one"), *slow(((4, 6), [3, 4, 0]), ("4,6", [3, 4, 0]))])
 def test_a_profile(tmp_path, strategy, asked, batches):
     """Named by the numbers in the epoch, as in Keras. Several may come at once, and are named by the first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -43,8 +45,10 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", mostly_slow(LAYERS, "lstm backwards", "both"))
+@pytest.mark.parametrize(
+    ("name", "masked"),
+    mostly_slow(itertools.product(LAYERS, (False, True)), ("lstm backwards", False), ("both", True)),
+)
 def test_recurrent_layers(name, masked):
     make, fewer = LAYERS[name]
     layer = make()
