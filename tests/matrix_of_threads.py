@@ -60,10 +60,9 @@ def operations(place: Place, seed: int, count: int, first: int = 0) -> Found:
     return printed(place, "digest_operations.py", str(seed), str(count), str(first), str(place.devices))
 
 
-def nets_and_operations(place: Place, net_count: int, operation_count: int, seed: int, seven: bool = False) -> Found:
-    """Return the first of both, of one process, and sensitive nets; with `seven` a net too that YNNPACK would end the process over."""
-    numbers = sorted({*range(net_count), *SENSITIVE[:net_count]})
-    spec = {"devices": place.devices, "numbers": numbers, "operations": [seed, operation_count, 0], "seven": seven}
+def nets_and_operations(place: Place, numbers: Sequence[int], operation_count: int, seed: int, seven: bool = False) -> Found:
+    """Return nets by their numbers and the first operations, of one process; with `seven` a net too that YNNPACK would end the process over."""
+    spec = {"devices": place.devices, "numbers": [*numbers], "operations": [seed, operation_count, 0], "seven": seven}
     return printed(place, "train_nets.py", json.dumps(spec))
 
 

@@ -5,7 +5,7 @@ python train_and_be_killed.py '{"directory": "here", "devices": 2, "how": "fit"}
 No devices stand for OneDeviceStrategy, and "all" for those of all processes that train together. `fit` has BackupAndRestore and arrays,
 `loop` un.Checkpoint and a stream. "faults" says, for each time that `unisono launch` has started the processes, which of them fails
 after how many steps, and in which way. "alone" is a directory in which the same training is done once more, on one device, when this one
-has ended: what it ends with is printed as well.
+has ended: what it ends with is printed as well. "epochs" and "replicas" are three and eight, unless they are said.
 """
 
 import itertools
@@ -22,7 +22,8 @@ from keras import layers, ops
 import unisono as un
 
 spec = json.loads(sys.argv[1])
-ROWS, BATCH, EPOCHS = 230, 10, 3
+ROWS, BATCH, EPOCHS = 230, 10, spec.get("epochs", 3)
+REPLICAS = spec.get("replicas", 8)
 
 
 class Miscounted(keras.metrics.Metric):
@@ -141,8 +142,8 @@ class Training:
 
 def strategy_of(devices):
     if devices == "all":
-        return un.MultiWorkerMirroredStrategy(replicas=8)
-    return un.MirroredStrategy(devices=devices, replicas=8) if devices else un.OneDeviceStrategy(replicas=8)
+        return un.MultiWorkerMirroredStrategy(replicas=REPLICAS)
+    return un.MirroredStrategy(devices=devices, replicas=REPLICAS) if devices else un.OneDeviceStrategy(replicas=REPLICAS)
 
 
 strategy = strategy_of(spec["devices"])

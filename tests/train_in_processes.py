@@ -32,6 +32,7 @@ def fit(strategy, spec):
     with strategy.scope():
         model, compile_, rows = families.FAMILIES[spec["family"]]()
     model.compile(**compile_)
+    rows |= {name: rows[name][: spec.get("rows")] for name in ("x", "y")}
     validation = {"validation_data": (rows["x"], rows["y"]), "validation_batch_size": families.BATCH}
     history = model.fit(**rows, **validation, batch_size=families.BATCH, epochs=1, verbose=0)
     predictions = model.predict(rows["x"], batch_size=families.BATCH, verbose=0)

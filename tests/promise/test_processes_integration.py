@@ -10,14 +10,14 @@ import socket
 import pytest
 
 from processes import HERE, python
-from sizes import thorough
+from sizes import cases, thorough
 from unisono._src.native.library import load_kernels
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = str(HERE / "train_in_processes.py")
-FIT = {"check": "fit", "replicas": 8, "family": "normalized"}
-LOOP = {"check": "loop", "replicas": 8, "model": "normalized"}
+FIT = {"check": "fit", "replicas": 8, "family": "normalized", "rows": cases(27, None)}
+LOOP = {"check": "loop", "replicas": 8, "model": cases("dense", "normalized")}
 EAGER = {"check": "eager", "replicas": 4}
 FIVE = {"check": "loop", "replicas": 5, "model": "dense"}
 
@@ -64,6 +64,7 @@ def test_two_processes_have_the_bits_of_one(tmp_path):
     assert {line[:3] for line in lines if "Epoch" in line} == {"[0]"}
 
 
+@pytest.mark.slow
 def test_processes_of_torchrun_have_the_bits_of_one():
     """By the variables that torchrun sets. Its store listens at the port that it names."""
     with socket.create_server(("127.0.0.1", 0)) as store:
