@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -16,13 +17,13 @@ import jax
 import keras
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from keras import layers
 
 import unisono as un
 from processes import FULL, python
-from sizes import STEPS, cases, slow
+from sizes import STEPS, cases, mostly_slow, slow
 from small_disk import fill, small_disk
 from sources import SOURCES, Batches, generated, pipelines
 from threads import in_thread
@@ -43,6 +44,8 @@ BATCH = cases(4, 8)
 ROWS = BATCH * (STEPS - 1) + 1
 X, Y = rows(ROWS, 6), labels(ROWS, 3)
 EPOCHS = 3
+THEN = cases((1, 4), (2, 4))
+"""Where a run goes on, if the placement is not the subject: in `make test` its program is there already."""
 
 
 def model_on(strategy, optimizer=lambda: keras.optimizers.Adam(0.01), seed=1, **options):
@@ -97,10 +100,12 @@ def fit(model, source="arrays", callbacks=(), epochs=EPOCHS, **options):
         return Kept(model, model.fit(**given, epochs=epochs, verbose=0, callbacks=list(callbacks)))
 
 
-def broken_off_and_resumed(directory, after, first=(1, 4), then=(2, 4), freq=1, make=model_on, callbacks=lambda: (), **options):
-    backup = lambda: un.callbacks.BackupAndRestore(directory, save_freq=freq)
+def broken_off_and_resumed(directory, after, first=(1, 4), then=THEN, freq=None, make=model_on, callbacks=lambda: (), **options):
+    """Saved at every so many steps; without `freq` once, behind the last step before that in which it is broken off."""
+    backup = lambda: un.callbacks.BackupAndRestore(directory, save_freq=freq or max(1, after - 1))
     with pytest.raises(BrokenOffError):
         fit(make(on(*first)), callbacks=[backup(), *callbacks(), BreakOff(after)], **options)
+    assert freq or after == 1 or CheckpointStore(directory).numbers
     seed = 99 if CheckpointStore(directory).numbers else 1  # it must not matter, once something was saved
     resumed = fit(make(on(*then), seed=seed), callbacks=[*callbacks(), backup()], **options)
     assert not directory.exists(), "a training that has come to its end leaves no checkpoint"
@@ -123,7 +128,7 @@ def whole():
 
 @pytest.mark.soak
 @pytest.mark.parametrize("source", ["arrays", *slow("PyDataset"), *pipelines()])
-@settings(max_examples=100 if FULL else cases(1, 3))
+@settings(max_examples=100 if FULL else 3, phases=tuple(Phase) if FULL else cases((Phase.explicit,), tuple(Phase)))
 @cases(lambda test: test, example(after=STEPS, freq=1, then=(2, 4)))
 @example(after=2 * STEPS - 1, freq=2, then=(4, 4))
 @given(
@@ -157,10 +162,10 @@ def test_on_any_number_of_devices(tmp_path):
 def test_a_generator_is_read_forward(tmp_path, after):
     """It gives its rows once, over two epochs here."""
     reference = over_a_generator(on(1, 4))
-    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)
+    backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=max(1, after - 1))
     with pytest.raises(BrokenOffError):
         over_a_generator(on(1, 4), backup(), BreakOff(after))
-    assert over_a_generator(on(3, 4), backup()) == reference
+    assert over_a_generator(on(*cases((1, 4), (3, 4))), backup()) == reference
 
 
 def over_a_generator(strategy, *callbacks):
@@ -277,7 +282,7 @@ def test_a_run_that_had_stopped_itself_stays_stopped(tmp_path):
     assert un.fingerprint(resumed) == un.fingerprint(reference.model)
 
 
-@pytest.mark.parametrize("epochs", [1, 5], ids=["all epochs", "stopped"])
+@pytest.mark.parametrize("epochs", [pytest.param(1, id="all epochs", marks=pytest.mark.slow), pytest.param(5, id="stopped")])
 def test_a_training_that_has_ended_goes_on_nowhere(tmp_path, epochs):
     """Killed at its end, in its last epoch or in one where a callback has stopped it."""
 
@@ -409,7 +414,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, whole, name, hook, at, c
     assert left.value.code == stop_signals.INTERRUPTED == 75
     assert f"{name}: saving after this step" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
-    assert fit(model_on(on(2, 4)), callbacks=[backup()]) == whole()
+    assert fit(model_on(on(*THEN)), callbacks=[backup()]) == whole()
 
 
 @pytest.mark.parametrize("freq", [4, *slow("epoch", False)])
@@ -420,7 +425,7 @@ def test_a_signal_behind_the_last_step(tmp_path, freq):
     with pytest.raises(SystemExit) as left:
         fit(model, epochs=1, callbacks=[Signalling("SIGTERM", "on_train_end", 1), backup()])
     assert left.value.code == 75
-    resumed = fit(model_on(on(2, 4), seed=99), epochs=1, callbacks=[backup()])
+    resumed = fit(model_on(on(*THEN), seed=99), epochs=1, callbacks=[backup()])
     assert resumed.logs == {}
     assert un.fingerprint(resumed.model) == un.fingerprint(model)
     assert not (tmp_path / "b").exists()
@@ -514,8 +519,8 @@ def test_signals_have_names():
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
-def interrupted(directory, make=model_on, strategy=None, callbacks=(), after=7, **options):
-    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=1), *callbacks, BreakOff(after)]
+def interrupted(directory, make=model_on, strategy=None, callbacks=(), after=7, freq=None, **options):
+    callbacks = [un.callbacks.BackupAndRestore(directory, save_freq=freq or after - 1), *callbacks, BreakOff(after)]
     with pytest.raises(BrokenOffError):
         fit(make(strategy or on(1, 4)), callbacks=callbacks, **options)
 
@@ -623,7 +628,10 @@ class Drawn(Batches):
 
 @pytest.mark.parametrize(
     ("after", "freq"),
-    [(STEPS + 2, 1), (STEPS, 1), *slow((STEPS + 1, "epoch"), (2, 1), (STEPS + 3, 2), (2 * STEPS, 1), (2 * STEPS, "epoch"))],
+    [
+        (STEPS + 2, STEPS + 1),
+        *slow((STEPS + 2, 1), (STEPS, 1), (STEPS + 1, "epoch"), (2, 1), (STEPS + 3, 2), (2 * STEPS, 1), (2 * STEPS, "epoch")),
+    ],
 )
 @pytest.mark.parametrize("workers", [1, *slow(2)])
 def test_a_dataset_is_told_of_each_pass_once(tmp_path, after, freq, workers):
@@ -638,7 +646,7 @@ def test_a_dataset_is_told_of_each_pass_once(tmp_path, after, freq, workers):
     reference = train(on(1, 4))
     with pytest.raises(BrokenOffError):
         train(on(1, 4), [backup(), BreakOff(after)])
-    assert train(on(2, 4), [backup()], seed=99) == reference
+    assert train(on(*THEN), [backup()], seed=99) == reference
 
 
 @pytest.mark.compat
@@ -702,7 +710,7 @@ def test_what_is_kept(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_left_and_the_one_before_it_used(tmp_path, whole):
-    interrupted(tmp_path / "b")
+    interrupted(tmp_path / "b", freq=3)
     (newest,) = [
         path for path in (tmp_path / "b").iterdir() if path.name == f"ckpt_{max(CheckpointStore(tmp_path / 'b').numbers)}"
     ]
@@ -752,7 +760,7 @@ def test_a_training_goes_on_though_the_disk_is_full(tmp_path, whole):
         ]
         assert sorted(path.name for path in (disk / "b").iterdir()) == ["ckpt_1", "ckpt_4"]
         shutil.rmtree(disk / "b" / "ckpt_4")
-        assert fit(model_on(on(2, 4)), callbacks=[Filling(disk, ()), backup()]) == whole()
+        assert fit(model_on(on(*THEN)), callbacks=[Filling(disk, ()), backup()]) == whole()
 
 
 @pytest.mark.filterwarnings(
@@ -815,8 +823,10 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("where", ["fit", "loop"])
-@pytest.mark.parametrize("draw", [*slow("random"), "np.random", "its own"])
+@pytest.mark.parametrize(
+    ("where", "draw"),
+    mostly_slow(itertools.product(("fit", "loop"), DRAWS), ("fit", "np.random"), ("loop", "np.random"), ("loop", "its own")),
+)
 def test_rows_of_a_global_generator_are_warned_of(tmp_path, where, draw):
     """The last batch before a place need not be one of them: the comparison of its rows would not notice."""
     rows = Augmented((X, Y), BATCH)
@@ -861,7 +871,7 @@ def test_a_forked_process_does_not_hear_the_signal():
     assert "saving after this step" not in done.stderr
 
 
-@pytest.mark.parametrize(("after", "freq"), [(STEPS + 2, 2), *slow((STEPS + 1, 1), (STEPS + 1, "epoch"))])
+@pytest.mark.parametrize(("after", "freq"), [(STEPS + 2, STEPS + 1), *slow((STEPS + 2, 2), (STEPS + 1, 1), (STEPS + 1, "epoch"))])
 def test_what_a_callback_sets_before_the_first_step_stays(tmp_path, after, freq):
     """The state is restored before the callbacks hear of the step, not after."""
     reference = fit(model_on(on(1, 4)), callbacks=[WarmUp()])
@@ -881,14 +891,18 @@ def endless():
 
 VALIDATIONS = {
     "a generator": lambda strategy: {"validation_data": endless(), "validation_steps": 4},
-    "a dataset that changes": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), 5)},
-    "some steps of it": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), 5), "validation_steps": 2},
-    "a distributed one": lambda strategy: {"validation_data": strategy.distribute_dataset(Turning((X[:24], Y[:24]), 5))},
+    "a dataset that changes": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), cases(4, 5))},
+    "some steps of it": lambda strategy: {"validation_data": Turning((X[:24], Y[:24]), cases(4, 5)), "validation_steps": 2},
+    "a distributed one": lambda strategy: {
+        "validation_data": strategy.distribute_dataset(Turning((X[:24], Y[:24]), cases(4, 5)))
+    },
 }
 
 
 @pytest.mark.parametrize("how", [*slow("a dataset that changes", "a generator"), "some steps of it", "a distributed one"])
-@pytest.mark.parametrize(("after", "freq"), [(2 * STEPS + 1, 1), *slow((2 * STEPS + 1, "epoch"), (STEPS, 1))])
+@pytest.mark.parametrize(
+    ("after", "freq"), [(2 * STEPS + 1, 2 * STEPS), *slow((2 * STEPS + 1, 1), (2 * STEPS + 1, "epoch"), (STEPS, 1))]
+)
 def test_data_of_validations_go_on_where_they_were(tmp_path, how, after, freq):
     backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "b", save_freq=freq)
 
@@ -898,11 +912,12 @@ def test_data_of_validations_go_on_where_they_were(tmp_path, how, after, freq):
     reference = train(on(1, 4))
     with pytest.raises(BrokenOffError):
         train(on(1, 4), [backup(), BreakOff(after)])
-    assert train(on(2, 4), [backup()], seed=99) == reference
+    assert train(on(*THEN), [backup()], seed=99) == reference
 
 
 def test_a_dataset_that_changes_in_the_middle_of_a_pass_is_warned_of(tmp_path):
-    fit_some = lambda rows, **options: model_on(on(1, 4)).fit(
+    model = model_on(on(1, 4))
+    fit_some = lambda rows, **options: model.fit(
         rows, verbose=0, callbacks=[un.callbacks.BackupAndRestore(tmp_path / "b")], **options
     )
     with warnings.catch_warnings():
