@@ -255,8 +255,7 @@ def test_nan_trains_as_in_keras_and_the_same_on_every_placement():
         with un.MirroredStrategy(devices=devices, replicas=4).scope():
             model = keras.Sequential([layers.Input((3,)), layers.Dense(2)])
         model.compile("sgd", "mse")
-        with pytest.warns(UserWarning, match="The loss is nan in step"):
-            history = model.fit(x, Y, batch_size=4, verbose=0, shuffle=False)
+        history = model.fit(x, Y, batch_size=4, verbose=0, shuffle=False)
         seen.append((un.fingerprint(model), np.isnan(history.history["loss"][0])))
     assert seen[0] == seen[1]
     assert seen[0][1]
