@@ -14,6 +14,7 @@ import pytest
 from audit.faults.index import FAULTS, Kind, PlantedFault
 from processes import environment
 from sizes import thorough
+from unisono._src.cli import main
 from unisono._src.record.run_record import read_run_record
 
 LIMIT = 900.0
@@ -44,6 +45,20 @@ def audit(folder: pathlib.Path, *words: str) -> Audited:
     variables = environment(JAX_PLATFORMS="cpu", TMPDIR=str(temporary))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT, check=False)
     return Audited(done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stdout + done.stderr)
+
+
+@pytest.fixture
+def audit_here(monkeypatch, capsys):
+    """The command in this process, and its runs in processes of their own: what it says of a script does not depend on where it runs."""
+
+    def run(*words: str) -> Audited:
+        for name, text in environment(JAX_PLATFORMS="cpu").items():
+            monkeypatch.setenv(name, text)
+        with pytest.raises(SystemExit) as ended:
+            main(["audit", *words])
+        return Audited(int(str(ended.value.code)), {}, "".join(capsys.readouterr()))
+
+    return run
 
 
 def mark_faults() -> list[Any]:
@@ -151,29 +166,29 @@ def test_a_run_is_compared_with_a_recorded_run(tmp_path, words, said):
 
 
 @pytest.mark.processes
-def test_a_script_that_trains_nothing_is_trouble(tmp_path):
+def test_a_script_that_trains_nothing_is_trouble(tmp_path, audit_here):
     script = tmp_path / "nothing.py"
     script.write_text("print('nothing')\n")
-    done = audit(tmp_path, str(script))
+    done = audit_here(str(script))
     assert done.code == 2
     assert "The script has trained no step that is recorded" in done.text
 
 
 @pytest.mark.processes
-def test_a_script_that_fails_is_trouble_and_its_output_is_shown(tmp_path):
+def test_a_script_that_fails_is_trouble_and_its_output_is_shown(tmp_path, audit_here):
     script = tmp_path / "fails.py"
     script.write_text("raise KeyError('a name that is not there')\n")
-    done = audit(tmp_path, str(script))
+    done = audit_here(str(script))
     assert done.code == 2
     assert "ended with exit code 1 as it is written" in done.text
     assert "a name that is not there" in done.text
 
 
 @pytest.mark.processes
-def test_a_run_that_is_only_slow_is_trouble_and_no_difference(tmp_path):
+def test_a_run_that_is_only_slow_is_trouble_and_no_difference(tmp_path, audit_here):
     script = tmp_path / "sleeps.py"
     script.write_text("import time\nprint('sleeps', flush=True)\ntime.sleep(600)\n")
-    done = audit(tmp_path, "--limit", "2", str(script))
+    done = audit_here("--limit", "2", str(script))
     assert done.code == 2, done.text
     text = " ".join(done.text.split())
     assert "as written: the script was killed after 2 seconds, the limit, in its step 1." in text

@@ -10,10 +10,11 @@ import re
 import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from audit_samples import LAYERS, equal_report, parted_report, replace_texts, sample_run
+from sizes import cases
 from unisono._src.audit.audit_report import AuditReport, Difference, Divergence, ReplicaRows
 from unisono._src.audit.html_curves import Curve, compare_curves
 from unisono._src.audit.html_elements import VOID, make_element, raw_style, show_unseen
@@ -142,6 +143,7 @@ def test_empty_texts_do_no_harm():
     assert_sound(render_report(replace_texts(parted_report(), lambda _: "")))
 
 
+@settings(max_examples=cases(30, 100))
 @given(st.text())
 def test_text_of_any_characters_is_escaped(text):
     read = Page(make_element("p", text, title=text))

@@ -95,7 +95,7 @@ def by_slurm(port, process):
 
 
 @pytest.mark.parametrize(
-    "described", [by_the_launchers_variables, *slow(by_slurm), *thorough(by_arguments, by_tf_config, by_kubeflow, by_torchrun)]
+    "described", [by_torchrun, *slow(by_the_launchers_variables, by_slurm), *thorough(by_arguments, by_tf_config, by_kubeflow)]
 )
 def test_processes_find_each_other(described):
     port = free_port()

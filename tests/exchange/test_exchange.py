@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unisono as un
-from families import BATCH, normalized, several_outputs
-from sizes import cases, slow
+from families import normalized, several_outputs
+from sizes import ROWS_AT_ONCE, cases, slow
 from unisono._src import reduction_tree
 from unisono._src.exchange import CollectiveExchange, TransferExchange, collectives
 from unisono._src.placement import Placement
@@ -79,6 +79,12 @@ def test_an_exchange_has_the_bits_of_the_tree(data, kind, size):
         assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype and np.array_equal(a, b), total, expected))
 
 
+def few_rows():
+    """One whole batch and one with fewer rows than replicas."""
+    model, compile_, data = normalized()
+    return model, compile_, data | {name: data[name][: ROWS_AT_ONCE + 3] for name in ("x", "y")}
+
+
 @pytest.mark.parametrize("devices", [3, *slow(8)])
 def test_training_over_collectives_has_the_bits_of_transfers(devices):
     """Whole epochs, ragged batches, and totals that every device applies by itself."""
@@ -88,9 +94,9 @@ def test_training_over_collectives_has_the_bits_of_transfers(devices):
         strategy = un.MirroredStrategy(devices=devices, replicas=8)
         strategy.exchange = kind(strategy.placement)
         with strategy.scope():
-            model, compile_, data = cases(normalized, several_outputs)()
+            model, compile_, data = cases(few_rows, several_outputs)()
         model.compile(**compile_)
-        history = model.fit(**data, batch_size=BATCH, epochs=1, verbose=0, validation_data=(data["x"], data["y"]))
+        history = model.fit(**data, batch_size=ROWS_AT_ONCE, epochs=1, verbose=0, validation_data=(data["x"], data["y"]))
         fingerprints.append((un.fingerprint(model), history.history))
     assert fingerprints[0] == fingerprints[1]
 

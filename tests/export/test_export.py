@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 import layer_groups
+import sizes
 import unisono as un
 from sizes import mostly_slow, slow
 from trainings import distance, fitting, labels, on, rows
@@ -106,7 +107,7 @@ MODELS = {
 }
 
 
-ALL = mostly_slow(MODELS, "convolution", "dicts", "subclass")
+ALL = mostly_slow(MODELS, "dicts", "subclass")
 
 
 class Case:
@@ -239,9 +240,9 @@ def test_the_files_hold_no_placement_and_no_paths(cases):
 
 
 def test_training_has_the_same_bits_on_every_placement(cases):
-    """Shards of two rows and of one, dropout, and statistics."""
+    """Dropout and statistics; of `make test-all` shards of two rows and of one, in that of `make test` of one."""
     case = cases("convolution")
-    one, three = (case.trained(on(devices, 4), batch_size=7) for devices in (1, 3))
+    one, three = (case.trained(on(devices, 4), batch_size=sizes.cases(4, 7)) for devices in (1, 3))
     assert un.fingerprint(one) == un.fingerprint(three)
     assert un.fingerprint(one) != un.fingerprint(case.load())
 

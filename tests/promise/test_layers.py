@@ -17,7 +17,7 @@ from keras import layers, ops
 import layer_groups
 from layer_groups import COUNT, EXACT, FEATURES, IMAGES, OTHERS, SERIES, WORDS, chain, noise
 from processes import HERE
-from sizes import cases, slow
+from sizes import cases, mostly_slow
 from trainings import assert_equals_keras, assert_same_bits, distance, fitting, labels, on, rows, run
 
 pytestmark = pytest.mark.usefixtures("compiled_for_users")
@@ -133,7 +133,7 @@ def stateful(kind: str, rows_of_input: int) -> Make:
     return make
 
 
-@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.parametrize("kind", mostly_slow(STATEFUL, "LSTM", "Bidirectional"))
 def test_stateful_layers_are_refused_in_replicas(kind):
     """compile() refuses them by name, and says why."""
     with pytest.raises(ValueError, match=r"The layer '\w*memory' is stateful: it carries a state for each row .*stateful=False"):
@@ -147,7 +147,7 @@ def test_stateful_layers_are_refused_in_prediction(kind):
         run(stateful(kind, 1), lambda model: model.predict(SERIES[:8], batch_size=8, verbose=0), on(3))
 
 
-@pytest.mark.parametrize("kind", ["LSTM", *slow(*(kind for kind in STATEFUL if kind != "LSTM"))])
+@pytest.mark.parametrize("kind", mostly_slow(STATEFUL, "LSTM"))
 def test_one_replica_of_a_stateful_layer_is_plain_keras(kind):
     """fit, and three calls of predict. (Keras on JAX does not carry the state from batch to batch, in any of them.)"""
     outputs = []

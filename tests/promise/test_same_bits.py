@@ -17,6 +17,10 @@ from sizes import cases
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("compiled_for_users")]
 
 EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 8)
+MOST_PIECES, MOST_ROWS, MOST_REPLICAS, EPOCHS = cases((2, 12, 4, 1), (3, 40, 8, 2))
+"""The fewer replicas, and the shorter batches, the fewer programs to compile."""
+DIVERGED = {"pieces": ["activity"], "optimizer": "sgd", "rows": 16, "batch": 1, "weighted": False, "placements": (2, 2)}
+"""At a rate of 0.05."""
 
 PIECES = {
     "dense": lambda: layers.Dense(5, "tanh", kernel_regularizer="l2"),
@@ -35,14 +39,14 @@ OPTIMIZERS = {
 
 
 @settings(max_examples=EXAMPLES)
-@example(pieces=["activity"], optimizer="sgd", rows=16, batch=1, weighted=False, placements=(2, 2))  # diverges at a rate of 0.05
+@cases(lambda test: test, example(**DIVERGED))  # what is drawn first is nearly the same
 @given(
-    pieces=st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=3),
+    pieces=st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=MOST_PIECES),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    rows=st.integers(1, 40),
-    batch=st.integers(1, 20),
+    rows=st.integers(1, MOST_ROWS),
+    batch=st.integers(1, MOST_ROWS // 2),
     weighted=st.booleans(),
-    placements=st.integers(2, 8).flatmap(lambda r: st.tuples(st.just(r), st.integers(2, r))),
+    placements=st.integers(2, MOST_REPLICAS).flatmap(lambda r: st.tuples(st.just(r), st.integers(2, r))),
 )
 def test_a_random_model_trains_to_the_same_bits(pieces, optimizer, rows, batch, weighted, placements):
     replicas, devices = placements
@@ -56,7 +60,7 @@ def test_a_random_model_trains_to_the_same_bits(pieces, optimizer, rows, batch, 
         with strategy.scope():
             model = keras.Sequential([layers.Input((6,)), *(PIECES[name]() for name in pieces), layers.Dense(2)])
         model.compile(OPTIMIZERS[optimizer](), "mse", weighted_metrics=["mae"])
-        history = model.fit(**data, batch_size=batch, epochs=2, verbose=0).history
+        history = model.fit(**data, batch_size=batch, epochs=EPOCHS, verbose=0).history
         predicted = un.fingerprint(model.predict(data["x"], batch_size=batch, verbose=0))
         seen.append((un.fingerprint(model), history, predicted))
     assert seen[0] == seen[1]

@@ -53,7 +53,6 @@ def compiled() -> Names:
 def trained() -> Names:
     names = compiled()
     names["model"].fit(X, Y, verbose=0)
-    names["before"] = names["model"].predict(X, verbose=0)
     return names
 
 
@@ -73,10 +72,13 @@ def looped() -> Names:
     return names | {"optimizer": optimizer, "accuracy": accuracy, "step": lambda batch: strategy.run(replica_step, args=(batch,))}
 
 
+FEW_ROWS = "x, y = load_digits(return_X_y=True)", "x, y = (part[:128] for part in load_digits(return_X_y=True))"
+
+
 def after_the_first_program() -> Names:
-    """The block goes on from the program with which the page begins."""
+    """The block goes on from the program with which the page begins, on two batches."""
     names: Names = {}
-    exec(python_blocks(ROOT / "docs" / "loop.md")[0], names)
+    exec(python_blocks(ROOT / "docs" / "loop.md")[0].replace(*FEW_ROWS), names)
     return names
 
 
@@ -151,7 +153,7 @@ BLOCKS = {
         compiled, check_backup_is_deleted, (("model = ...", "model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])"),
                                             ("model.compile(...)", f"model.compile('sgd', {LOSS!r})")),
     ),
-    "processes.md 1": Block(check=check_one_fingerprint, fills=(("epochs=20", "epochs=1"), ("save_freq=100", "save_freq=20"))),
+    "processes.md 1": Block(check=check_one_fingerprint, fills=(("epochs=20", "epochs=1"), ("save_freq=100", "save_freq=1"), FEW_ROWS)),
     "tensorboard.md 0": Block(compiled, check_events),
     "two_runs_differ.md 0": Block(check=check_one_fingerprint),
 }  # fmt: skip

@@ -9,6 +9,8 @@ import types
 
 import pytest
 
+from sizes import cases
+
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
@@ -20,6 +22,9 @@ def messages() -> types.ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    tests = cases(("checks/",), ("",))  # each text of them is compared with each message
+    texts = {place: texts for place, texts in module.texts_of_tests().items() if place.startswith(tests)}
+    module.texts_of_tests = lambda: texts
     return module
 
 
