@@ -899,7 +899,7 @@ VALIDATIONS = {
 }
 
 
-@pytest.mark.parametrize("how", [*slow("a dataset that changes", "a generator"), "some steps of it", "a distributed one"])
+@pytest.mark.parametrize("how", [*slow("a dataset that changes", "a generator", "a distributed one"), "some steps of it"])
 @pytest.mark.parametrize(
     ("after", "freq"), [(2 * STEPS + 1, 2 * STEPS), *slow((2 * STEPS + 1, 1), (2 * STEPS + 1, "epoch"), (STEPS, 1))]
 )

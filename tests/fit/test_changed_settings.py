@@ -6,6 +6,7 @@ import pytest
 from keras import layers, optimizers
 
 import unisono as un
+from sizes import cases, mostly_slow
 from trainings import assert_equals_keras, on, rows
 
 X, Y = rows(24, 5) * 100, rows(24, 2)
@@ -30,7 +31,7 @@ def fit(model, epochs=1, **more):
     model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, **more)
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", mostly_slow(OPTIMIZERS, "one of several"))
 def test_a_setting_changed_between_two_fits_holds(kind):
     inner = optimizers.SGD(1e-6)
     model = compiled(OPTIMIZERS[kind](inner), 2, 2)
@@ -65,7 +66,7 @@ def test_what_an_optimizer_keeps_of_its_own_trace_is_no_changed_setting():
     assert count_traces(optimizers.AdamW()) == count_traces(optimizers.Adam())
 
 
-@pytest.mark.parametrize("placement", [(1, 2), (2, 2)])
+@pytest.mark.parametrize("placement", [(2, 2), pytest.param((1, 2), marks=pytest.mark.slow)])
 def test_a_setting_changed_by_a_callback_holds_from_the_next_epoch_on(placement):
     def change(*_):
         model.optimizer.clipvalue = 1e-3
@@ -143,7 +144,7 @@ def test_a_schedule_takes_the_place_of_a_learning_rate():
         model.optimizer.learning_rate = optimizers.schedules.ExponentialDecay(1e-6, 2, 0.5)
         return model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
 
-    assert_equals_keras(lambda: compiled_anywhere(optimizers.SGD(1e-6)), train, replicas=(1, 4))
+    assert_equals_keras(lambda: compiled_anywhere(optimizers.SGD(1e-6)), train, replicas=cases((4,), (1, 4)))
 
 
 def compiled_anywhere(optimizer):

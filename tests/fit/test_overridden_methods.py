@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
+from sizes import cases, slow
 from trainings import assert_equals_keras, fitting, on, rows
 
 X, Y = rows(24, 3), rows(24, 1, seed=1)
@@ -23,7 +24,7 @@ class OwnPredict(keras.Sequential):
         return scores if threshold is None else scores > threshold
 
 
-@pytest.mark.parametrize("options", [{}, {"threshold": 0.3}, {"batch_size": 8}])
+@pytest.mark.parametrize("options", [{"threshold": 0.3}, *slow({}, {"batch_size": 8})])
 def test_predict(options):
     plain = classifier(OwnPredict).predict(X, **options)
     with on(1, 4).scope():
@@ -57,7 +58,7 @@ def test_parts_of_a_step(cls):
         return model
 
     fit = fitting(X, Y, batch_size=8, validation_data=(X[:8], Y[:8]))
-    plain = assert_equals_keras(make, fit, replicas=(1, 4))
+    plain = assert_equals_keras(make, fit, replicas=cases((4,), (1, 4)))
     with on(1, 4).scope():
         model = make()
     model.set_weights(plain.model.get_weights())
@@ -112,7 +113,7 @@ class Pairs(keras.Model):
         return ops.matmul(x, ops.transpose(x))
 
 
-@pytest.mark.parametrize("rows", [16, 4])
+@pytest.mark.parametrize("rows", [4, *slow(16)])
 def test_outputs_with_another_axis_of_rows_are_refused(rows):
     """A replica's tables would be another output; four rows are one for each replica."""
     with on(1, 4).scope():

@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 import unisono as un
+from sizes import cases, slow
 
 ROWS = np.random.default_rng(0).standard_normal((24, 6)).astype("float32")
 TARGETS = np.random.default_rng(1).standard_normal((24, 2)).astype("float32")
@@ -69,7 +70,7 @@ def test_variables_of_the_model_itself_are_not_rounded(replicas):
     assert float(model.steps.value) == 262
 
 
-@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("devices", [3, *slow(1, 8)])
 def test_one_infinite_replica_skips_the_step_for_all_and_halves_the_scale_once(devices):
     model = made(devices)
     before, scale = un.fingerprint(model.get_weights()), loss_scale(model)
@@ -85,7 +86,7 @@ def test_one_infinite_replica_skips_the_step_for_all_and_halves_the_scale_once(d
 
 def test_the_bits_and_the_scale_are_the_same_on_every_placement():
     seen = []
-    for devices in (1, 3, 8):
+    for devices in cases((1, 3), (1, 3, 8)):
         model = made(devices)
         model.fit(ROWS, TARGETS, batch_size=7, epochs=3, verbose=0)
         seen.append((un.fingerprint(model), loss_scale(model)))

@@ -136,7 +136,7 @@ def breaking(after, error):
         yield batch
 
 
-@pytest.mark.parametrize("error", [BrokenError("no disk"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [BrokenError("no disk"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.slow)])
 def test_an_error_in_the_data_leaves_the_last_whole_step(error):
     """The error arrives as it is; the model holds what two steps gave, and goes on."""
     model = untrained(on(3))
@@ -149,6 +149,7 @@ def test_an_error_in_the_data_leaves_the_last_whole_step(error):
     assert un.fingerprint(model) == un.fingerprint(two_steps)
 
 
+@pytest.mark.slow
 def test_interruption_by_a_callback_leaves_the_last_whole_step():
     """Ctrl-C after the third batch: weights, optimizer and counters of three steps."""
 

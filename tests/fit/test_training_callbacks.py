@@ -8,7 +8,7 @@ import pytest
 from keras import callbacks, layers
 
 import unisono as un
-from sizes import mostly_slow, slow
+from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, on, rows, run
 from unisono._src.fit import loss_watch, steps_per_call
 from unisono._src.step_count import get_step_count
@@ -57,14 +57,14 @@ def test_the_hooks_of_fit_evaluate_and_predict(steps):
         hooks = Hooks()
         model = run(
             regressor(steps_per_execution=steps),
-            fitting(X, Y, batch_size=10, epochs=2, validation_data=(X[:13], Y[:13]), callbacks=[hooks]),
+            fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, validation_data=(X[:13], Y[:13]), callbacks=[hooks]),
             strategy,
         ).model
-        model.evaluate(X, Y, batch_size=10, verbose=0, callbacks=[hooks])
-        model.predict(X, batch_size=10, verbose=0, callbacks=[hooks])
+        model.evaluate(X, Y, batch_size=ROWS_AT_ONCE, verbose=0, callbacks=[hooks])
+        model.predict(X, batch_size=ROWS_AT_ONCE, verbose=0, callbacks=[hooks])
         seen.append(hooks.seen)
     assert seen[1] == seen[0]
-    assert len([name for name, _ in seen[1] if name == "on_train_batch_end"]) == (10 if steps == 1 else 4)
+    assert len([name for name, _ in seen[1] if name == "on_train_batch_end"]) == (2 * -(-43 // ROWS_AT_ONCE) if steps == 1 else 4)
 
 
 GROUPS = {
@@ -89,11 +89,13 @@ def test_batch_hooks_of_several_steps_per_execution(steps):
 def test_steps_per_execution_change_no_bit():
     """One, three and more steps than an epoch has: the same weights, history, evaluation and predictions."""
     found = []
-    for steps, devices in ((1, 3), (3, 3), (3, 1), (500, 3)):
-        ours = run(regressor(steps_per_execution=steps), fitting(X, Y, batch_size=10, epochs=2), on(devices))
-        outputs = ours.model.predict(X, batch_size=10, verbose=0)
-        found.append((*ours.bits, ours.model.evaluate(X, Y, batch_size=10, verbose=0), outputs.shape, un.fingerprint(outputs)))
-    assert found[0] == found[1] == found[2] == found[3]
+    for steps, devices in cases(((1, 3), (3, 1), (500, 3)), ((1, 3), (3, 3), (3, 1), (500, 3))):
+        ours = run(regressor(steps_per_execution=steps), fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2), on(devices))
+        outputs = ours.model.predict(X, batch_size=ROWS_AT_ONCE, verbose=0)
+        found.append(
+            (*ours.bits, ours.model.evaluate(X, Y, batch_size=ROWS_AT_ONCE, verbose=0), outputs.shape, un.fingerprint(outputs))
+        )
+    assert all(other == found[0] for other in found)
 
 
 def test_a_rate_set_before_every_batch():
@@ -103,17 +105,24 @@ def test_a_rate_set_before_every_batch():
         def change(batch, logs=None):
             model.optimizer.learning_rate = 0.2 / (batch + 1)
 
-        return fitting(X, Y, batch_size=10, callbacks=[callbacks.LambdaCallback(on_train_batch_begin=change)])(model)
+        return fitting(X, Y, batch_size=ROWS_AT_ONCE, callbacks=[callbacks.LambdaCallback(on_train_batch_begin=change)])(model)
 
     assert_equals_keras(regressor(), fit)
 
 
+@pytest.mark.slow
 def test_learning_rate_scheduler():
     """The value of the last epoch is what stands in the optimizer, and the weights are plain Keras'."""
     schedule = lambda epoch, rate: rate * 0.5
-    fit = lambda model: fitting(X, Y, batch_size=22, epochs=2, callbacks=[callbacks.LearningRateScheduler(schedule)])(model)
+    models = []
+
+    def fit(model):
+        models.append(model)
+        scheduler = callbacks.LearningRateScheduler(schedule)
+        return fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, callbacks=[scheduler])(model)
+
     assert_equals_keras(regressor(), fit)
-    assert float(run(regressor(), fit, on(3)).model.optimizer.learning_rate) == np.float32(0.025)
+    assert {float(model.optimizer.learning_rate) for model in models} == {float(np.float32(0.025))}
 
 
 def test_reduce_on_plateau_and_early_stopping():
@@ -122,7 +131,9 @@ def test_reduce_on_plateau_and_early_stopping():
     def fit(model):
         plateau = callbacks.ReduceLROnPlateau(monitor="val_loss", factor=0.5, patience=1, min_delta=10.0)
         stop = callbacks.EarlyStopping(monitor="val_loss", patience=2, min_delta=10.0, restore_best_weights=True)
-        return fitting(X, Y, batch_size=22, epochs=9, validation_data=(X[:13], Y[:13]), callbacks=[plateau, stop])(model)
+        return fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=9, validation_data=(X[:13], Y[:13]), callbacks=[plateau, stop])(
+            model
+        )
 
     plain = assert_equals_keras(regressor(), fit)
     assert len(plain.logs["loss"]) == 3
@@ -213,7 +224,7 @@ def test_weights_that_a_callback_sets_are_used():
             if batch == 2:
                 kernel.assign(kernel.value * 0.5)
 
-        return fitting(X, Y, batch_size=10, callbacks=[Reading(halve)])(model)
+        return fitting(X, Y, batch_size=ROWS_AT_ONCE, callbacks=[Reading(halve)])(model)
 
     class Reading(callbacks.Callback):
         def __init__(self, hook):
@@ -234,7 +245,9 @@ def test_stop_training_in_mid_epoch():
         def stop(batch, logs):
             model.stop_training = batch == 1
 
-        return fitting(X, Y, batch_size=10, epochs=3, callbacks=[callbacks.LambdaCallback(on_train_batch_end=stop)])(model)
+        return fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=3, callbacks=[callbacks.LambdaCallback(on_train_batch_end=stop)])(
+            model
+        )
 
     ours = assert_same_bits(regressor(), fit)
     assert len(ours.logs["loss"]) == 1

@@ -6,15 +6,16 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import mostly_slow, slow
+from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
 from sources import PIPELINES, Batches, Endless, generated, pipelines
 from trainings import assert_equals_keras, assert_same_bits, dense_with_momentum, fitting, labels, on, rows, run
 from unisono._src.data import global_batch
 
 X, Y = rows(43, 5), labels(43, 3)
+STEPS = -(-43 // ROWS_AT_ONCE)
 
 
-ARRAYS = fitting(X, Y, batch_size=10, epochs=2)
+ARRAYS = fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +25,24 @@ def of_arrays():
 
 
 SOURCES = {
-    "PyDataset": lambda model: fitting(Batches((X, Y)), epochs=2)(model),
-    "PyDataset with two workers": lambda model: fitting(Batches((X, Y), workers=2), epochs=2)(model),
-    "endless PyDataset": lambda model: fitting(Endless((X, Y)), epochs=2, steps_per_epoch=5)(model),
-    "generator": lambda model: fitting(generated((X, Y), times=2), epochs=2, steps_per_epoch=5)(model),
-    "JAX arrays": lambda model: fitting(keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=10, epochs=2)(
-        model
-    ),
-    "arrays of another order of bytes": lambda model: fitting(X.astype(">f4"), Y.astype(">i8"), batch_size=10, epochs=2)(model),
-    "shards of an epoch": lambda model: [fitting(X, Y, batch_size=10)(model) for _ in range(2)][1],
+    "PyDataset": lambda model: fitting(Batches((X, Y), ROWS_AT_ONCE), epochs=2)(model),
+    "PyDataset with two workers": lambda model: fitting(Batches((X, Y), ROWS_AT_ONCE, workers=2), epochs=2)(model),
+    "endless PyDataset": lambda model: fitting(Endless((X, Y), ROWS_AT_ONCE), epochs=2, steps_per_epoch=STEPS)(model),
+    "generator": lambda model: fitting(generated((X, Y), ROWS_AT_ONCE, times=2), epochs=2, steps_per_epoch=STEPS)(model),
+    "JAX arrays": lambda model: fitting(
+        keras.ops.convert_to_tensor(X), keras.ops.convert_to_tensor(Y), batch_size=ROWS_AT_ONCE, epochs=2
+    )(model),
+    "arrays of another order of bytes": lambda model: fitting(
+        X.astype(">f4"), Y.astype(">i8"), batch_size=ROWS_AT_ONCE, epochs=2
+    )(model),
+    "shards of an epoch": lambda model: [fitting(X, Y, batch_size=ROWS_AT_ONCE)(model) for _ in range(2)][1],
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
+DEEPER = ("PyDataset with two workers", "endless PyDataset")
+
+
+@pytest.mark.parametrize("source", mostly_slow(SOURCES, *(name for name in SOURCES if name not in DEEPER)))
 def test_every_source_trains_what_arrays_train(source, of_arrays):
     """The same rows in the same order: the same bits as from arrays."""
     found = run(dense_with_momentum, SOURCES[source], on(3))
@@ -47,13 +53,13 @@ def test_every_source_trains_what_arrays_train(source, of_arrays):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras asks a grain dataset for no length
 @pytest.mark.parametrize("name", pipelines())
 def test_pipelines_train_what_arrays_train(name, of_arrays):
-    assert run(dense_with_momentum, fitting(**PIPELINES[name]((X, Y), 10), epochs=2), on(3)).bits == of_arrays
+    assert run(dense_with_momentum, fitting(**PIPELINES[name]((X, Y), ROWS_AT_ONCE), epochs=2), on(3)).bits == of_arrays
 
 
 def test_sparse_matrices_train_what_arrays_train(of_arrays):
     """Rows of a scipy matrix are the rows of the array."""
     sparse = pytest.importorskip("scipy.sparse")
-    assert run(dense_with_momentum, fitting(sparse.csr_matrix(X), Y, batch_size=10, epochs=2), on(3)).bits == of_arrays
+    assert run(dense_with_momentum, fitting(sparse.csr_matrix(X), Y, batch_size=ROWS_AT_ONCE, epochs=2), on(3)).bits == of_arrays
 
 
 @pytest.mark.slow
@@ -71,22 +77,28 @@ def test_batches_of_many_rows():
 
 def test_shuffled_arrays():
     """A shuffled order is the same on every placement, another in every epoch, and not that of the arrays."""
-    shuffled = assert_same_bits(dense_with_momentum, fitting(X, Y, batch_size=10, epochs=2, shuffle=True), devices=(1, 3, 8))
+    shuffled = assert_same_bits(
+        dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True), devices=cases((1, 3), (1, 3, 8))
+    )
     assert shuffled.bits != run(dense_with_momentum, ARRAYS, on(3)).bits
 
 
 @pytest.mark.parametrize("shuffle", [True, *slow("batch")])
 def test_two_fits_of_one_epoch_are_one_fit_of_two(shuffle):
     """The order of rows goes on where it was: the model's epochs are counted over its life."""
-    once = run(dense_with_momentum, fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle), on(3))
+    once = run(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=shuffle), on(3))
     twice = run(
-        dense_with_momentum, lambda model: [fitting(X, Y, batch_size=10, shuffle=shuffle)(model) for _ in range(2)][0], on(3)
+        dense_with_momentum,
+        lambda model: [fitting(X, Y, batch_size=ROWS_AT_ONCE, shuffle=shuffle)(model) for _ in range(2)][0],
+        on(3),
     )
     assert un.fingerprint(once.model) == un.fingerprint(twice.model)
     assert twice.logs["loss"] == once.logs["loss"][:1]
     again = run(
         dense_with_momentum,
-        lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=10, epochs=2, shuffle=shuffle)(model))[1],
+        lambda model: (keras.utils.set_random_seed(7), fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=shuffle)(model))[
+            1
+        ],
         on(3),
     )
     assert un.fingerprint(again.model) != un.fingerprint(once.model), "another seed is another order"
@@ -104,7 +116,7 @@ def test_every_epoch_has_an_order_of_its_own():
 
     def fit(model):
         for epochs in (3, 2):
-            fitting(X, Y, batch_size=10, epochs=epochs, shuffle=True, callbacks=[note])(model)
+            fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=epochs, shuffle=True, callbacks=[note])(model)
 
     run(still, fit, on(3))
     assert len(set(firsts)) == 5
@@ -114,7 +126,7 @@ def test_every_epoch_has_an_order_of_its_own():
 def test_shuffled_batches_of_a_dataset():
     """fit(shuffle=True) orders the batches of a PyDataset by the rule, however many workers fetch them."""
     runs = [
-        run(dense_with_momentum, fitting(Batches((X, Y), workers=workers), epochs=2, shuffle=True), on(devices))
+        run(dense_with_momentum, fitting(Batches((X, Y), ROWS_AT_ONCE, workers=workers), epochs=2, shuffle=True), on(devices))
         for workers, devices in ((1, 1), (1, 3), (3, 3))
     ]
     assert runs[0].bits == runs[1].bits == runs[2].bits
@@ -152,14 +164,16 @@ def test_every_row_is_trained_on_once(count, batch, shuffle):
     assert steps == list(range(-(-count // batch)))
 
 
+@pytest.mark.slow
 def test_an_epoch_of_one_partial_batch():
     """Ten rows in batches of twelve: every epoch is one step, and equals plain Keras."""
     assert_equals_keras(dense_with_momentum, fitting(X[:10], Y[:10], batch_size=12, epochs=3))
 
 
+@pytest.mark.slow
 def test_steps_per_epoch_go_on_through_the_data():
     """Epochs of two steps take the batches one after another, as plain Keras does."""
-    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=9, epochs=2, steps_per_epoch=2))
+    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, steps_per_epoch=2))
 
 
 @pytest.mark.slow
@@ -183,7 +197,7 @@ VALIDATIONS = {
 @pytest.mark.parametrize("how", mostly_slow(VALIDATIONS, "weighted arrays", "named epochs"))
 def test_validation(how):
     """Loss and metrics of the held-out rows, in the epochs that were asked for, equal plain Keras'."""
-    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=20, epochs=2, **VALIDATIONS[how]), devices=(3,))
+    assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, **VALIDATIONS[how]), devices=(3,))
 
 
 @pytest.mark.filterwarnings("error:Explicitly requested dtype")
@@ -193,7 +207,7 @@ def test_whole_numbers_of_64_bits_are_no_warning_of_jax():
     with on(2, 4).scope():
         model = keras.Sequential([layers.Embedding(5, 3, mask_zero=True), layers.GlobalAveragePooling1D(), layers.Dense(3)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-    model.fit(x, x[:, 0] % 3, batch_size=5, verbose=0)
-    model.evaluate(x, x[:, 0] % 3, batch_size=5, verbose=0)
+    model.fit(x, x[:, 0] % 3, batch_size=4, verbose=0)
+    model.evaluate(x, x[:, 0] % 3, batch_size=4, verbose=0)
     assert x.dtype == "int64"
-    assert model.predict(x, verbose=0).shape == (10, 3)
+    assert model.predict(x, batch_size=4, verbose=0).shape == (10, 3)

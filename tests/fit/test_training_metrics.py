@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, ops
 
-from sizes import ROWS_AT_ONCE, slow
+from sizes import ROWS_AT_ONCE, cases, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, BINARY, CLASS = rows(43, 5), (rows(43, 1, seed=4) > 0).astype("float32"), labels(43, 3)
@@ -86,9 +86,9 @@ def test_a_metric_of_one_number_for_a_batch():
 @pytest.mark.parametrize("count", [41, *slow(43, 8, 3)])
 def test_evaluation_metrics_of_any_number_of_rows(count):
     """Batches with fewer rows than replicas put nothing into a metric but their rows."""
-    model = run(binary(metrics=["mae", metrics.BinaryAccuracy, metrics.AUC]), lambda model: model, on(3)).model
+    model = run(binary(metrics=["mae", metrics.BinaryAccuracy, *cases([], [metrics.AUC])]), lambda model: model, on(3)).model
     logs = model.evaluate(X[:count], BINARY[:count], batch_size=ROWS_AT_ONCE, verbose=0, return_dict=True)
-    y_pred = model.predict(X[:count], verbose=0)
+    y_pred = model.predict(X[:count], batch_size=ROWS_AT_ONCE, verbose=0)
     np.testing.assert_allclose(logs["mae"], np.abs(y_pred - BINARY[:count]).mean(), rtol=1e-5)
     np.testing.assert_allclose(logs["metric_1"], ((y_pred > 0.5) == BINARY[:count]).mean(), rtol=1e-6)
     np.testing.assert_allclose(logs["loss"], keras.losses.BinaryCrossentropy()(BINARY[:count], y_pred), rtol=1e-5)
@@ -132,7 +132,7 @@ def test_losses_in_the_place_of_metrics():
     sums = lambda: make(keras.losses.MeanSquaredError(reduction="sum", name="squares"), keras.losses.mean_absolute_error)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert_equals_keras(sums, fitting(x, y, batch_size=16), replicas=(1, 4))
+        assert_equals_keras(sums, fitting(x, y, batch_size=16), replicas=cases((4,), (1, 4)))
     with on(1, 4).scope():
         model = make(keras.losses.Dice(name="dice"))
     with pytest.warns(UserWarning, match="The metric 'dice' is fed with one number for all rows of a replica that is neither"):
@@ -158,7 +158,7 @@ def test_a_metric_of_a_model_in_the_model_is_left_out():
         model.compile("sgd", "mse")
         return model
 
-    assert_equals_keras(make, fitting(rows(32, 3), rows(32, 2, seed=1), batch_size=8), replicas=(1, 4))
+    assert_equals_keras(make, fitting(rows(32, 3), rows(32, 2, seed=1), batch_size=8), replicas=cases((4,), (1, 4)))
 
 
 def test_a_metric_that_a_layer_keeps():
@@ -189,8 +189,10 @@ class Keeps(metrics.Metric):
 
 @pytest.mark.parametrize(
     "keep",
-    [lambda old, y_pred: ops.maximum(old, ops.max(y_pred)), lambda old, y_pred: ops.mean(y_pred)],
-    ids=["a maximum", "the last batch"],
+    [
+        pytest.param(lambda old, y_pred: ops.maximum(old, ops.max(y_pred)), id="a maximum"),
+        pytest.param(lambda old, y_pred: ops.mean(y_pred), id="the last batch", marks=pytest.mark.slow),
+    ],
 )
 def test_a_metric_that_is_no_sum_is_refused(keep):
     """Replicas' maxima cannot be added: the error names the metric."""

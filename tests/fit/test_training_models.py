@@ -13,7 +13,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import BATCH, ROWS, slow
+from sizes import BATCH, ROWS, cases, slow
 from trainings import ADAM_TOLERANCE, assert_equals_keras, distance, fitting, labels, on, rows, run
 
 X, Y = rows(ROWS, 5), labels(ROWS, 3)
@@ -69,11 +69,11 @@ def test_every_kind_of_model_equals_keras(kind):
 
 def test_kinds_of_one_architecture_have_one_fingerprint():
     """How the same layers were put together decides no bit."""
-    prints = {un.fingerprint(run(kind, FIT, on(3)).model) for kind in KINDS}
+    prints = {un.fingerprint(run(kind, FIT, on(3)).model) for kind in cases([unbuilt, functional, nested], KINDS)}
     assert len(prints) == 1
 
 
-@pytest.mark.parametrize("kind", [unbuilt, *slow(*(kind for kind in KINDS if kind is not unbuilt))])
+@pytest.mark.parametrize("kind", slow(*KINDS))
 def test_saved_models_open_without_a_strategy_and_in_one(kind, tmp_path):
     """.keras and weights files: the bits of model and optimizer, and then the next epoch, to the bit."""
     model = run(kind, FIT, on(3)).model
@@ -153,6 +153,7 @@ def test_copies_made_outside_the_scope_are_plain_models(way):
 
 
 @pytest.mark.parametrize("way", [*list(COPIES)[:1], *slow(*list(COPIES)[1:])])
+@pytest.mark.slow
 def test_copies_made_inside_the_scope_belong_to_the_strategy(way):
     """A copy made in a scope trains like the model that it was made of."""
     strategy = on(3)
@@ -230,9 +231,13 @@ def test_a_batch_size_that_the_inputs_fix(fixed):
         return model
 
     y = rows(ROWS, 2, seed=1)
-    fit = fitting(X, y, batch_size=BATCH, validation_data=(X[:5], y[:5]))
+
+    def fit(model):
+        history = fitting(X, y, batch_size=BATCH, validation_data=(X[:5], y[:5]))(model)
+        assert model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 2)
+        return history
+
     assert_equals_keras(make, fit, replicas=(4,), devices=(3,))
-    assert run(make, fit, on(1, 4)).model.predict(X, batch_size=BATCH, verbose=0).shape == (ROWS, 2)
 
 
 class Projecting(keras.Model):
@@ -251,7 +256,7 @@ class Projecting(keras.Model):
 
 
 @pytest.mark.filterwarnings("ignore:.build")  # of Keras
-@pytest.mark.parametrize(("trainable", "replicas"), [(True, 1), (True, 4), (False, 4)])
+@pytest.mark.parametrize(("trainable", "replicas"), [(True, 4), *slow((True, 1), (False, 4))])
 def test_a_layer_that_a_step_builds_is_named(trainable, replicas):
     with on(1, replicas).scope():
         model = Projecting(trainable)

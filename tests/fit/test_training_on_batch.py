@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import unisono as un
-from sizes import slow
+from sizes import ROWS_AT_ONCE, slow
 from trainings import distance, fitting, labels, on, rows, run, weights
 
 pytestmark = pytest.mark.compat
@@ -22,7 +22,7 @@ def make():
 
 
 def batches():
-    return [slice(start, start + 10) for start in range(0, 43, 10)]
+    return [slice(start, start + ROWS_AT_ONCE) for start in range(0, 43, ROWS_AT_ONCE)]
 
 
 def trained(strategy, **options):
@@ -46,10 +46,11 @@ def test_training_on_batches_equals_keras_and_fit(options):
     assert distance(ours[0][0], plain) <= 1e-6
     for a, b in zip(ours[0][1], plain_logs, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
-    fitted = run(make, fitting(X, Y, batch_size=10, **options), on(3)).model
+    fitted = run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE, **options), on(3)).model
     assert un.fingerprint(weights(fitted)) == un.fingerprint(weights(ours[0][0]))
 
 
+@pytest.mark.slow
 def test_class_weights_on_a_batch():
     """Weights by label, as in plain Keras."""
     found = []
@@ -84,13 +85,13 @@ def test_fit_and_batches_in_turn():
     """A batch by hand between two fits: the order of the epochs goes on as if it had not been there."""
 
     def fit(model):
-        fitting(X, Y, batch_size=10, shuffle=True)(model)
+        fitting(X, Y, batch_size=ROWS_AT_ONCE, shuffle=True)(model)
         before = weights(model)
-        model.train_on_batch(X[:10], Y[:10])
+        model.train_on_batch(X[:ROWS_AT_ONCE], Y[:ROWS_AT_ONCE])
         for variable, value in zip(model.weights, before, strict=True):
             variable.assign(value)
-        fitting(X, Y, batch_size=10, shuffle=True)(model)
+        fitting(X, Y, batch_size=ROWS_AT_ONCE, shuffle=True)(model)
 
     ours = run(make, fit, on(3)).model
-    straight = run(make, fitting(X, Y, batch_size=10, epochs=2, shuffle=True), on(3)).model
+    straight = run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True), on(3)).model
     assert un.fingerprint(weights(ours)) == un.fingerprint(weights(straight))

@@ -32,7 +32,7 @@ def packed(container, first, second, names=("one", "two")):
     return dict(zip(names, (first, second), strict=True)) if container is dict else container((first, second))
 
 
-@pytest.mark.parametrize("container", [dict, *slow(list, tuple)])
+@pytest.mark.parametrize("container", slow(dict, list, tuple))
 def test_containers_of_inputs_and_outputs(container):
     """Dicts, lists and tuples of inputs and outputs: total loss and the loss of each output equal plain Keras."""
     loss = packed(list if container is tuple else container, "mse", CROSSENTROPY(from_logits=True), ("value", "kind"))
@@ -103,7 +103,7 @@ class MoreLoss(Nested):
         return loss + 0.2 * ops.mean(ops.square(y_pred[1]))
 
 
-@pytest.mark.parametrize("kind", [MoreLoss, *slow(OwnLoss)])
+@pytest.mark.parametrize("kind", slow(MoreLoss, OwnLoss))
 def test_overridden_compute_loss(kind):
     """A model's own loss, a mean over rows, is weighted by rows; Keras' part in it keeps its divisors."""
 

@@ -8,7 +8,7 @@ import pytest
 from keras import layers, ops
 
 import unisono as un
-from sizes import ROWS_AT_ONCE, slow
+from sizes import ROWS_AT_ONCE, cases, mostly_slow, slow
 from trainings import assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
 
 X, Y = rows(43, 5) * 2 + 1, labels(43, 3)
@@ -27,7 +27,7 @@ def test_batch_normalization_and_dropout_on_every_placement():
     """Statistics and random numbers of a replica's rows: equal bits, some replicas without rows, two epochs."""
     stack = [lambda: layers.Dense(7), layers.BatchNormalization, lambda: layers.Dropout(0.4)]
     ours = assert_same_bits(
-        classifier(*stack), fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True), devices=(1, 2, 3, 8)
+        classifier(*stack), fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, shuffle=True), devices=cases((1, 3), (1, 2, 3, 8))
     )
     assert all(np.isfinite(np.asarray(w.value)).all() for w in ours.model.weights)
 
@@ -156,7 +156,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", mostly_slow(REFUSED, "an integer that depends on the rows", "a trainable variable"))
 def test_state_that_cannot_be_merged_is_refused(what):
     """By the path of the variable."""
     with pytest.raises(ValueError, match="own"):

@@ -7,8 +7,12 @@ from keras import layers, ops
 
 import unisono as un
 from graph_net import GraphNet, draw_graphs
+from sizes import cases, slow
 from trainings import assert_close_logs, on, run
 from unisono._src.record.run_record import read_run_record
+
+SHAPES = cases(((8, 3), (5, 2)), ((8, 3), (11, 3), (5, 2)))
+"""Nodes and graphs of each batch of a pass: each is a program."""
 
 
 class OwnStep(GraphNet):
@@ -19,7 +23,7 @@ class OwnStep(GraphNet):
 
 def graphs(passes=100):
     """Batches of graphs, with a weight for each graph."""
-    for inputs, targets in draw_graphs(((8, 3), (11, 3), (5, 2)), passes):
+    for inputs, targets in draw_graphs(SHAPES, passes):
         yield inputs, targets, np.arange(1.0, len(targets) + 1)
 
 
@@ -37,7 +41,7 @@ def fit_graphs(model, **more):
     return model.fit(graphs(), steps_per_epoch=6, epochs=2, verbose=0, shuffle=False, **more)
 
 
-@pytest.mark.parametrize("kind", [GraphNet, OwnStep])
+@pytest.mark.parametrize("kind", [GraphNet, *slow(OwnStep)])
 def test_graphs_train_as_in_keras(kind):
     """Losses, validation and predictions too; the batches of an epoch are weighed as Keras does, by their nodes."""
     fit = lambda model: fit_graphs(model, validation_data=graphs(), validation_steps=3)
@@ -52,14 +56,23 @@ def test_graphs_train_as_in_keras(kind):
     np.testing.assert_allclose(found, theirs, rtol=1e-4)
 
 
+def test_steps_of_ones_own_train_as_in_keras():
+    fit = lambda model: model.fit(graphs(), steps_per_epoch=3, verbose=0, shuffle=False)
+    plain, ours = run(compiled(OwnStep), fit), run(compiled(OwnStep), fit, on(1, 1))
+    assert_close_logs(ours.logs, plain.logs)
+
+
 def test_steps_in_a_call_and_a_record_change_no_bit(tmp_path):
     plain = run(compiled(), fit_graphs, on(1, 1)).model
     recorded = lambda model: fit_graphs(model, callbacks=[un.callbacks.Record(tmp_path)])
     others = [run(compiled(steps_per_execution=3), fit_graphs, on(1, 1)).model, run(compiled(), recorded, on(1, 1)).model]
     assert {un.fingerprint(model) for model in others} == {un.fingerprint(plain)}
-    assert [step.rows for step in read_run_record(tmp_path).steps.values()][:4] == [8, 11, 5, 8]
+    assert [step.rows for step in read_run_record(tmp_path).steps.values()][:4] == [
+        SHAPES[step % len(SHAPES)][0] for step in range(4)
+    ]
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_compiled():
     fit = lambda model: model.fit(graphs(), steps_per_epoch=1, verbose=0, shuffle=False)
     with pytest.warns(UserWarning, match="run_eagerly"):
@@ -73,6 +86,7 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on(tmp_path):
     whole = run(compiled(), fit_graphs, on(1, 1)).model
     backup = lambda: un.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=4)
