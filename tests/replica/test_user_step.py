@@ -166,7 +166,7 @@ def test_a_loss_by_hand_that_is_neither_is_warned_of():
     ) as warned:
         run(own(kind=Root), fitting(X, Y, batch_size=BATCH), on(1, 4))
     said = "".join(str(warning.message) for warning in warned)
-    assert "What train_step applies as gradients" in said
+    assert "what train_step applies as gradients" in said
     assert "The log 'by hand'" in said
 
 
