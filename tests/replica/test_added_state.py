@@ -130,7 +130,10 @@ def test_one_layer_is_told_in_one_warning_which_names_what_follows():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         fit(Standardizing, Adding)
-    (word,) = [str(warning.message) for warning in said]
-    first, others = word.split(" Probably for the same reason, these are not those of the whole batch either: ")
+    of_outputs, of_state = [str(warning.message) for warning in said]
+    assert "makes of all rows together" in of_outputs  # the largest value of all rows scales each of them
+    first, others = of_state.split(" Probably for the same reason, these are not those of the whole batch either: ")
     assert re.search(r"makes of all rows in 'standardizing(_\d+)?/largest'", first)
-    assert re.search(r"the variable 'standardizing(_\d+)?/seen', .*loss 1 of those that the layer '(\S*/)?adding(_\d+)?' adds", others)
+    assert re.search(
+        r"the variable 'standardizing(_\d+)?/seen', .*loss 1 of those that the layer '(\S*/)?adding(_\d+)?' adds", others
+    )

@@ -10,6 +10,8 @@ import types
 
 UNISONO = pathlib.Path(__file__).resolve().parents[3]
 INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+OF_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""In the paths of packages, those of another environment below this one too."""
 NOT_OF_USERS = tuple(os.path.realpath(folder) + os.sep for folder in (UNISONO, *INSTALLED))
 
 Place = tuple[str, int, str]
@@ -20,7 +22,7 @@ Place = tuple[str, int, str]
 def is_of_user(file: str) -> bool:
     """Return whether a file is the user's: not Python's, not of an installed package, not of Unisono."""
     path = os.path.realpath(file)
-    return not file.startswith("<") and not path.startswith(NOT_OF_USERS)
+    return not file.startswith("<") and not path.startswith(NOT_OF_USERS) and not any(name in path for name in OF_PACKAGES)
 
 
 def read_frame_place(frame: types.FrameType) -> Place:
