@@ -231,6 +231,7 @@ def deciding():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [8, *slow(1, 10)])
 def test_callbacks_that_decide(tmp_path, after):
     """Patience, best weights, a rate that each epoch multiplies: as if nobody had interrupted."""
@@ -871,6 +872,7 @@ def test_a_forked_process_does_not_hear_the_signal():
     assert "saving after this step" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("after", "freq"), [(STEPS + 2, STEPS + 1), *slow((STEPS + 2, 2), (STEPS + 1, 1), (STEPS + 1, "epoch"))])
 def test_what_a_callback_sets_before_the_first_step_stays(tmp_path, after, freq):
     """The state is restored before the callbacks hear of the step, not after."""

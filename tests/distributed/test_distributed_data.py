@@ -228,6 +228,7 @@ def test_a_pipeline_for_each_replica():
     assert len(dropped) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 0, 3, 2), *slow(((0, 2, 2, 0),), ((3, 3, 0, 1),), ((0, 0, 0, 4),))])
 def test_rows_that_were_dealt_out_train_to_the_same_bits(sizes):
     """Whatever the number of rows of each replica, none among them, on one device and on several, in a loop and in fit."""

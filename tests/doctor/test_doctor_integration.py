@@ -72,6 +72,7 @@ def test_a_placement_with_a_flipped_bit_is_found(tmp_path):
     assert done.stdout.splitlines()[-1] == "1 breaks the promise of the same bits here."
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_where_jax_does_not_start_the_self_test_is_unseen():
     done = doctor(XLA_FLAGS="--xla_no_such_flag=1")

@@ -85,6 +85,7 @@ def few_rows():
     return model, compile_, data | {name: data[name][: ROWS_AT_ONCE + 3] for name in ("x", "y")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [3, *slow(8)])
 def test_training_over_collectives_has_the_bits_of_transfers(devices):
     """Whole epochs, ragged batches, and totals that every device applies by itself."""

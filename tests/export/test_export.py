@@ -214,6 +214,7 @@ def test_variables_are_what_they_were(cases):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_of_a_scope_is_exported_as_one_of_none(tmp_path):
     for name, strategy in (("plain", None), ("ours", on(2, 4))):
         keras.utils.set_random_seed(0)
@@ -239,6 +240,7 @@ def test_the_files_hold_no_placement_and_no_paths(cases):
 # Training.
 
 
+@pytest.mark.slow
 def test_training_has_the_same_bits_on_every_placement(cases):
     """Dropout and statistics; of `make test-all` shards of two rows and of one, in that of `make test` of one."""
     case = cases("convolution")

@@ -41,6 +41,7 @@ def unhurried(monkeypatch):
     monkeypatch.setattr(steps_per_call, "SECONDS", 1e6)
 
 
+@pytest.mark.slow
 def test_a_long_execution_is_one_call_of_the_program(monkeypatch):
     orders = []
     at_once = Step._run_together

@@ -200,6 +200,7 @@ def test_validation(how):
     assert_equals_keras(dense_with_momentum, fitting(X, Y, batch_size=ROWS_AT_ONCE, epochs=2, **VALIDATIONS[how]), devices=(3,))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Explicitly requested dtype")
 def test_whole_numbers_of_64_bits_are_no_warning_of_jax():
     """JAX has them in 32 bits, and says so where it is told of them as they are."""

@@ -265,6 +265,7 @@ def squeezed(y_true, y_pred):
     return ops.square(ops.squeeze(y_true) - ops.squeeze(y_pred))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "weighted"), [(5, True), *slow((13, False), (5, False), (13, True))])
 def test_a_loss_that_squeezes_the_axis_of_one_row(count, weighted):
     """Beside replicas of two rows and of none."""
@@ -293,6 +294,7 @@ def test_a_loss_that_reduces_by_itself_needs_no_reduction():
     assert_equals_keras(regressor(Reduced), fitting(X[:40], Y[:40], batch_size=8), replicas=cases((4,), (1, 4)))
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_to_train():
     def make():
         model = keras.Sequential([layers.BatchNormalization(center=False, scale=False), layers.Dense(3, trainable=False)])

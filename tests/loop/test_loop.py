@@ -173,6 +173,7 @@ def test_a_run_whose_result_is_dropped_is_run(loop):
     assert float(seen.result()) == 16
 
 
+@pytest.mark.slow
 def test_arrays_that_somebody_holds_are_not_used_again(loop):
     loop.train(X[:12], Y[:12], epochs=1)
     held = [v.value for v in [*loop.model.weights, *loop.optimizer.variables]]
@@ -259,6 +260,7 @@ def test_gradients_outside_of_replica_code():
     np.testing.assert_allclose(value, np.average(loss_fn(Y, model(X)), weights=weights), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_made_inside_of_a_loss_may_be_used_outside_if_no_weight_is_in_it(loop):
     """As JAX allows it. With attention in the model, whose kernel is put in before the gradient is taken."""
     with loop.strategy.scope():

@@ -327,6 +327,7 @@ def test_a_step_that_wants_its_rows_in_full():
     assert float(mean.count.value) == 12
 
 
+@pytest.mark.slow
 def test_a_mask_reaches_what_the_values_are_made_into():
     """Added to, or with weights: the losses of fit."""
     x, _ = data("lstm", 8)

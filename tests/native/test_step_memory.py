@@ -53,6 +53,7 @@ def count_faults(code, **variables):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(mmap.PAGESIZE != 4096 or not hasattr(mmap, "MADV_HUGEPAGE"), reason="pages have other sizes here")
 def test_a_step_of_much_memory_has_few_page_faults():

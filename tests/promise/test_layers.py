@@ -90,6 +90,7 @@ def test_one_replica_of_spectral_normalization_is_plain_keras():
     assert distance(plain, fresh) > 0.01
 
 
+@pytest.mark.slow
 def test_spectral_normalization_in_replicas_is_plain_keras():
     """It assigns its layer's kernel in the forward pass, by the weights alone: every replica goes on from the same one."""
     batch, count = cases((ONE_EACH, 2 * ONE_EACH), (BATCH, COUNT))

@@ -130,6 +130,7 @@ def test_rows_are_those_of_the_global_batch(tmp_path):
     assert step.row_digests == (digest_on_host(X), digest_on_host(Y))
 
 
+@pytest.mark.slow
 def test_rows_that_are_sent_in_other_parts_have_one_digest(tmp_path):
     """Masks are counted on whole parts, and a step that is verified runs a replica by itself, after a step on the same batch that is not."""
     strategy = un.MirroredStrategy(devices=2, replicas=REPLICAS, verify=1 / 2)
@@ -157,6 +158,7 @@ def test_a_cover_has_each_row_once(ends, count):
     assert [row for part in cover for row in part] == list(range(count))
 
 
+@pytest.mark.slow
 def test_a_callback_that_assigns_is_seen_at_the_entry_of_a_step(tmp_path):
     strategy = on(1, REPLICAS)
     with strategy.scope():

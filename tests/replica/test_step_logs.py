@@ -135,8 +135,9 @@ def test_logs_are_those_of_keras(model_class):
     assert all(np.isfinite(values).all() for values in plain.logs.values())
 
 
-@pytest.mark.parametrize("model_class", [FromResults, *slow(OwnLoss, SomeResults)])
-@pytest.mark.parametrize("replicas", [2, *slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", [FromResults, OwnLoss, SomeResults])
+@pytest.mark.parametrize("replicas", [2, 1])
 def test_logs_of_eager_steps(model_class, replicas):
     def fit(model):
         return model.fit(X, Y, batch_size=20, shuffle=False, verbose=0)
@@ -188,6 +189,7 @@ class Reading(Net):
         return logs | {"size": ops.convert_to_tensor(float(logs["loss"]))}, state
 
 
+@pytest.mark.slow
 def test_logs_of_eager_steps_that_cannot_be_traced():
     """What has the value of a result is this result."""
 
@@ -236,6 +238,7 @@ class FewerLogs(Net):
         return {"error": logs["loss"]} | ({"long": 0 * largest + 7} if len(x) > 2 else {}), state
 
 
+@pytest.mark.slow
 def test_a_step_that_returns_other_logs_of_other_batches():
     """The last batch of 8 rows is the one that Keras shows."""
     strategy = on(1, 4)
@@ -264,6 +267,7 @@ class ByResult(Net):
         return logs | {"double": 2 * logs["recall"]}
 
 
+@pytest.mark.slow
 def test_a_log_of_get_metrics_result():
     plain = assert_equals_keras(lambda: make(ByResult), FIT, replicas=(4,), devices=(2,))
     np.testing.assert_allclose(plain.logs["double"], 2 * np.asarray(plain.logs["recall"]), rtol=1e-6)

@@ -97,6 +97,7 @@ def test_the_sum_over_replicas_is_the_big_batch():
     assert_equals_keras(own(kind=WithoutStatistics), fitting(X, Y, batch_size=BATCH), devices=(3,))
 
 
+@pytest.mark.slow
 def test_values_beside_the_metrics_are_means_over_rows():
     class Extra(WithoutStatistics):
         def train_step(self, state, data):
@@ -179,6 +180,7 @@ class WithoutUpdate(WithoutStatistics):
         return logs, (weights, others, slots, metrics)
 
 
+@pytest.mark.slow
 def test_a_step_without_an_update():
     plain = assert_equals_keras(own(kind=WithoutUpdate), fitting(X, Y, batch_size=BATCH, epochs=2), devices=(3,))
     assert plain.logs["loss"][0] == pytest.approx(plain.logs["loss"][1])
@@ -276,6 +278,7 @@ def test_alone_a_step_may_do_what_it_likes():
     assert int(model.optimizer.iterations) == 10
 
 
+@pytest.mark.slow
 def test_the_loss_is_scaled_by_the_step_itself():
     """What the step hands to stateless_apply is what is summed: mixed_float16 needs the step's own scale_loss."""
     keras.config.set_dtype_policy("mixed_bfloat16")

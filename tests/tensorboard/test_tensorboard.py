@@ -469,6 +469,7 @@ def test_a_profile(tmp_path, strategy, asked, batches):
     assert traced(tmp_path) == sorted(f"Profiled batch {batch}" for batch in batches)
 
 
+@pytest.mark.slow
 def test_a_profile_over_the_end(tmp_path):
     """Is written when fit is over, however that comes."""
 
@@ -502,6 +503,7 @@ def test_a_profile_that_nothing_reached(tmp_path):
         trained(tmp_path, lambda: on(3), profile_batch=16)
 
 
+@pytest.mark.slow
 def test_a_profile_beside_another(tmp_path):
     jax.profiler.start_trace(str(tmp_path / "other"))
     try:
