@@ -16,8 +16,7 @@ from sizes import cases
 from whole_batch_of_phases import compare
 
 WIDTH, CLASSES = 3, 4
-CLOSE = 1e-8
-"""Far below what a wrong number makes, and 200 times below what steps of models are held to."""
+CLOSE = 1e-10
 
 
 def of_batch(name):
@@ -45,7 +44,7 @@ def of_rows(name, labels, mask):
         "running": lambda v: jnp.cumsum(v) / v.shape[0],
         "of its segment": lambda v: shared @ ((v @ shared) / (1 + jnp.sum(shared, 0))),
         "pairs": lambda v: jnp.mean(jnp.exp(-((v[:, None] - v[None]) ** 2)), 1),
-        "masked": lambda v: jnp.where(mask, v, 0) / jnp.mean(mask),
+        "masked": lambda v: jnp.where(mask, v, 0) / jnp.mean(mask.astype(v.dtype)),
         "scattered": lambda v: jnp.zeros(CLASSES).at[labels].add(v)[labels],
         "turned": lambda v: v + v[::-1],
         "twice": lambda v: jnp.sum(jnp.concatenate([v, 2 * v]).reshape(2, -1), 0),
