@@ -4,7 +4,6 @@ import importlib.util
 
 import pytest
 
-import unisono as un
 from processes import user_python
 
 MODELS = {
@@ -27,8 +26,6 @@ MODELS = {
 def test_a_model_of_another_package_has_the_same_bits_on_one_device_and_on_four(model):
     if importlib.util.find_spec(MODELS[model]) is None:
         pytest.skip(f"{MODELS[model]} is not installed")
-    if model == "keras_tuner" and not hasattr(un.MirroredStrategy, "extended"):
-        pytest.skip("a search asks for strategy.extended")
     done = [user_python("train_others.py", model, str(devices), JAX_NUM_CPU_DEVICES="4") for devices in (1, 4)]
     for process in done:
         assert process.returncode == 0, process.stderr
