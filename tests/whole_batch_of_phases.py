@@ -10,8 +10,8 @@ from jax.extend import core
 from keras import layers as L  # noqa: N812
 
 from unisono._src.phases.analysis import Analysis, match_scopes
-from unisono._src.phases.kinds import Rows
-from unisono._src.phases.run import PhasedStep
+from unisono._src.phases.combine import combine
+from unisono._src.phases.run import PhasedStep, ShardPlace
 from unisono._src.phases.twins import pair, trace
 
 SIZES = (3, 3, 2, 2)
@@ -51,24 +51,18 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
     has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(jax.tree.leaves(batch))
-    return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins)
+    return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins, sizes)
 
 
 def run_shards(phased, state, batch, sizes=SIZES):
     """The outputs of the step, run phase by phase on shards."""
     analysis = phased.analysis
-    known = {variable: jnp.asarray(value) for variable, value in analysis.twins.constants.items()}
-    rows = []
-    for variable, value in zip(analysis.twins.inputs, jax.tree.leaves((state, batch)), strict=True):
-        if isinstance(analysis.kinds[variable], Rows):
-            rows.append(value)
-        else:
-            known[variable] = value
+    known, rows, totals = phased.find_start(jax.tree.leaves(state)), jax.tree.leaves(batch), []
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    results = []
     kept = [{} for _ in sizes]
     for number, phase in enumerate(phased.phases):
-        known |= zip(phased.makes[number], phased.run_everywhere(number, [known[v] for v in phased.reads[number]]), strict=True)
+        known |= zip(phased.carries[number], phased.advance(number, known, totals), strict=True)
+        places = [ShardPlace(jnp.int32(place), jnp.int32(start)) for place, start in enumerate(starts)]
         results = [
             phased.run_shard(
                 number,
@@ -76,17 +70,16 @@ def run_shards(phased, state, batch, sizes=SIZES):
                 [known[v] for v in phase.reads],
                 [a[start : start + size] for a in rows],
                 [own[v] for v in phase.uses],
-                jnp.int32(start),
+                place,
             )
-            for start, size, own in zip(starts, sizes, kept, strict=True)
+            for place, start, size, own in zip(places, starts, sizes, kept, strict=True)
         ]
+        added = [phased.spread(number, *of_shard) for of_shard in zip(sizes, results, places, strict=True)]
         for own, result in zip(kept, results, strict=True):
             own |= zip(phase.kept, result.kept, strict=True)
-        known |= phased.merge(number, results, sizes, known)
+        totals = [combine("sum", parts) for parts in zip(*added, strict=True)]
     end = len(phased.phases)
-    known |= zip(phased.makes[end], phased.run_everywhere(end, [known[v] for v in phased.reads[end]]), strict=True)
-    for place, variable in enumerate(phased.phases[-1].outputs):
-        known[variable] = phased.join(variable, [result.outputs[place] for result in results])
+    known |= zip(phased.carries[end], phased.advance(end, known, totals), strict=True)
     return [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in analysis.twins.outputs]
 
 

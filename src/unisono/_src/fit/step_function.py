@@ -27,6 +27,7 @@ from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.record.run_recorder import is_recording
 from unisono._src.replica.keras_step import KerasStepComputation
 from unisono._src.replica.label_ranges import LabelRange, LabelRanges
+from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.replica.user_step import UserStepComputation, is_user_step
@@ -133,8 +134,11 @@ class StepFunction:
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
             return PredictStep(PredictComputation(self._model, replicas, self._eager), *where)
-        kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
-        functions = kind(self._model, self._mode, replicas, self._eager)
+        if self._eager:
+            kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
+            functions = kind(self._model, self._mode, replicas, self._eager)
+        else:
+            functions = ModelStep(self._model, self._mode, replicas)
         self._labels = functions.labels
         recorder = ProgramRecorder(self._mode, self._strategy, functions.list_recorded) if self._mode == "train" else None
         if self._eager:

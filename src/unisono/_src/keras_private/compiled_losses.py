@@ -35,7 +35,7 @@ def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 @contextlib.contextmanager
-def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> Iterator[None]:
+def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]], stops_trackers: bool = True) -> Iterator[None]:
     """Replace the model's losses for the block, inside Keras' matching of structures, and stop their trackers."""
     compiled = model._compile_loss
     if compiled is None or not compiled.built:
@@ -45,7 +45,8 @@ def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -
     twin.__dict__.update(compiled.__dict__)
     terms = [term._replace(loss=loss) for term, loss in zip(compiled._flat_losses, losses, strict=True)]
     object.__setattr__(twin, "_flat_losses", terms)
-    object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
+    if stops_trackers:
+        object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
     object.__setattr__(model, "_compile_loss", twin)
     try:
         yield

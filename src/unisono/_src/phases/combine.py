@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.core import ShapedArray
 
+from unisono._src.phases.kinds import Layout
 from unisono._src.reduction_tree import sum_tree
+from unisono._src.typed_jax import wrap_key_data
 from unisono._src.typing import Array
 
 Combine: TypeAlias = Callable[[Array, Array], Array]
@@ -39,10 +44,46 @@ def make_identity(operation: str, like: Array) -> Array:
 
 
 def combine(operation: str, parts: Sequence[Array]) -> Array:
-    """Return the parts of all shards as one value. Sums of half precision are added in float32."""
-    dtype = parts[0].dtype
-    is_half = operation == "sum" and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    widened = [part.astype(jnp.float32) for part in parts] if is_half else list(parts)
-    total = sum_tree(range(len(parts)), lambda span: len(span) == 1, lambda span: widened[span.start], OPERATIONS[operation])
+    """Return the parts of all shards as one value, in the order of the tree."""
+    total = sum_tree(range(len(parts)), lambda span: len(span) == 1, lambda span: parts[span.start], OPERATIONS[operation])
     assert total is not None  # there is a part
-    return total.astype(dtype)
+    return total
+
+
+def widen(part: Array) -> Array:
+    """Return a part of a sum as it is added: half precision in float32, truth values as whole numbers."""
+    if jnp.issubdtype(part.dtype, jnp.floating) and part.dtype.itemsize < 4:
+        return part.astype(jnp.float32)
+    return part.astype(jnp.int32) if part.dtype == jnp.bool_ else part
+
+
+def to_words(part: Array) -> Array:
+    """Return an array as whole numbers that have its bits. Keys of random numbers get an axis of words."""
+    if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(part)
+    if part.dtype == jnp.bool_:
+        return part.astype(jnp.uint8)
+    if jnp.issubdtype(part.dtype, jnp.complexfloating):
+        return to_words(jnp.stack([part.real, part.imag], axis=-1))
+    return lax.bitcast_convert_type(part, f"uint{8 * part.dtype.itemsize}")
+
+
+def from_words(words: Array, like: ShapedArray) -> Array:
+    """Return the array that `to_words` was given, which had the dtype of `like`."""
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return wrap_key_data(words, impl="threefry2x32")
+    if like.dtype == jnp.bool_:
+        return words.astype(jnp.bool_)
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        parts = lax.bitcast_convert_type(words, jnp.finfo(like.dtype).dtype)
+        return lax.complex(parts[..., 0], parts[..., 1])
+    return lax.bitcast_convert_type(words, like.dtype)
+
+
+def put_part(part: Array, layout: Layout, rows: int, start: Array) -> Array:
+    """Return zeros for all rows of a batch, with a shard's part at its place."""
+    axis, shape = layout.axis, part.shape
+    blocks = part.reshape(*shape[:axis], layout.outer, -1, layout.inner, *shape[axis + 1 :])
+    whole = jnp.zeros((*shape[:axis], layout.outer, rows, layout.inner, *shape[axis + 1 :]), part.dtype)
+    placed = lax.dynamic_update_slice_in_dim(whole, blocks, start, axis + 1)
+    return placed.reshape(*shape[:axis], layout.per_row * rows, *shape[axis + 1 :])

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import bind
-from unisono._src.operands import Atom, get_dtype, get_shape, list_variables
+from unisono._src.operands import Atom, get_dtype, get_shape, get_type, list_variables
 from unisono._src.phases.analysis import Analysis, Planned
-from unisono._src.phases.combine import OPERATIONS, combine, make_identity
+from unisono._src.phases.combine import OPERATIONS, combine, from_words, make_identity, put_part, to_words, widen
 from unisono._src.phases.draws import DRAWS
 from unisono._src.phases.kinds import Layout, Rows
 from unisono._src.phases.schedule import Phase, Schedule
 from unisono._src.phases.twins import Twins, check_sizes
-from unisono._src.typing import Array
+from unisono._src.typed_jax import eval_shape
+from unisono._src.typing import Array, PyTree, Shape
 
 Values: TypeAlias = dict[core.Var, Array]
 
@@ -32,13 +36,29 @@ class ShardResult(NamedTuple):
     kept: list[Array]
 
 
+class ShardPlace(NamedTuple):
+    """The place of a shard in the batch."""
+
+    number: Array
+    """Its number among the shards that have rows."""
+    row: Array
+    """Its first row."""
+
+
 class PhasedStep:
     """An analysed step as pure functions."""
 
-    def __init__(self, analysis: Analysis, twins: Iterable[Twins]) -> None:
-        """`twins` are those of each size of a shard."""
+    def __init__(self, analysis: Analysis, twins: Iterable[Twins], sizes: Sequence[int], keeps_rows: bool = False) -> None:
+        """
+        Args:
+            analysis: The analysis of the step.
+            twins: Those of each size of a shard.
+            sizes: The rows of all shards that have some.
+            keeps_rows: Whether rows that the step returns stay on the shards. Else they are gathered.
+        """
         self.analysis = analysis
-        schedule = Schedule(analysis)
+        self.sizes = tuple(sizes)
+        schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
         self._rows = [variable for variable in analysis.twins.inputs if isinstance(analysis.kinds[variable], Rows)]
@@ -52,48 +72,73 @@ class PhasedStep:
             for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False)
             if merge is not None and merge.base is not None
         }
-        self.reads, self.makes = self._list_reads_and_makes()
-        """For each stage of what is computed everywhere: the values that it reads, and those that are read later."""
+        self.carries = self._list_carries()
+        """For each stage, which is what comes before a phase or the end of the step: the values that are known from it on."""
 
-    def _list_reads_and_makes(self) -> tuple[list[list[core.Var]], list[list[core.Var]]]:
-        wanted = dict.fromkeys(list_variables(self.analysis.twins.outputs))
-        all_reads: list[list[core.Var]] = []
-        all_makes: list[list[core.Var]] = []
+    def _list_carries(self) -> list[list[core.Var]]:
+        outputs = [v for v in list_variables(self.analysis.twins.outputs) if v not in self.phases[-1].outputs]
+        wanted = dict.fromkeys(outputs)
+        carries: list[list[core.Var]] = []
         for stage in reversed(range(len(self._everywhere))):
             if stage < len(self.phases):
-                wanted |= dict.fromkeys(self.phases[stage].reads)
-                wanted |= dict.fromkeys(list_variables(self._bases[v] for v in self.phases[stage].merged if v in self._bases))
-            made = dict.fromkeys(v for planned in self._everywhere[stage] for v in planned.equation.whole.outvars)
-            read = [
-                v for planned in self._everywhere[stage] for v in list_variables(planned.equation.whole.invars) if v not in made
-            ]
-            all_makes.append([variable for variable in made if variable in wanted])
-            all_reads.append(list(dict.fromkeys(read)))
-            wanted |= dict.fromkeys(read)
-        return all_reads[::-1], all_makes[::-1]
+                phase = self.phases[stage]
+                wanted |= dict.fromkeys(phase.reads)
+                wanted |= dict.fromkeys(list_variables(self._bases[v] for v in phase.merged if v in self._bases))
+            made = [v for planned in self._everywhere[stage] for v in planned.equation.whole.outvars]
+            if stage:
+                before = self.phases[stage - 1]
+                made = [*before.merged, *before.gathered, *before.left, *made]
+            carries.append([variable for variable in dict.fromkeys(made) if variable in wanted])
+            wanted |= dict.fromkeys(
+                v for planned in self._everywhere[stage] for v in list_variables(planned.equation.whole.invars)
+            )
+        return carries[::-1]
 
-    def run_everywhere(self, stage: int, reads: Sequence[Array]) -> list[Array]:
-        """Compute what is the same everywhere and due before a phase, or at the end of the step, from `self.reads[stage]`."""
-        values: Values = dict(zip(self.reads[stage], reads, strict=True))
+    def advance(self, stage: int, known: Values, totals: Sequence[Array]) -> list[Array]:
+        """Compute what is known from a stage on, `self.carries[stage]`, from the sums of the phase before it and what was known so far."""
+        values = dict(known) | (self._collect(stage - 1, totals, known) if stage else {})
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
             operands = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in whole.invars]
             values.update(zip(whole.outvars, bind(whole, operands), strict=True))
-        return [values[variable] for variable in self.makes[stage]]
+        return [values[variable] for variable in self.carries[stage]]
+
+    def find_start(self, state: Sequence[Array]) -> Values:
+        """Return what is known before the step: constants, and the inputs that are no rows."""
+        inputs = [variable for variable in self.analysis.twins.inputs if variable not in self._rows]
+        constants = {variable: jnp.asarray(value) for variable, value in self.analysis.twins.constants.items()}
+        return constants | dict(zip(inputs, state, strict=True))
+
+    def is_read_before_end(self, variable: core.Var) -> bool:
+        """Return whether an input is read before the last phase has been run."""
+        before = [planned.equation for stage in self._everywhere[:-1] for planned in stage]
+        return any(variable in phase.reads for phase in self.phases) or any(
+            variable in list_variables(equation.whole.invars) for equation in before
+        )
+
+    def describe(self, number: int, size: int) -> ShardResult:
+        """Return what a shard of `size` rows hands on, in shapes; merged, gathered and left values are as `spread` returns them, in one list."""
+        shapes = self._twins[size].shapes
+        results = ShardResult(
+            *([describe_array(shapes[variable], variable) for variable in of] for of in list_results(self.phases[number]))
+        )
+        place = eval_shape(ShardPlace, np.int32(0), np.int32(0))
+        added = eval_shape(functools.partial(self.spread, number, size), results, place)
+        return results._replace(merged=added, gathered=[], left=[])
 
     def run_shard(
-        self, number: int, size: int, reads: Sequence[Array], rows: Sequence[Array], kept: Sequence[Array], start: Array
+        self, number: int, size: int, reads: Sequence[Array], rows: Sequence[Array], kept: Sequence[Array], place: ShardPlace
     ) -> ShardResult:
-        """Compute a phase on a shard of `size` rows, which begins with row `start`, from the phase's reads and what the shard has kept."""
+        """Compute a phase on a shard of `size` rows, from the phase's reads and what the shard has kept."""
         phase = self.phases[number]
         known: Values = dict(zip(phase.reads, reads, strict=True))
         values: Values = dict(zip(self._rows, rows, strict=True)) | dict(zip(phase.uses, kept, strict=True))
         for variable in phase.reads:
             kind = self.analysis.kinds[variable]
             if isinstance(kind, Rows):  # gathered before
-                values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, start, size)
+                values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, place.row, size)
         for planned in phase.plan:
-            self._run_in_shard(planned, size, known, values, start)
+            self._run_in_shard(planned, size, known, values, place.row)
             for variable in planned.equation.whole.outvars:
                 if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
                     values[variable] = lax.optimization_barrier(values[variable])
@@ -121,32 +166,62 @@ class PhasedStep:
             results = bind(shard, operands)
         values.update(zip(whole.outvars, results, strict=True))
 
-    def merge(self, number: int, results: Sequence[ShardResult], sizes: Sequence[int], known: Values) -> Values:
-        """Return the values that all shards together have handed on at the end of a phase."""
+    def spread(self, number: int, size: int, result: ShardResult, place: ShardPlace) -> list[Array]:
+        """Return what a shard of `size` rows adds to the sums of a phase.
+
+        Parts of sums are added as they are. Rows, and parts that are not to be added, lie at the shard's place among zeros, as words: the
+        sum of all shards then has each bit of them.
+        """
+        phase, total = self.phases[number], self.analysis.twins.rows
+        added: list[Array] = []
+        for merge, part in zip(phase.merged.values(), result.merged, strict=True):
+            if merge.operation == "sum":
+                added.append(widen(part))
+            else:
+                words = to_words(part)[None]
+                added.append(put_part(words, Layout(0), len(self.sizes), place.number))
+        for variable, part in zip(phase.gathered, result.gathered, strict=True):
+            added.append(put_part(to_words(part), self._layout_of(variable), total, place.row))
+        for variable, part in zip(phase.left, result.left, strict=True):
+            added.append(widen(part) if self.analysis.left[variable] else widen(part) * (size / total))
+        return added
+
+    def _collect(self, number: int, totals: Sequence[Array], known: Values) -> Values:
+        """Return the values that all shards together have handed on at the end of a phase, from the sums of what they have spread."""
         phase = self.phases[number]
+        left_over = iter(totals)
         values: Values = {}
-        for place, (variable, merge) in enumerate(phase.merged.items()):
-            total = combine(merge.operation, [result.merged[place] for result in results])
+        for variable, merge in phase.merged.items():
+            total, like = next(left_over), get_type(variable)
+            if merge.operation != "sum":
+                total = combine(merge.operation, [from_words(words, like) for words in total])
             base = self._bases.get(variable)
+            total = total.astype(get_dtype(variable))
             values[variable] = total if base is None else OPERATIONS[merge.operation](read(base, known), total)
-        for place, variable in enumerate(phase.gathered):
-            values[variable] = self.join(variable, [result.gathered[place] for result in results])
-        for place, variable in enumerate(phase.left):
-            is_added = self.analysis.left[variable]
-            parts = [r.left[place] * (1 if is_added else size / sum(sizes)) for r, size in zip(results, sizes, strict=True)]
-            values[variable] = combine("sum", parts)
+        for variable in phase.gathered:
+            values[variable] = from_words(next(left_over), get_type(variable))
+        for variable in phase.left:
+            values[variable] = next(left_over).astype(get_dtype(variable))
         return values
+
+    def _layout_of(self, variable: core.Var) -> Layout:
+        kind = self.analysis.kinds[variable]
+        assert isinstance(kind, Rows)  # of what has a place in the batch
+        return kind.layout
 
     def join(self, variable: core.Var, parts: Sequence[Array]) -> Array:
         """Return the rows of all shards as one array."""
-        kind = self.analysis.kinds[variable]
-        assert isinstance(kind, Rows)  # of what is joined
-        return join_parts(parts, kind.layout)
+        return join_parts(parts, self._layout_of(variable))
 
 
 def list_results(phase: Phase) -> tuple[Iterable[core.Var], ...]:
     """Return the variables of a `ShardResult`."""
     return phase.merged, phase.gathered, phase.left, phase.outputs, phase.kept
+
+
+def describe_array(shape: Shape, variable: core.Var) -> PyTree:
+    """Return an array of a shape, with the dtype of a variable, in shapes."""
+    return jax.ShapeDtypeStruct(shape, get_type(variable).dtype)
 
 
 def read(atom: Atom, known: Values) -> Array:

@@ -53,8 +53,10 @@ class Walk:
 class Schedule:
     """The phases of an analysed step, and what is computed everywhere before each of them and at the end."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, keeps_rows: bool) -> None:
+        """`keeps_rows`: rows that the step returns stay on the shards; else they are gathered."""
         self._analysis = analysis
+        self._keeps_rows = keeps_rows
         self._due: dict[core.Var, int] = {}
         """The first phase in which shards need a value; of what is the same everywhere, before which it is known."""
         self._handed_on: dict[core.Var, int] = {}
@@ -73,6 +75,8 @@ class Schedule:
         analysis, last = self._analysis, self._analysis.phases
         for variable in list_variables(analysis.twins.outputs):
             self._need(variable, last, last - 1)
+            if isinstance(analysis.kinds[variable], Rows) and not self._keeps_rows:
+                self._hand_on(variable, last - 1)
         for planned in reversed(analysis.plan):
             outputs = [variable for variable in planned.equation.whole.outvars if variable in self._due]
             if not outputs:
@@ -138,7 +142,8 @@ class Schedule:
         gathered = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Rows)]
         left = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Local)]
         of_step = list(dict.fromkeys(list_variables(analysis.twins.outputs)))
-        outputs = [v for v in of_step if isinstance(analysis.kinds[v], Rows)] if number == analysis.phases - 1 else []
+        is_kept = self._keeps_rows and number == analysis.phases - 1
+        outputs = [variable for variable in of_step if is_kept and isinstance(analysis.kinds[variable], Rows)]
         kept = [variable for variable, phase in self._kept_in.items() if phase == number]
         walk = Walk(wanted={*merged, *gathered, *left, *outputs})
         for planned in reversed(analysis.plan):

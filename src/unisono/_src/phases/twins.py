@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.inlining import inline_calls
+from unisono._src.jax_private.jaxprs import list_user_lines
 from unisono._src.operands import Atom, get_shape
 from unisono._src.phases.kinds import Layout, list_growing_axes
 from unisono._src.typed_jax import make_jaxpr_and_shape
@@ -98,7 +99,7 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
     """Return two programs without calls as twins; raise `ProgramsDifferError` where their equations do not correspond."""
     equations = [Equation(*both, rows, shard_rows) for both in zip(whole.eqns, shard.eqns, strict=False)]
     if len(whole.eqns) != len(shard.eqns) or not all(map(corresponds, equations)):
-        raise ProgramsDifferError("The function is another program for another number of rows.")
+        raise ProgramsDifferError(describe_difference(equations, rows, shard_rows))
     names: dict[core.Var, Atom] = dict(zip(whole.jaxpr.invars, shard.jaxpr.invars, strict=True))
     names |= zip(whole.jaxpr.constvars, shard.jaxpr.constvars, strict=True)
     for equation in equations:
@@ -106,6 +107,16 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
     shapes = {of_whole: get_shape(of_shard) for of_whole, of_shard in names.items()}
     constants = dict(zip(whole.jaxpr.constvars, whole.consts, strict=True))
     return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, shapes, rows, shard_rows)
+
+
+def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: int) -> str:
+    """Return which equation is the first that another number of rows changes, and where the code made it."""
+    start = f"The function is another program for {shard_rows} rows than for {rows}"
+    equation = next((equation for equation in equations if not corresponds(equation)), None)
+    if equation is None:
+        return f"{start}."
+    lines = [": ".join(map(str, frame[:2])) for frame in list_user_lines(equation.whole)[:1]]
+    return f"{start}: {equation.whole.primitive.name} and {equation.shard.primitive.name} ({', '.join(lines) or equation.layer})."
 
 
 def corresponds(equation: Equation) -> bool:

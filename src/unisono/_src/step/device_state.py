@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -12,55 +12,87 @@ from jax.sharding import SingleDeviceSharding
 
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
-from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.program import StepBuffers
-from unisono._src.typed_jax import device_put, map_tree
-from unisono._src.typing import AnyArray, Array
+from unisono._src.typed_jax import device_put
+from unisono._src.typing import AnyArray, Array, PyTree, Shape
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
 
-EmptySums: TypeAlias = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
-"""(contributions, divisors), on the host: for each dtype, zeros of shape (place, element)."""
+ArrayLayout: TypeAlias = tuple[Shape, str]
+"""(shape, dtype)."""
+
+
+IsRead: TypeAlias = Callable[[int, int, State], bool]
+"""`is_read(group, position, state)` says whether replicas read an array."""
+
+
+class BufferLayout(NamedTuple):
+    """The layout of a step's buffers beside its state: those of batches of another kind may differ."""
+
+    sums: tuple[tuple[tuple[str, ArrayLayout], ...], ...] = ()
+    """For each phase, by dtype."""
+    kept: tuple[tuple[int, tuple[tuple[ArrayLayout, ...], ...]], ...] = ()
+    """For each size of shards and each phase."""
+
+    def make_zeros(self) -> tuple[list[dict[str, np.ndarray]], dict[int, list[list[np.ndarray]]]]:
+        """Return (running sums, what shards keep), on the host."""
+        sums = [{name: np.zeros(*layout) for name, layout in of_phase} for of_phase in self.sums]
+        return sums, {size: [[np.zeros(*layout) for layout in of_phase] for of_phase in phases] for size, phases in self.kept}
 
 
 class DeviceState:
     """The device state of a placement. The lead has the newest state; other devices get it from there when they next need it."""
 
-    def __init__(self, functions: ReplicaComputation, placement: Placement, homes: Collection[int]) -> None:
-        """`homes` are the devices that finish steps."""
-        self._functions = functions
+    def __init__(self, is_read: IsRead, placement: Placement, homes: Collection[int]) -> None:
+        """`is_read` says which arrays of the state replicas read; `homes` are the devices that finish steps."""
+        self._is_read = is_read
         self._placement = placement
         self._homes = homes
-        self._work: dict[int, StepBuffers] = {}
-        self.current: set[int] = set()
-        """The devices whose state is the newest one."""
+        self._states: dict[int, State] = {}
+        self._buffers: dict[tuple[int, BufferLayout], PyTree] = {}
+        """Running sums and what shards keep, by device and layout."""
+        self._layout = BufferLayout()
+        self._current: dict[int, set[tuple[int, int]]] = {}
+        """For each device the arrays of its state that are the newest, by group and place."""
         self._returned: list[Array] = []
         self._take_program = DeviceProgram(running_sums.get_place)
         self._put_program = DeviceProgram(put_first, donate=(0,))
 
     def __getitem__(self, index: int) -> StepBuffers:
-        return self._work[index]
+        key = index, self._layout
+        if key not in self._buffers:
+            self._buffers[key] = device_put(self._layout.make_zeros(), self._placement.devices[index])
+        return StepBuffers(self._states[index], *self._buffers[key])
 
     def __setitem__(self, index: int, work: StepBuffers) -> None:
-        self._work[index] = work
+        self._states[index] = work.state
+        self._buffers[index, self._layout] = tuple(work[1:])
 
-    def receive_state(self, state: State, sums: Callable[[], EmptySums]) -> bool:
+    def set_layout(self, layout: BufferLayout) -> None:
+        """Take the layout of the steps that follow."""
+        self._layout = layout
+
+    @property
+    def lead_state(self) -> State:
+        """Return the newest state, on the lead."""
+        return self._states[0]
+
+    def receive_state(self, state: State) -> bool:
         """Take the state from Keras' loop, which passes back what it was given unless a callback has assigned a variable.
 
-        `sums` makes empty sums for the first state. Return whether the state is another one than the last step has made.
+        Return whether the state is another one than the last step has made.
         """
         leaves = list(itertools.chain.from_iterable(state))
         if (
-            0 in self._work
+            0 in self._states
             and len(leaves) == len(self._returned)
             and all(a is b for a, b in zip(leaves, self._returned, strict=True))
         ):
             return False
-        state = bring_state(state, self._placement.lead)
-        device_sums = self._work[0][1:] if 0 in self._work else device_put(sums(), self._placement.lead)
-        self._work[0] = StepBuffers(state, *device_sums)
-        self.current = {0}
+        self._states[0] = bring_state(state, self._placement.lead)
+        self._current = {0: {(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))}}
         return True
 
     def list_assigned(self, state: State) -> list[tuple[int, Array]] | None:
@@ -69,7 +101,7 @@ class DeviceState:
         They are for the first state, and after an evaluation, which was given their memory. Metrics are left out: what is logged may differ
         between processes.
         """
-        newest = list(itertools.chain.from_iterable(self._work[0].state)) if 0 in self._work else []
+        newest = list(itertools.chain.from_iterable(self._states.get(0, ())))
         leaves = list(itertools.chain.from_iterable(state))
         compared = range(len(leaves) - len(state[-1]))
         if len(newest) != len(leaves):
@@ -81,61 +113,57 @@ class DeviceState:
 
     def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
-        if index not in self.current:
-            state = self._work[0].state
-            source = [list(group) if read else None for group, read in zip(state, self._list_read(index), strict=True)]
-            scales = {(group, position): state[group][position] for group, position in self._functions.scales()}
+        state = self.lead_state
+        read = {
+            (group, position)
+            for group, arrays in enumerate(state)
+            for position in range(len(arrays))
+            if index in self._homes or self._is_read(group, position, state)
+        }
+        missing = read - self._current.get(index, set())
+        if missing:
             device = self._placement.devices[index]
-            sent_groups, scales = device_put((source, scales), device)
-            if index not in self._work:
+            sent = device_put({place: state[place[0]][place[1]] for place in missing}, device)
+            if index not in self._states:
                 idle = [[np.zeros(a.shape, a.dtype) for a in group] for group in state]
-                sums = map_tree(lambda a: np.zeros(a.shape, a.dtype), self._work[0][1:])
-                self._work[index] = StepBuffers(tuple(device_put(idle, device)), *device_put(sums, device))
-            groups = [new if new is not None else old for new, old in zip(sent_groups, self._work[index].state, strict=True)]
-            for (group, position), value in scales.items():
-                groups[group] = [*groups[group][:position], value, *groups[group][position + 1 :]]
-            self._work[index] = self._work[index]._replace(state=tuple(groups))
-            self.current.add(index)
-        return self._work[index]
+                self._states[index] = tuple(device_put(idle, device))
+            self._states[index] = tuple(
+                [sent.get((group, position), old) for position, old in enumerate(arrays)]
+                for group, arrays in enumerate(self._states[index])
+            )
+            self._current[index] = self._current.get(index, set()) | missing
+        return self[index]
 
     def note_finished(self, homes: Collection[int]) -> None:
         """Note that these devices have finished a step; the state of all other devices is now old."""
-        self.current = set(homes)
+        self._current = {index: self._current[index] for index in homes}
 
-    def _list_read(self, index: int) -> list[bool]:
-        """Return which groups of the state this device reads, beside scales: all groups where it finishes steps."""
-        return [index in self._homes or read for read in self._functions.read()]
+    def take_sum(self, index: int, phase: int) -> PackedTree:
+        """Return the sum of a phase that a device has finished."""
+        return self._take_program(self._placement.devices[index], (phase, self._layout), self[index].sums[phase])
 
-    def take_sum(self, index: int, counting: bool) -> PackedTree:
-        """Return the sum that a device has finished: of divisors, if they were counted, or of contributions."""
-        return self._take_program(self._placement.devices[index], counting, self._list_sums(index, counting))
-
-    def sum_shapes(self, counting: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    def sum_shapes(self, phase: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return such a sum, in shapes."""
-        return {
-            name: jax.ShapeDtypeStruct(places.shape[1:], places.dtype) for name, places in self._list_sums(0, counting).items()
-        }
+        return {name: jax.ShapeDtypeStruct(shape[1:], dtype) for name, (shape, dtype) in self._layout.sums[phase]}
 
-    def _list_sums(self, index: int, counting: bool) -> running_sums.Sums:
-        return self._work[index].divisors if counting else self._work[index].contributions
-
-    def put_total(self, index: int, total: PackedTree) -> None:
-        """Put the total of all contributions where a call that finishes the step reads it."""
+    def put_total(self, index: int, phase: int, total: PackedTree) -> None:
+        """Put the total of a phase where later calls read it."""
         work = self.on(index)
         with delay_interrupts():
-            contributions = self._put_program(self._placement.devices[index], None, work.contributions, total)
-            self._work[index] = work._replace(contributions=contributions)
+            device = self._placement.devices[index]
+            sums = self._put_program(device, (phase, self._layout), work.sums[phase], device_put(total, device))
+            self[index] = work._replace(sums=[*work.sums[:phase], sums, *work.sums[phase + 1 :]])
 
     def give_state(self) -> State:
         """Return the newest state to a loop, and remember its arrays."""
-        state = self._work[0].state
-        self._returned = list(itertools.chain.from_iterable(state))
-        return state
+        self._returned = list(itertools.chain.from_iterable(self.lead_state))
+        return self.lead_state
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
-        self._work = {}
-        self.current = set()
+        self._states = {}
+        self._buffers = {}
+        self._current = {}
         self._returned = []
 
 
@@ -157,5 +185,5 @@ def has_other_values(one: Array, other: Array) -> bool:
     return np.asarray(one).tobytes() != np.asarray(other).tobytes()
 
 
-def put_first(contributions: running_sums.Sums, value: PackedTree) -> running_sums.Sums:
-    return running_sums.set_place(contributions, 0, value)
+def put_first(sums: running_sums.Sums, value: PackedTree) -> running_sums.Sums:
+    return running_sums.set_place(sums, 0, value)

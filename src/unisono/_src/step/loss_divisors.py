@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
-import jax
 import numpy as np
 
 from unisono._src.data.global_batch import GlobalBatch
-from unisono._src.packing import PackedTree
 from unisono._src.replica.protocol import Divisor, State
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.typed_jax import device_put, eval_shape
-from unisono._src.typing import AnyArray, Array, PyTree
-
-
-class BatchDivisors(NamedTuple):
-    """The loss divisors of a global batch."""
-
-    are_counted: bool
-    """Whether masks or weights decide some of them, on the devices."""
-    on_devices: dict[int, Array]
-    """The divisors on each device: as far as shapes decide them, and from `complete` on all."""
-
-    def complete(self, totals: dict[int, PackedTree], devices: Sequence[jax.Device]) -> BatchDivisors:
-        """Return the divisors that were counted, on every device, from their total on the homes."""
-        vectors = {home: total["float32"] for home, total in totals.items()}
-        return self._replace(
-            on_devices={
-                index: vectors[index] if index in vectors else device_put(vectors[0], device)
-                for index, device in enumerate(devices)
-            }
-        )
+from unisono._src.typed_jax import eval_shape
+from unisono._src.typing import AnyArray, PyTree
 
 
 class DivisorCache:
@@ -54,13 +32,6 @@ class DivisorCache:
 
             eval_shape(store_divisors, state, self._inputs.shapes(batch, rows), self._inputs.constants())
         return self._cache[kind]
-
-    def place(self, batch: GlobalBatch, sizes: Sequence[int], state: State, devices: Iterable[int]) -> BatchDivisors:
-        """Return the divisors of a batch whose replicas have these numbers of rows, as far as shapes decide them, on these devices."""
-        by_size = {size: self.of(batch, size, state) for size in set(sizes)}
-        sums = sum_divisors([by_size[size] for size in sizes])
-        on_devices = {index: self._inputs.send_numbers(index, np.float32, sums) for index in devices}
-        return BatchDivisors(any(None in divisors for divisors in by_size.values()), on_devices)
 
 
 def list_known_divisors(divisors: Sequence[Divisor]) -> list[float | None]:

@@ -1,15 +1,16 @@
-"""The step program: the one program of training and of evaluation, for replicas of one number of rows.
+"""The step program: the one program of training and of evaluation, for shards of one number of rows.
 
-It is compiled once and does every part of a step: it counts divisors, runs replicas, adds their contributions, finishes the step,
-and goes on to the next step, as its orders say. A device that runs all replicas of several steps and a device that runs a single
-replica of one step run the same machine code, with other orders. That is why placements and the number of steps in a call
-cannot change a bit: two programs of the same source could.
+It is compiled once and does every part of a step: it runs shards in each phase, adds what they hand on, finishes the step, and goes on to the
+next step, as its orders say. A device that runs all replicas of several steps and a device that runs a single replica in one phase of a step run
+the same machine code, with other orders. That is why placements and the number of steps in a call cannot change a bit: two programs of the
+same source could.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ from jax import lax
 
 from unisono._src.native.step_memory import open_step_memory
 from unisono._src.packing import unpack_tree
-from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.phases.run import ShardPlace
+from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
+from unisono._src.step.cut_step import CutStep, Known, ShardWork, StepEnd
 from unisono._src.step.digest_stage import DigestStage
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import (
@@ -33,18 +35,17 @@ from unisono._src.typed_jax import (
 from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla.rewrite import uses_kernels
 
+T = TypeVar("T")
+
 Whole: TypeAlias = int | Array
 """A whole number; a tracer inside of the program."""
 
 ReplicaOutputs: TypeAlias = Sequence[Array]
 """The outputs of replicas, stacked."""
 
-ContributionFunction: TypeAlias = Callable[..., tuple[Contribution, ReplicaOutputs]]
-"""`Functions.contribution`, jitted."""
-
 
 class CallOrders(NamedTuple):
-    """The orders for one call; whole numbers. The order within a step is that of the fields from `counting` on."""
+    """The orders for one call; whole numbers."""
 
     steps: Whole = 1
     first: Whole = 0
@@ -53,25 +54,30 @@ class CallOrders(NamedTuple):
     """The number of replicas that are run."""
     before: Whole = 0
     """The number of replicas that were added to the same sum already."""
+    place: Whole = 0
+    """The place of the first replica among those that have rows."""
+    row: Whole = 0
+    """Its first row."""
     present: Whole = 0
     """The number of replicas of the global batch that have rows."""
-    counting: Whole = 0
-    """1 where divisors are counted; they are used at once where replicas are run as well."""
-    running: Whole = 0
-    """1 where replicas are run."""
+    phase: Whole = 0
+    """The first phase that is run."""
+    end: Whole = 0
+    """The first phase after it that is not run."""
     summing: Whole = 0
-    """1 where the running sum is complete after these replicas."""
+    """1 where the running sums are complete after these replicas."""
     finishing: Whole = 0
-    """1 where the sum is that of all replicas, and ends the step."""
+    """1 where the sums are those of all replicas, and end the step."""
 
 
 class StepBuffers(NamedTuple):
     """The device state that a call starts from and leaves behind; its memory is donated."""
 
     state: State
-    contributions: running_sums.Sums
-    divisors: running_sums.Sums
-    """Empty where shapes alone decide the divisors."""
+    sums: list[running_sums.Sums]
+    """For each phase."""
+    kept: dict[int, list[list[Array]]]
+    """For each size of shards and each phase what they keep for later phases, stacked by replica."""
 
 
 class CallResult(NamedTuple):
@@ -87,182 +93,172 @@ class CallResult(NamedTuple):
     """One item, with a row for each step, where steps are recorded; else none."""
 
 
-ShardOf: TypeAlias = Callable[[Array], PyTree]
-"""A replica's number to its rows."""
-
-
 class Carry(NamedTuple):
     """The values that one step of a call hands to the next step."""
 
     work: StepBuffers
-    extras: Logs
+    logs: Logs
     disagree: list[Array]
     outputs: ReplicaOutputs
     digests: list[StepDigests]
 
 
+class PhaseCarry(NamedTuple):
+    """The values that one shard of a phase hands to the next one."""
+
+    sums: running_sums.Sums
+    outputs: ReplicaOutputs
+    kept: list[Array]
+
+
+class StepShapes(NamedTuple):
+    """The results of the functions of a step, in shapes."""
+
+    made: list[list[Array]]
+    shards: list[ShardWork]
+    outputs: list[Array]
+    end: StepEnd
+
+
+ShardOf: TypeAlias = Callable[[Array], PyTree]
+"""A replica's number to its rows."""
+
+
 class StepProgram:
     """The step program as a function of Python."""
 
-    def __init__(
-        self,
-        name: str,
-        functions: ReplicaComputation,
-        contribution: ContributionFunction,
-        counted: bool,
-        replicas: int,
-        is_recorded: bool,
-    ) -> None:
-        self._functions = functions
-        self._contribution = contribution
-        self._counted = counted
-        """Whether masks or weights decide divisors, so that they are counted on the devices."""
+    def __init__(self, name: str, cut: CutStep, replicas: int, has_one_replica: bool, is_recorded: bool) -> None:
+        self._cut = cut
         self._replicas = replicas
-        self._digest_stage = DigestStage(functions, replicas, is_recorded)
+        self._has_one_replica = has_one_replica
+        self._digest_stage = DigestStage(replicas, is_recorded)
         self.__name__ = name
 
     def __call__(
-        self, work: StepBuffers, order_values: Array, numbers: Array, divisors: Array, constants: Sequence[Array], batches: PyTree
+        self, work: StepBuffers, order_values: Array, numbers: Array, constants: Sequence[Array], batches: PyTree
     ) -> tuple[StepBuffers, CallResult]:
         """Run steps, or the part of a step that the orders say.
 
         Args:
             work: The device state before, and running sums.
             order_values: `CallOrders`, as one array.
-            numbers: (a replica's row fraction, the rows of the global batch).
-            divisors: The loss divisors, unless they are counted in the same call.
+            numbers: Those of `CutStep.list_numbers`.
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
         orders = CallOrders(*(open_step_memory(order_values) if uses_kernels() else order_values))
-        row_fraction, rows = numbers
-        replica, outputs = self._make_shapes(work.state, batches, row_fraction, divisors, constants)
-        extras = make_zeros(replica.logs)
-        disagree = [jnp.zeros((), bool) for _ in replica.assigned.counter_changes]
-        outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), outputs)
-        digests = self._digest_stage.make_room(work.state, replica, batches)
+        known = Known(work.state, [], [], numbers, constants)
+        batch_shapes = map_tree(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
+        like = self.describe(work.state, numbers, constants, batch_shapes)
+        outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), like.outputs)
+        digests = self._digest_stage.make_room(like.end, batches)
 
         def step(number: Array, carry: Carry) -> Carry:
-            work, extras, disagree, outputs, digests = carry
-            if self._functions.has_one_replica:
-                return self._run_alone(carry, row_fraction, rows, divisors, constants, take_slot(batches, number), number, orders)
+            if self._has_one_replica:
+                end, one = self._cut.run_alone(known._replace(state=carry.work.state), take_slot(batches, number))
+                outputs = [output[None] for output in one]
+                return self._hand_on(carry._replace(outputs=outputs), self._keep_dtypes(end, carry), number, orders.finishing)
             offset = number * orders.replicas - orders.first
-            shard_of: ShardOf = lambda replica: take_slot(batches, offset + replica)  # noqa: E731
-            work, step_divisors = self._count_divisors(work, orders, row_fraction, divisors, constants, shard_of)
-            work, outputs = self._run_replicas(work, outputs, orders, row_fraction, step_divisors, constants, shard_of)
-            work, extras, disagree = self._finish(work, orders, rows, replica, extras, disagree)
-            digests = self._digest_stage.put_sums(digests, number, orders.finishing, work.contributions, work.state, replica)
-            return Carry(work, extras, disagree, outputs, digests)
+            carry, totals = self._run_phases(carry, known, orders, lambda replica: take_slot(batches, offset + replica), like)
+            end = self._finish(carry, totals, orders, like.end)
+            return self._hand_on(carry, end, number, orders.finishing)
 
-        work, extras, disagree, outputs, digests = fori_loop(
-            0, orders.steps, step, Carry(work, extras, disagree, outputs, digests)
-        )
-        return work, CallResult(self._make_logs(work.state, orders, extras), disagree, outputs, digests)
+        start = Carry(work, make_zeros(like.end.logs), make_zeros(like.end.disagree), outputs, digests)
+        work, logs, disagree, outputs, digests = fori_loop(0, orders.steps, step, start)
+        return work, CallResult(logs, disagree, outputs, digests)
 
-    def _make_shapes(
-        self, state: State, batches: PyTree, row_fraction: Array, divisors: Array, constants: Sequence[Array]
-    ) -> tuple[Contribution, ReplicaOutputs]:
-        """Return a replica's contribution and outputs, in shapes."""
-        batch = map_tree(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        return eval_shape(self._contribution, state, batch, jnp.int32(0), row_fraction, divisors, constants)
+    def describe(self, state: State, numbers: Array, constants: Sequence[Array], batch: PyTree) -> StepShapes:
+        """Return what the functions of the step return, in shapes; all arguments may be shapes."""
+        known = Known(state, [], [], numbers, constants)
+        if self._has_one_replica:
+            end, outputs = eval_shape(self._cut.run_alone, known, batch)
+            return StepShapes([], [], outputs, end)
+        shards: list[ShardWork] = []
+        for phase in range(self._cut.phases):
+            made = eval_shape(functools.partial(self._cut.prepare, phase), known)
+            known = known._replace(made=[*known.made, made])
+            shards.append(self._cut.describe(phase, known, batch))
+            known = known._replace(totals=[*known.totals, shards[-1].added])
+        return StepShapes(known.made, shards, shards[-1].outputs, eval_shape(self._cut.finish, known, jnp.int32(1)))
 
-    def _count_divisors(
-        self,
-        work: StepBuffers,
-        orders: CallOrders,
-        row_fraction: Array,
-        divisors: Array,
-        constants: Sequence[Array],
-        shard_of: ShardOf,
-    ) -> tuple[StepBuffers, Array]:
-        """Count the divisors if the orders say so; return the work and the divisors for the replicas of this call."""
-        if not self._counted:
-            return work, divisors
+    def _run_phases(
+        self, carry: Carry, known: Known, orders: CallOrders, shard_of: ShardOf, like: StepShapes
+    ) -> tuple[Carry, Known]:
+        """Run the phases that the orders say; return what they leave behind, and all that is then known."""
+        known = known._replace(state=carry.work.state)
+        work, outputs = carry.work, carry.outputs
+        for phase in range(self._cut.phases):
+            is_read = (phase < cast(Array, orders.end)) | (cast(Array, orders.finishing) == 1)
+            known = known._replace(made=[*known.made, self._prepare(phase, known, is_read, like.made[phase])])
+            work, outputs = self._run_phase(phase, known, work, outputs, orders, shard_of)
+            total = unpack_tree(running_sums.get_place(work.sums[phase]), like.shards[phase].added)
+            known = known._replace(totals=[*known.totals, total])
+        return carry._replace(work=work, outputs=outputs), known
 
-        def count(number: Array, sums: running_sums.Sums) -> running_sums.Sums:
-            replica = orders.first + number
-            terms = self._functions.divisors(work.state, shard_of(replica), replica, row_fraction, constants)
-            vector = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
-            return running_sums.push_value(sums, orders.before + number, {"float32": vector})
+    def _prepare(self, phase: int, known: Known, is_read: Array, like: list[Array]) -> list[Array]:
+        """Return what is computed once before a phase."""
 
-        sums = fori_loop(0, orders.replicas * orders.counting, count, work.divisors)
-        added = orders.before + orders.replicas
-        sums = running_sums.fold_sums(sums, jnp.where((orders.counting & orders.summing) == 1, added, 0))
-        at_once = (orders.counting & orders.running) == 1
-        (total,) = running_sums.get_place(sums).values()
-        return work._replace(divisors=sums), jnp.where(at_once, total, divisors)
+        def prepare(*_: Array | list[Array]) -> list[Array]:
+            return self._cut.prepare(phase, known)
 
-    def _run_replicas(
-        self,
-        work: StepBuffers,
-        outputs: ReplicaOutputs,
-        orders: CallOrders,
-        row_fraction: Array,
-        divisors: Array,
-        constants: Sequence[Array],
-        shard_of: ShardOf,
+        return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like)) if like else []
+
+    def _run_phase(
+        self, phase: int, known: Known, work: StepBuffers, outputs: ReplicaOutputs, orders: CallOrders, shard_of: ShardOf
     ) -> tuple[StepBuffers, ReplicaOutputs]:
-        def run(number: Array, carry: tuple[running_sums.Sums, ReplicaOutputs]) -> tuple[running_sums.Sums, ReplicaOutputs]:
-            contributions, outputs = carry
+        """Run the shards of a phase, if the orders say so, and add up what they hand on."""
+        is_on = ((phase >= cast(Array, orders.phase)) & (phase < cast(Array, orders.end))).astype(jnp.int32)
+        is_last = phase == self._cut.phases - 1
+        (size,) = {leaf.shape[0] for leaf in jax.tree.leaves(eval_shape(shard_of, jnp.int32(0)))[:1]}
+        kept_so_far = work.kept[size][:phase] if size in work.kept else []
+
+        def run(number: Array, carry: PhaseCarry) -> PhaseCarry:
             replica = orders.first + number
-            result = self._contribution(work.state, shard_of(replica), replica, row_fraction, divisors, constants)
-            contribution, output = optimization_barrier(result)  # how it is packed must not change how it is computed
-            sums = running_sums.push_tree(contributions, orders.before + number, contribution)
-            return sums, map_tree(lambda stacked, one: update_index(stacked, one, number, 0), outputs, output)
+            place = ShardPlace(orders.place + number, orders.row + number * size)
+            own = map_tree(lambda stacked: take_index(stacked, replica, keepdims=False), kept_so_far)
+            result = self._cut.run_shard(phase, known, shard_of(replica), own, place, replica)
+            added, one, kept = optimization_barrier(result)  # how it is packed must not change how it is computed
+            return PhaseCarry(
+                running_sums.push_tree(carry.sums, orders.before + number, added),
+                map_tree(lambda stacked, array: update_index(stacked, array, number, 0), carry.outputs, one) if is_last else [],
+                map_tree(lambda stacked, array: update_index(stacked, array, replica, 0), carry.kept, kept),
+            )
 
-        contributions, outputs = fori_loop(0, orders.replicas * orders.running, run, (work.contributions, outputs))
-        added = orders.before + orders.replicas
-        complete = (orders.running & orders.summing) == 1
-        return work._replace(contributions=running_sums.fold_sums(contributions, jnp.where(complete, added, 0))), outputs
+        kept = work.kept[size][phase] if size in work.kept else []
+        start = PhaseCarry(work.sums[phase], list(outputs) if is_last else [], kept)
+        done = fori_loop(0, orders.replicas * is_on, run, start)
+        complete = jnp.where((is_on & orders.summing) == 1, orders.before + orders.replicas, 0)
+        all_kept = {size: put_item(work.kept[size], phase, done.kept)} if size in work.kept else {}
+        sums = put_item(work.sums, phase, running_sums.fold_sums(done.sums, complete))
+        return work._replace(sums=sums, kept=work.kept | all_kept), done.outputs if is_last else outputs
 
-    def _finish(
-        self, work: StepBuffers, orders: CallOrders, rows: Array, like: Contribution, extras: Logs, disagree: list[Array]
-    ) -> tuple[StepBuffers, Logs, list[Array]]:
-        def end(_: Array, carry: tuple[State, Logs, list[Array]]) -> tuple[State, Logs, list[Array]]:
-            state, _extras, disagree = carry
-            total = unpack_tree(running_sums.get_place(work.contributions), like)
-            new, differ = self._functions.finish_step(state, total, rows, cast(Array, orders.present))
-            return keep_dtypes(new, state), total.logs, [a | b for a, b in zip(disagree, differ, strict=True)]
+    def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepEnd) -> StepEnd:
+        """Return the end of the step, if the orders say that it ends."""
 
-        state, extras, disagree = fori_loop(0, orders.finishing, end, (work.state, extras, disagree))
-        return work._replace(state=state), extras, disagree
+        def end(_: Array, ended: StepEnd) -> StepEnd:
+            return self._keep_dtypes(self._cut.finish(known, cast(Array, orders.present)), carry)
 
-    def _run_alone(
-        self,
-        carry: Carry,
-        row_fraction: Array,
-        rows: Array,
-        divisors: Array,
-        constants: Sequence[Array],
-        batch: PyTree,
-        number: Array,
-        orders: CallOrders,
-    ) -> Carry:
-        """Run the step of one replica: nothing is added."""
-        work = carry.work
-        replica = jnp.int32(0)
-        by_itself = self._functions.run_alone(work.state, batch)
-        if by_itself is not None:
-            new, total = by_itself
-            work = work._replace(state=keep_dtypes(new, work.state))
-            digests = self._digest_stage.put_total(carry.digests, number, orders.finishing, total, work.state)
-            return Carry(work, total.logs, [], (), digests)
-        if self._counted:
-            terms = self._functions.divisors(work.state, batch, replica, row_fraction, constants)
-            divisors = jnp.stack([jnp.float32(0 if d is None else d) for d in terms])
-        result = self._contribution(work.state, batch, replica, row_fraction, divisors, constants)
-        total, outputs = optimization_barrier(result)
-        new, differ = self._functions.finish_step(work.state, total, rows, jnp.int32(1))
-        outputs = map_tree(lambda a: a[None], outputs)
-        work = work._replace(state=keep_dtypes(new, work.state))
-        digests = self._digest_stage.put_total(carry.digests, number, orders.finishing, total, work.state)
-        return Carry(work, total.logs, differ, outputs, digests)
+        start = make_zeros(self._drop_untold(like))._replace(state=carry.work.state)
+        return fori_loop(0, orders.finishing, end, start)
 
-    def _make_logs(self, state: State, orders: CallOrders, extras: Logs) -> Logs:
-        def results(*_: Array | Logs) -> Logs:
-            return self._functions.results(state) | extras
+    def _keep_dtypes(self, end: StepEnd, carry: Carry) -> StepEnd:
+        """Return the end of a step with the state in the dtypes that it has."""
+        return self._drop_untold(end)._replace(state=keep_dtypes(end.state, carry.work.state))
 
-        return fori_loop(0, orders.finishing, results, make_zeros(eval_shape(results)))
+    def _drop_untold(self, end: StepEnd) -> StepEnd:
+        """Return the end of a step without what only a record reads, where there is none: a loop must not carry it."""
+        return end if self._digest_stage.is_on else end._replace(gradients=[], loss=jnp.float32(0))
+
+    def _hand_on(self, carry: Carry, end: StepEnd, number: Array, is_finished: Whole) -> Carry:
+        """Return what the next step starts from."""
+        digests = self._digest_stage.put(carry.digests, number, is_finished, end)
+        disagree = [old | new for old, new in zip(carry.disagree, end.disagree, strict=True)]
+        return Carry(carry.work._replace(state=end.state), end.logs, disagree, carry.outputs, digests)
+
+
+def put_item(items: list[T], place: int, item: T) -> list[T]:
+    """Return the list with another item at a place."""
+    return [*items[:place], item, *items[place + 1 :]]
 
 
 def take_slot(batches: PyTree, index: Array) -> PyTree:
@@ -270,8 +266,8 @@ def take_slot(batches: PyTree, index: Array) -> PyTree:
     return map_tree(lambda a: a[0] if len(a) == 1 else take_index(a, index, keepdims=False), batches)
 
 
-def make_zeros(like: PyTree) -> PyTree:
-    return map_tree(lambda a: jnp.zeros(a.shape, a.dtype), like)
+def make_zeros(like: T) -> T:
+    return cast(T, map_tree(lambda a: jnp.zeros(a.shape, a.dtype), like))
 
 
 def keep_dtypes(new: PyTree, old: PyTree) -> PyTree:

@@ -1,10 +1,8 @@
-"""The calls of a step's programs: the program for counted divisors and the one for known divisors, on any device of the placement."""
+"""The calls of a step's programs, on any device of the placement."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Sequence
-from typing import cast
 
 import jax
 import numpy as np
@@ -15,17 +13,14 @@ from unisono._src import packing
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.placement import Placement
 from unisono._src.program_digest import digest_program
-from unisono._src.replica.contribution import Contribution
-from unisono._src.replica.protocol import ReplicaComputation, State
-from unisono._src.replica.same_draws import list_constant_draws
+from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.device_state import DeviceState, EmptySums
-from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
-from unisono._src.step.plan import ReplicaRun
-from unisono._src.step.program import CallOrders, CallResult, StepProgram
-from unisono._src.typed_jax import jit, map_tree
-from unisono._src.typing import Arguments, PyTree, Shape
+from unisono._src.step.cut_step import CutStep, StepCutter
+from unisono._src.step.device_state import BufferLayout, DeviceState
+from unisono._src.step.plan import BatchPlan, ReplicaRun
+from unisono._src.step.program import CallOrders, CallResult, StepProgram, StepShapes
+from unisono._src.typing import Arguments, Array, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.interrupts import delay_interrupts
 from unisono._src.xla.programs import DeviceProgram
@@ -38,110 +33,119 @@ class ProgramCalls:
     def __init__(
         self,
         name: str,
-        functions: ReplicaComputation,
+        cutter: StepCutter,
         placement: Placement,
         inputs: CallInputs,
-        divisors: DivisorCache,
         device_state: DeviceState,
+        has_one_replica: bool,
         is_recorded: bool,
     ) -> None:
         """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
-        self._functions = functions
+        self._name = name
+        self._cutter = cutter
         self._placement = placement
         self._inputs = inputs
-        self._divisors = divisors
         self._device_state = device_state
-        self._output_shapes: dict[Hashable, list[jax.ShapeDtypeStruct]] = {}
-        # Traced once, used twice; a new function each time, since JAX caches the traces of equal functions.
-        self._contribution = jit(functools.partial(functions.contribution))
+        self._has_one_replica = has_one_replica
+        self._is_recorded = is_recorded
+        self._functions: dict[CutStep, StepProgram] = {}
+        self._programs: dict[CutStep, DeviceProgram] = {}
+        self._shapes: dict[Hashable, StepShapes] = {}
+        self._layouts: dict[Hashable, BufferLayout] = {}
         self._digests: dict[Hashable, int] = {}
         """Of the programs, where several processes train together."""
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
-        note_traced = self._note_traced if placement.processes else None
-        self._programs = {
-            counted: DeviceProgram(
-                rewrite_function(
-                    StepProgram(name, functions, self._contribution, counted, placement.replicas, is_recorded),
-                    placement.lead.platform,
-                    note_traced,
-                ),
-                donate=(0,),
+
+    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep:
+        """Return the step for a batch, and have its buffers laid out."""
+        cut = self._cutter.cut(batch, batch_plan, state)
+        if cut not in self._programs:
+            function = StepProgram(self._name, cut, self._placement.replicas, self._has_one_replica, self._is_recorded)
+            note_traced = self._note_traced if self._placement.processes else None
+            self._functions[cut] = function
+            rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
+            self._programs[cut] = DeviceProgram(rewritten, donate=(0,))
+        self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
+        return cut
+
+    def _lay_out(self, cut: CutStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
+        """Return the layout of the buffers of a step."""
+        if self._has_one_replica:
+            return BufferLayout()
+        sizes = sorted(set(batch_plan.sizes))
+        key = cut, tuple(self._inputs.kind(batch, size) for size in sizes)
+        if key not in self._layouts:
+            by_size = {size: self._describe(cut, batch, batch_plan, size, state) for size in sizes}
+            if not self._layouts:
+                self._cutter.check(batch, batch_plan.size_at_end, state)
+            places = running_sums.count_places(self._placement.replicas)
+            of_phases = [packing.measure_vectors(shard.added) for shard in by_size[batch_plan.size_at_end].shards]
+            sums = tuple(tuple((name, ((places, size), name)) for name, size in of.items()) for of in of_phases)
+            kept = tuple(
+                (size, tuple(tuple(map(self._lay_out_kept, one.kept)) for one in by_size[size].shards)) for size in sizes
             )
-            for counted in (False, True)
-        }
+            self._layouts[key] = BufferLayout(sums, kept if any(any(of_phases) for _, of_phases in kept) else ())
+        return self._layouts[key]
 
-    def output_shapes(self, batch: GlobalBatch, rows: int, state: State) -> list[jax.ShapeDtypeStruct]:
+    def _lay_out_kept(self, array: Array) -> tuple[tuple[int, ...], str]:
+        return (self._placement.replicas, *array.shape), array.dtype.name
+
+    def output_shapes(self, batch: GlobalBatch, batch_plan: BatchPlan, rows: int, state: State) -> list[Array]:
         """Return the shapes of the outputs of a replica with this number of rows."""
-        key = self._inputs.kind(batch, rows)
-        if key not in self._output_shapes:
-            self._output_shapes[key] = self._eval_contribution(batch, rows, state)[1]
-        return self._output_shapes[key]
+        return self._describe(self.cut(batch, batch_plan, state), batch, batch_plan, rows, state).outputs
 
-    def make_empty_sums(self, batch: GlobalBatch, rows: int, state: State) -> EmptySums:
-        """Return empty running sums for a contribution's shapes, which are the same for every number of rows."""
-        if self._functions.has_one_replica:
-            return {}, {}
-        places = running_sums.count_places(self._placement.replicas)
-        like, _ = self._eval_contribution(batch, rows, state)
-        self._functions.check_draws(lambda rows: self._list_draws(batch, rows, state), rows)
-        empty = {name: np.zeros((places, size), name) for name, size in packing.measure_vectors(like).items()}
-        divisors = np.zeros((places, max(1, len(self._divisors.of(batch, rows, state)))), np.float32)
-        return empty, {"float32": divisors}
+    def _describe(self, cut: CutStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State) -> StepShapes:
+        """Return what the functions of a step return for shards of `size` rows, in shapes."""
+        key = cut, self._inputs.kind(batch, size)
+        if key not in self._shapes:
 
-    def _eval_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[Contribution, list[jax.ShapeDtypeStruct]]:
-        """Return (the contribution, the outputs) of a replica with this number of rows, in shapes."""
-        return self._trace_contribution(batch, rows, state)[1]
+            def describe(*args: PyTree) -> None:
+                self._shapes[key] = self._functions[cut].describe(*args)
 
-    def _trace_contribution(self, batch: GlobalBatch, rows: int, state: State) -> tuple[ClosedJaxpr, PyTree]:
-        """Return the program of a replica with this number of rows, and the shapes of what the program returns."""
-        numbers = np.int32(0), np.float32(1), np.zeros(len(self._divisors.of(batch, rows, state)), np.float32)
-        shapes = self._inputs.shapes(batch, rows)
-        lead = self._placement.lead
-        with jax.default_device(
-            determinism.choose_compile_device(lead)
-        ):  # as the step program is traced, which takes this trace then
-            return trace_as_rewritten(self._contribution, lead.platform)(state, shapes, *numbers, self._inputs.constants())
-
-    def _list_draws(self, batch: GlobalBatch, rows: int, state: State) -> list[Shape]:
-        """Return the shapes of a replica's random numbers that are always the same. Those by which metrics break ties do no harm."""
-        program, (contribution, outputs) = self._trace_contribution(batch, rows, state)
-        counted = map_tree(lambda _: True, (contribution, outputs))
-        metrics = [False] * len(contribution.metrics)
-        return list_constant_draws(program, jax.tree.leaves((counted[0]._replace(metrics=metrics), counted[1])))
+            numbers = np.array(self._cutter.list_numbers(batch, batch_plan, size, state), np.float32)
+            lead = self._placement.lead
+            with jax.default_device(
+                determinism.choose_compile_device(lead)
+            ):  # as the step program is traced, which takes this trace then
+                trace_as_rewritten(describe, lead.platform)(
+                    state, numbers, self._inputs.constants(), self._inputs.shapes(batch, size)
+                )
+        return self._shapes[key]
 
     def __call__(
-        self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+        self, index: int, group: Sequence[GlobalBatch], batch_plan: BatchPlan, run: ReplicaRun, orders: CallOrders
     ) -> CallResult:
         """Call a program once on a device, for replicas of this size."""
-        program, args = self._prepare(index, group, run, divisors, orders)
+        program, args = self._prepare(index, group, batch_plan, run, orders)
         with delay_interrupts():
             self._device_state[index], done = program(*args)
         return done
 
-    def digest_finishing(self, batch: GlobalBatch, end: ReplicaRun, divisors: BatchDivisors) -> int:
+    def digest_finishing(self, batch: GlobalBatch, batch_plan: BatchPlan, end: ReplicaRun) -> int:
         """Return the digest of the program that finishes a step of several processes; it is compiled if it was not."""
-        key = divisors.are_counted, self._inputs.kind(batch, end.size)
+        cut = self._cutter.cut(batch, batch_plan, self._device_state.lead_state)
+        key = cut, self._inputs.kind(batch, end.size)
         if key not in self._digests:
-            self._prepare(0, [batch], end, divisors, CallOrders())
+            self._prepare(0, [batch], batch_plan, end, CallOrders())
         return self._digests[key]
 
     def _prepare(
-        self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun, divisors: BatchDivisors, orders: CallOrders
+        self, index: int, group: Sequence[GlobalBatch], batch_plan: BatchPlan, run: ReplicaRun, orders: CallOrders
     ) -> tuple[Compiled, Arguments]:
         """Return a program that is loaded on a device, and its arguments."""
-        batch = group[0]
+        batch, state = group[0], self._device_state.lead_state
         args = (
             self._device_state.on(index),
-            self._inputs.send_numbers(index, np.int32, cast(tuple[int, ...], tuple(orders))),
-            self._inputs.send_numbers(index, np.float32, (run.size / batch.rows, float(batch.counted_rows))),
-            divisors.on_devices[index],
+            self._inputs.send_numbers(index, np.int32, tuple(map(int, orders))),
+            self._inputs.send_numbers(index, np.float32, self._cutter.list_numbers(batch, batch_plan, run.size, state)),
             self._inputs.constants(index),
             self._inputs.send_batches(index, group, run),
         )
         kind = self._inputs.kind(batch, run.size)
-        self._traced = divisors.are_counted, kind
-        program = self._programs[divisors.are_counted].find_or_load(self._placement.devices[index], kind, *args)
+        cut = self._cutter.cut(batch, batch_plan, state)
+        self._traced = cut, kind
+        program = self._programs[cut].find_or_load(self._placement.devices[index], kind, *args)
         return program, args
 
     def _note_traced(self, program: ClosedJaxpr) -> None:

@@ -27,46 +27,52 @@ class SingleReplicas:
     def __init__(self, placement: Placement, device_state: DeviceState) -> None:
         self._devices = placement.devices
         self._device_state = device_state
-        self._spare_sums: dict[int, running_sums.Sums] = {}
-        """Room for a contribution by itself, by device."""
+        self._spare_sums: dict[tuple[int, int], running_sums.Sums] = {}
+        """Room for a contribution by itself, by device and phase."""
         self._push_program = DeviceProgram(running_sums.push_value, donate=(0,))
         self._fold_program = DeviceProgram(running_sums.fold_sums, donate=(0,))
         self._digest_program = DeviceProgram(rewrite_function(digest_contribution, placement.lead.platform))
 
-    def run(self, index: int, call: Callable[[], CallResult]) -> tuple[Attempt, CallResult]:
-        """Return (the contribution of one replica, the result of its call). The sums of the device stay as they are.
+    def run(self, index: int, phase: int, call: Callable[[], CallResult]) -> tuple[Attempt, CallResult]:
+        """Return (the contribution of one replica to a phase, the result of its call). The sums of the device stay as they are.
 
         `call` runs the replica on the device, and has its contribution as the only one in the sums.
         """
         work = self._device_state.on(index)
-        if index not in self._spare_sums:
-            zeros = map_tree(lambda a: np.zeros(a.shape, a.dtype), work.contributions)
-            self._spare_sums[index] = device_put(zeros, self._devices[index])
-        self._device_state[index] = work._replace(contributions=self._spare_sums.pop(index))
+        sums, like = work.sums[phase], self._device_state.sum_shapes(phase)
+        spare = self._spare_sums.pop((index, phase), None)
+        if spare is None or map_tree(lambda a: a.shape[1:], spare) != map_tree(lambda a: a.shape, like):
+            spare = device_put(map_tree(lambda a: np.zeros(a.shape, a.dtype), sums), self._devices[index])
+        self._set_sums(index, phase, spare)
         done = call()
-        contribution = self._take_contribution(index)
-        after = self._device_state[index]
-        self._spare_sums[index] = after.contributions
-        self._device_state[index] = after._replace(contributions=work.contributions)
+        contribution = self._take_contribution(index, phase)
+        self._spare_sums[index, phase] = self._device_state[index].sums[phase]
+        self._set_sums(index, phase, sums)
         return Attempt(index, contribution, self._digest(index, contribution)), done
 
-    def _take_contribution(self, index: int) -> PackedTree:
-        return self._device_state.take_sum(index, counting=False)
+    def _set_sums(self, index: int, phase: int, sums: running_sums.Sums) -> None:
+        work = self._device_state[index]
+        self._device_state[index] = work._replace(sums=[*work.sums[:phase], sums, *work.sums[phase + 1 :]])
+
+    def _take_contribution(self, index: int, phase: int) -> PackedTree:
+        return self._device_state.take_sum(index, phase)
 
     def _digest(self, index: int, contribution: PackedTree) -> tuple[int, ...]:
         """Return the digest of a contribution on a device, which is waited for."""
-        lanes: list[list[int]] = jax.device_get(self._digest_program(self._devices[index], None, contribution)).tolist()
+        lanes: list[list[int]] = jax.device_get(
+            self._digest_program(self._devices[index], tuple(sorted((n, v.shape) for n, v in contribution.items())), contribution)
+        ).tolist()
         return tuple(itertools.chain.from_iterable(lanes))
 
-    def add_contribution(self, index: int, run: ReplicaRun, contribution: PackedTree, is_last: bool) -> None:
+    def add_contribution(self, index: int, phase: int, run: ReplicaRun, contribution: PackedTree, is_last: bool) -> None:
         """Add the contribution of a run of one replica to the sums of a device, and complete the sums if it is the last one."""
         device = self._devices[index]
-        work = self._device_state[index]
+        key = tuple(sorted((name, vector.shape) for name, vector in contribution.items()))
         contribution = device_put(contribution, device)  # the right one may be another device's
-        sums = self._push_program(device, None, work.contributions, np.int32(run.before), contribution)
+        sums = self._push_program(device, key, self._device_state[index].sums[phase], np.int32(run.before), contribution)
         if is_last:
-            sums = self._fold_program(device, None, sums, np.int32(run.before + run.count))
-        self._device_state[index] = work._replace(contributions=sums)
+            sums = self._fold_program(device, key, sums, np.int32(run.before + run.count))
+        self._set_sums(index, phase, sums)
 
     def forget(self) -> None:
         """Drop what lies on the devices."""
@@ -75,4 +81,4 @@ class SingleReplicas:
 
 def digest_contribution(contribution: PackedTree) -> Array:
     """Return the digests (dtype, lane) of a contribution."""
-    return step_digests.digest_parts([step_digests.take_whole(vector) for _, vector in sorted(contribution.items())])
+    return step_digests.digest_arrays([vector for _, vector in sorted(contribution.items())])

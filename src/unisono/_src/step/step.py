@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
-
-import jax
 
 from unisono._src.data.global_batch import GlobalBatch, want_row_digests
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
+from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step.call_inputs import CallInputs
+from unisono._src.step.cut_step import CutStep, StepCutter
 from unisono._src.step.device_state import DeviceState
-from unisono._src.step.loss_divisors import BatchDivisors, DivisorCache
-from unisono._src.step.plan import BatchPlan, ReplicaRun, plan_batch, split_runs
+from unisono._src.step.phased_steps import PhasedSteps
+from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
@@ -28,6 +28,7 @@ from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
+from unisono._src.step.summed_step import SummedSteps
 from unisono._src.step.totals import DeviceTotal
 from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step.verified_step import VerifiedStep
@@ -58,7 +59,7 @@ class Step:
     def __init__(
         self,
         name: str,
-        functions: ReplicaComputation,
+        functions: ReplicaComputation | ModelStep,
         placement: Placement,
         exchange: Exchange,
         most_steps: int = MOST_STEPS,
@@ -78,15 +79,15 @@ class Step:
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._inputs = CallInputs(placement, most_steps)
-        self._device_state = DeviceState(functions, placement, exchange.homes)
-        self._divisors = DivisorCache(functions.divisors, self._inputs)
-        self._total_divisors = DeviceTotal(exchange)
-        self._total_contribution = DeviceTotal(exchange)
+        self._device_state = DeviceState(self._is_read, placement, exchange.homes)
+        self._cutter = self._make_cutter()
+        self._total = DeviceTotal(exchange)
         self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._single_replicas = SingleReplicas(placement, self._device_state)
         self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
-        self._inspection = None if recorder is None else open_inspection(functions, self._inputs)
+        is_summed = isinstance(self._cutter, SummedSteps)
+        self._inspection = open_inspection(functions, self._inputs, self._cutter) if recorder is not None and is_summed else None
         self._call = self._make_calls()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -115,9 +116,7 @@ class Step:
             now = batches[:count]
             batches = batches[count:]
             self._probe_schedule.note_trained(count)
-            self._start.receive_state(
-                state, functools.partial(self._call.make_empty_sums, now[0], self._plan_of(now[0]).size_at_end, state)
-            )
+            self._start.receive_state(state)
             self._has_state = True
             self._inspect(now[0])
             for group in self._group_batches(now):
@@ -157,16 +156,16 @@ class Step:
     def _inspect(self, batch: GlobalBatch) -> None:
         """Have the next step inspected, if it is the one that is asked for."""
         if self._inspection is not None and not self._inspection.count_uninspected(get_step_count().steps):
-            self._inspection.inspect(batch, self._plan_of(batch), self._device_state[0].state, self._place_divisors(batch, [0]))
+            self._inspection.inspect(batch, self._plan_of(batch), self._device_state.lead_state)
 
     @property
     def state(self) -> State:
         """Return the newest state, on the lead device; empty where the last call stopped before it took the state that it was given."""
         return self._device_state.give_state() if self._has_state else ()
 
-    def output_shapes(self, batch: GlobalBatch, rows: int) -> list[jax.ShapeDtypeStruct]:
+    def output_shapes(self, batch: GlobalBatch, rows: int) -> list[Array]:
         """Return the shapes of the outputs of a replica with this number of rows."""
-        return self._call.output_shapes(batch, rows, self._device_state[0].state)
+        return self._call.output_shapes(batch, self._plan_of(batch), rows, self._device_state.lead_state)
 
     @property
     def has_own_logs(self) -> bool:
@@ -180,17 +179,32 @@ class Step:
         self._single_replicas.forget()
         self._has_state = False
 
+    def _make_cutter(self) -> StepCutter:
+        if isinstance(self._functions, ModelStep):
+            return PhasedSteps(self._functions, self._placement)
+        return SummedSteps(self._functions, self._inputs, self._placement.lead.platform)
+
+    def _is_read(self, group: int, position: int, state: State) -> bool:
+        return self._cutter.is_read(group, position, state)
+
     def _make_calls(self) -> ProgramCalls:
         return ProgramCalls(
-            self._name, self._functions, self._placement, self._inputs, self._divisors, self._device_state, self._is_recorded
+            self._name,
+            self._cutter,
+            self._placement,
+            self._inputs,
+            self._device_state,
+            self._functions.has_one_replica,
+            self._is_recorded,
         )
 
     def _probe(self, batch: GlobalBatch, state: State) -> None:
         """Probe a batch before it is trained on; make the programs anew where replicas then compute another program."""
         batch_plan = self._plan_of(batch)
         if not self._functions.has_one_replica:
-            self._divisors.of(batch, batch_plan.size_at_end, state)  # its trace says what there is to probe
+            self._cutter.cut(batch, batch_plan, state)  # its trace says what there is to probe
         if self._functions.probe(state, batch.tree(), batch_plan.rows_of_replicas, cast(list[Array], self._inputs.constants())):
+            self._cutter = self._make_cutter()
             self._call = self._make_calls()
 
     def _plan_of(self, batch: GlobalBatch) -> BatchPlan:
@@ -207,14 +221,16 @@ class Step:
 
     def _run_together(self, group: list[GlobalBatch], run: ReplicaRun) -> CallOutcome:
         """Run whole steps in one call, on the lead."""
-        orders = CallOrders(len(group), run.first, run.count, present=run.count, counting=1, running=1, summing=1, finishing=1)
-        done = self._call(0, group, run, self._place_divisors(group[0], [0]), orders)
+        batch_plan = self._plan_of(group[0])
+        cut = self._call.cut(group[0], batch_plan, self._device_state.lead_state)
+        orders = CallOrders(len(group), run.first, run.count, present=run.count, end=cut.phases, summing=1, finishing=1)
+        done = self._call(0, group, batch_plan, run, orders)
         return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
 
     def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
         batch_plan = self._plan_of(batch)
-        divisors = self._place_divisors(batch, range(len(self._placement.devices)))
+        cut = self._call.cut(batch, batch_plan, self._device_state.lead_state)
         for part in batch_plan.parts:
             if (
                 part.runs
@@ -222,72 +238,88 @@ class Step:
                 self._device_state.on(part.device)
         end = ReplicaRun(batch_plan.size_at_end, 0, 0, 0, range(0))
         if self._placement.processes:
-            self._start.receive_program(self._call.digest_finishing(batch, end, divisors))
-        if divisors.are_counted:
-            totals, _ = self._sum_parts(batch_plan, batch, divisors, counting=True)
-            divisors = divisors.complete(totals, self._placement.devices)
+            self._start.receive_program(self._call.digest_finishing(batch, batch_plan, end))
         fault = None
-        if verified is None:
-            totals, outputs = self._sum_parts(batch_plan, batch, divisors, counting=False)
-        else:
-            step = self._open_verified(verified, batch_plan, batch, divisors)
-            sum_once = functools.partial(self._sum_parts, batch_plan, batch, divisors, counting=False, verified=step)
-            (totals, outputs), fault = step.sum_rounds(sum_once)
+        outputs: list[RunOutput] = []
+        verified_phase = None if verified is None else self._choose_phase(verified, cut)
+        for phase in range(cut.phases):
+            sum_once = functools.partial(self._sum_parts, batch_plan, batch, phase)
+            if verified is not None and phase == verified_phase:
+                step = self._open_verified(verified, batch_plan, batch, phase)
+                (totals, outputs), fault = step.sum_rounds(functools.partial(sum_once, verified=step))
+            else:
+                totals, outputs = sum_once()
+            self._put_totals(batch_plan, phase, totals, is_last=phase == cut.phases - 1)
         if self._verification is not None:
             self._verification.check_processes()
         results: dict[int, CallResult] = {}
-        for home, total in totals.items():
-            self._device_state.put_total(home, total)
-            results[home] = self._call(home, [batch], end, divisors, CallOrders(present=batch_plan.present, finishing=1))
-        self._device_state.note_finished(totals)
+        for home in self._total.homes:
+            results[home] = self._call(home, [batch], batch_plan, end, CallOrders(present=batch_plan.present, finishing=1))
+        self._device_state.note_finished(self._total.homes)
         self._start.note_finished()
         get_activity().report_next_step()
         return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests, fault)
 
-    def _place_divisors(self, batch: GlobalBatch, devices: Iterable[int]) -> BatchDivisors:
-        return self._divisors.place(batch, self._plan_of(batch).sizes, self._device_state[0].state, devices)
+    def _choose_phase(self, verified: VerifiedReplica, cut: CutStep) -> int:
+        """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
+        assert self._verification is not None
+        return self._verification.count_turns(verified.step) // self._placement.replicas % cut.phases
+
+    def _put_totals(self, batch_plan: BatchPlan, phase: int, totals: dict[int, PackedTree], is_last: bool) -> None:
+        """Put the total of a phase where it is read: of the last one on the homes, of others on all devices that have replicas."""
+        readers: set[int] = set() if is_last else {part.device for part in batch_plan.parts if part.runs}
+        for index in sorted(readers | set(totals)):
+            self._device_state.put_total(index, phase, totals[index] if index in totals else totals[0])
 
     def _sum_parts(
-        self,
-        batch_plan: BatchPlan,
-        batch: GlobalBatch,
-        divisors: BatchDivisors,
-        counting: bool,
-        verified: VerifiedStep | None = None,
+        self, batch_plan: BatchPlan, batch: GlobalBatch, phase: int, verified: VerifiedStep | None = None
     ) -> tuple[dict[int, PackedTree], list[RunOutput]]:
-        """Count divisors, or run replicas: return the total for each home, and the replicas' outputs."""
+        """Run the replicas of a phase: return the total for each home, and the replicas' outputs."""
         nodes: list[dict[range, PackedTree | None]] = [{} for _ in self._placement.devices]
         outputs: list[RunOutput] = []
         for part in batch_plan.parts:
             runs = part.runs if verified is None else split_runs(part.runs, verified.replica)
             for run in runs:
-                orders = CallOrders(
-                    first=run.first,
-                    replicas=run.count,
-                    before=run.before,
-                    present=batch_plan.present,
-                    counting=int(counting),
-                    running=int(not counting),
-                    summing=int(run is runs[-1]),
-                )
                 if verified is not None and run.first == verified.replica:
                     done = verified.run_replica(run, is_last=run is runs[-1])
                 else:
-                    done = self._call(part.device, [batch], run, divisors, orders)
+                    orders = self._order_run(batch_plan, part, run, phase)._replace(summing=int(run is runs[-1]))
+                    done = self._call(part.device, [batch], batch_plan, run, orders)
                 outputs.append(RunOutput(part.device, run, done.outputs))
-            nodes[part.device][part.span] = self._device_state.take_sum(part.device, counting) if part.runs else None
-        add_up = self._total_divisors if counting else self._total_contribution
-        attempt = None if self._verification is None or counting else self._verification.words
-        return add_up(nodes, batch_plan, self._device_state.sum_shapes(counting), batch, self._start.digests, attempt), outputs
+            nodes[part.device][part.span] = self._device_state.take_sum(part.device, phase) if part.runs else None
+        attempt = None if self._verification is None else self._verification.words
+        totals = self._total(nodes, batch_plan, self._device_state.sum_shapes(phase), batch, self._start.digests, attempt)
+        return totals, outputs
 
-    def _open_verified(
-        self, verified: VerifiedReplica, batch_plan: BatchPlan, batch: GlobalBatch, divisors: BatchDivisors
-    ) -> VerifiedStep:
+    def _order_run(self, batch_plan: BatchPlan, part: Subtree, run: ReplicaRun, phase: int) -> CallOrders:
+        """Return the orders to run replicas of a subtree in a phase."""
+        return CallOrders(
+            first=run.first,
+            replicas=run.count,
+            before=run.before,
+            place=part.span.start + run.before,
+            row=run.rows.start,
+            present=batch_plan.present,
+            phase=phase,
+            end=phase + 1,
+        )
+
+    def _open_verified(self, verified: VerifiedReplica, batch_plan: BatchPlan, batch: GlobalBatch, phase: int) -> VerifiedStep:
         """Return the step with what runs the replica that it verifies."""
         assert self._verification is not None
-        orders = CallOrders(first=verified.replica, replicas=1, present=batch_plan.present, running=1, summing=1)
+        run = verified.run
+        orders = CallOrders(
+            first=run.first,
+            replicas=1,
+            place=batch_plan.replicas.index(run.first),
+            row=run.rows.start,
+            present=batch_plan.present,
+            phase=phase,
+            end=phase + 1,
+            summing=1,
+        )
 
         def call(index: int) -> CallResult:
-            return self._call(index, [batch], verified.run, divisors, orders)
+            return self._call(index, [batch], batch_plan, run, orders)
 
-        return VerifiedStep(self._verification, self._single_replicas, verified, call)
+        return VerifiedStep(self._verification, self._single_replicas, verified, phase, call)

@@ -15,8 +15,8 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes import names
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.loss_divisors import BatchDivisors
 from unisono._src.step.plan import BatchPlan, ReplicaRun
+from unisono._src.step.summed_step import SummedSteps
 from unisono._src.typing import PyTree
 
 
@@ -57,20 +57,22 @@ class StepInspector(Protocol):
 class StepInspection:
     """The inspection of a step of one program."""
 
-    def __init__(self, inspector: StepInspector, functions: ReplicaComputation, inputs: CallInputs) -> None:
+    def __init__(self, inspector: StepInspector, functions: ReplicaComputation, inputs: CallInputs, steps: SummedSteps) -> None:
         self._inspector = inspector
         self._functions = functions
         self._inputs = inputs
+        self._steps = steps
 
     def count_uninspected(self, step: int) -> int:
         """Return how many steps from this one on are not inspected."""
         before = self._inspector.step - step
         return before if before >= 0 else sys.maxsize
 
-    def inspect(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, divisors: BatchDivisors) -> None:
-        """Hand a step to the inspector. `divisors` are those that shapes decide; the others are counted here."""
-        calls = self._list_calls(batch, batch_plan, state, np.asarray(divisors.on_devices[0]))
-        if divisors.are_counted:
+    def inspect(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> None:
+        """Hand a step to the inspector. Divisors that shapes do not decide are counted here."""
+        divisors = np.array(self._steps.list_numbers(batch, batch_plan, 1, state)[2:], np.float32)
+        calls = self._list_calls(batch, batch_plan, state, divisors)
+        if self._steps.cut(batch, batch_plan, state).phases > 1:
             calls = self._list_calls(batch, batch_plan, state, self._count_divisors(calls))
         self._inspector.inspect(InspectedStep(self._functions, state, batch, calls))
 
@@ -94,7 +96,7 @@ class StepInspection:
         return np.stack(counted).sum(axis=0, dtype=np.float32)
 
 
-def open_inspection(functions: ReplicaComputation, inputs: CallInputs) -> StepInspection | None:
+def open_inspection(functions: ReplicaComputation, inputs: CallInputs, steps: SummedSteps) -> StepInspection | None:
     """Return the inspection by the inspector that the environment names; None where it names none."""
     module = os.environ.get(names.INSPECTOR)
-    return StepInspection(importlib.import_module(module).make_inspector(), functions, inputs) if module else None
+    return StepInspection(importlib.import_module(module).make_inspector(), functions, inputs, steps) if module else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from unisono._src.placement import Placement
 from unisono._src.processes import names
 from unisono._src.replica.protocol import State
 from unisono._src.step.constant_digests import ConstantDigests
-from unisono._src.step.device_state import DeviceState, EmptySums
+from unisono._src.step.device_state import DeviceState
 from unisono._src.step.digest_stage import digest_state
 from unisono._src.step.process_words import NOTHING_COMPARED, StartDigests, digest_values
 from unisono._src.step.recorder import StepRecorder
@@ -47,11 +47,11 @@ class StepStart:
         if not self._may_programs_differ:
             self.digests = self.digests._replace(program=digest)
 
-    def receive_state(self, state: State, make_empty_sums: Callable[[], EmptySums]) -> None:
+    def receive_state(self, state: State) -> None:
         """Bring the state to the lead."""
         is_compared = self._has_other_processes and self._recorder is not None
         assigned = self._device_state.list_assigned(state) if is_compared else []
-        is_other = self._device_state.receive_state(state, make_empty_sums)
+        is_other = self._device_state.receive_state(state)
         if assigned is None:
             assigned = [(0, self._digest_state())]
         self.digests = self.digests._replace(assigned=digest_values(assigned))
@@ -64,4 +64,4 @@ class StepStart:
 
     def _digest_state(self) -> Array:
         """Return the digests of the state on the lead."""
-        return self._digest_program(self._lead, None, self._device_state[0].state)
+        return self._digest_program(self._lead, None, self._device_state.lead_state)

@@ -25,6 +25,11 @@ class DeviceTotal:
         self._exchange = exchange
         self._add = DeviceProgram(add_contributions)
 
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """Return the devices on which totals arrive."""
+        return self._exchange.homes
+
     def __call__(
         self,
         nodes: Sequence[DeviceSums],

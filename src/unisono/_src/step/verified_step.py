@@ -19,6 +19,7 @@ class VerifiedStep(NamedTuple):
     verification: Verification
     replicas: SingleReplicas
     verified: VerifiedReplica
+    phase: int
     call: Callable[[int], CallResult]
     """Runs the replica by itself on a device of this process."""
 
@@ -42,11 +43,11 @@ class VerifiedStep(NamedTuple):
         device = self.verified.device
         first, done = self._run_on(device)
         contribution = self.verification.judge(self.verified, first, self._compute_on)
-        self.replicas.add_contribution(device, run, contribution, is_last)
+        self.replicas.add_contribution(device, self.phase, run, contribution, is_last)
         return done
 
     def _compute_on(self, index: int) -> Attempt:
         return self._run_on(index)[0]
 
     def _run_on(self, index: int) -> tuple[Attempt, CallResult]:
-        return self.replicas.run(index, lambda: self.call(index))
+        return self.replicas.run(index, self.phase, lambda: self.call(index))

@@ -1,0 +1,121 @@
+"""The program of a shard of any size, from those for two numbers of rows.
+
+All that depends on the number of rows in the parameters of equations is a length, so it grows by the same amount for each row. So a program
+need not be traced for each size. And one of a single row must not be: where arrays have one row, code broadcasts them by other equations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from unisono._src.operands import Atom, get_shape, get_type
+from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins
+from unisono._src.typing import Shape
+
+MOST_RECIPROCAL = 2**20
+"""Up to here a number below one is taken for one over a count of rows."""
+
+
+def resize_twins(twins: Twins, size: int) -> Twins:
+    """Return twins of the same batch and of a shard of `size` rows."""
+    sizer = Sizer(twins.rows, twins.shard_rows, size)
+    equations = [Equation(one.whole, sizer.resize_equation(one.whole, one.shard, {}), one.rows, size) for one in twins.equations]
+    shapes = {variable: sizer.resize_shape(get_shape(variable), shape) for variable, shape in twins.shapes.items()}
+    return Twins(equations, twins.inputs, twins.outputs, twins.constants, shapes, twins.rows, size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizer:
+    """Makes values for one number of rows, from those for two others."""
+
+    rows: int
+    other: int
+    size: int
+
+    def resize(self, whole: object, shard: object) -> Any:
+        """Return a parameter for the size, from those for the two others."""
+        if isinstance(whole, core.ClosedJaxpr) and isinstance(shard, core.ClosedJaxpr):
+            return core.ClosedJaxpr(self.resize_program(whole.jaxpr, shard.jaxpr), shard.consts)
+        if isinstance(whole, core.Jaxpr) and isinstance(shard, core.Jaxpr):
+            return self.resize_program(whole, shard)
+        if isinstance(whole, jax.ShapeDtypeStruct) and isinstance(shard, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(self.resize_shape(whole.shape, shard.shape), shard.dtype)
+        if isinstance(whole, int) and isinstance(shard, int) and whole != shard:
+            return self.resize_count(whole, shard)
+        if type(whole) in (tuple, list) and isinstance(shard, tuple | list) and len(whole) == len(shard):
+            return type(whole)(self.resize(one, other) for one, other in zip(whole, shard, strict=True))
+        if isinstance(whole, dict) and isinstance(shard, dict) and whole.keys() == shard.keys():
+            return {key: self.resize(value, shard[key]) for key, value in whole.items()}
+        return shard
+
+    def resize_shape(self, whole: Shape, shard: Shape) -> Shape:
+        return tuple(self.resize_count(one, other) for one, other in zip(whole, shard, strict=True))
+
+    def resize_count(self, whole: int, shard: int) -> int:
+        """Return a length, or a count, for the size."""
+        return int(self._resize_fraction(Fraction(whole), Fraction(shard)))
+
+    def _resize_fraction(self, whole: Fraction, shard: Fraction) -> Fraction:
+        number = shard + (whole - shard) * Fraction(self.size - self.other, self.rows - self.other)
+        if number.denominator != 1:
+            raise ProgramsDifferError(
+                f"A number is {whole} for {self.rows} rows and {shard} for {self.other}, and none for {self.size}."
+            )
+        return number
+
+    def resize_literal(self, whole: core.Literal, shard: core.Literal) -> core.Literal:
+        """Return a literal for the size: a count of rows, or one over it."""
+        values = [np.asarray(one.val) for one in (whole, shard)]
+        if values[0].shape or values[0] == values[1] or values[1] != values[1]:
+            return shard
+        numbers = [float(value) for value in values]
+        if all(number.is_integer() for number in numbers):
+            number = float(self._resize_fraction(*map(Fraction, numbers)))
+        else:
+            inverse = [Fraction(1 / number).limit_denominator(1) for number in numbers]
+            if any(
+                abs(1 / number) > MOST_RECIPROCAL or abs(1 / number - float(one)) > 1e-3
+                for number, one in zip(numbers, inverse, strict=True)
+            ):
+                raise ProgramsDifferError(f"A literal is {numbers[0]} for {self.rows} rows and {numbers[1]} for {self.other}.")
+            number = 1 / float(self._resize_fraction(*inverse))
+        return core.Literal(values[1].dtype.type(number), shard.aval)
+
+    def resize_equation(self, whole: core.JaxprEqn, shard: core.JaxprEqn, names: dict[core.Var, core.Var]) -> core.JaxprEqn:
+        """Return an equation for the size; `names` are the variables of its program, by those of the shard's."""
+        inputs: list[Atom] = []
+        for one, other in zip(whole.invars, shard.invars, strict=True):
+            if isinstance(one, core.Literal) and isinstance(other, core.Literal):
+                inputs.append(self.resize_literal(one, other))
+            else:
+                assert isinstance(other, core.Var)  # the equations correspond
+                inputs.append(names[other] if other in names else self.resize_variable(one, other, names))
+        outputs = [self.resize_variable(one, other, names) for one, other in zip(whole.outvars, shard.outvars, strict=True)]
+        params = {name: self.resize(value, shard.params[name]) for name, value in whole.params.items()}
+        return shard.replace(invars=inputs, outvars=outputs, params=params)
+
+    def resize_variable(self, whole: Atom, shard: core.Var, names: dict[core.Var, core.Var]) -> core.Var:
+        """Return a variable in the place of the shard's, and note it."""
+        shape = self.resize_shape(get_shape(whole), get_shape(shard))
+        names[shard] = core.Var(get_type(shard).update(shape=shape))
+        return names[shard]
+
+    def resize_program(self, whole: core.Jaxpr, shard: core.Jaxpr) -> core.Jaxpr:
+        """Return the program of a loop or a branch for the size."""
+        names: dict[core.Var, core.Var] = {}
+
+        def resize_all(wholes: list[core.Var], shards: list[core.Var]) -> list[core.Var]:
+            return [self.resize_variable(*pair, names) for pair in zip(wholes, shards, strict=True)]
+
+        inputs, constants = resize_all(whole.invars, shard.invars), resize_all(whole.constvars, shard.constvars)
+        if len(whole.eqns) != len(shard.eqns):
+            raise ProgramsDifferError("The body of a loop is another program for another number of rows.")
+        equations = [self.resize_equation(*pair, names) for pair in zip(whole.eqns, shard.eqns, strict=True)]
+        outputs = [atom if isinstance(atom, core.Literal) else names[atom] for atom in shard.outvars]
+        return shard.replace(invars=inputs, constvars=constants, eqns=equations, outvars=outputs)

@@ -1,0 +1,150 @@
+"""A compiled model's own step, Keras' or the user's, as one function of state and batch, with marks on what is told of it.
+
+The step is called as Keras calls it, for any number of rows. Marks are equations of the traced program that change nothing: on the gradients that
+the optimizer takes, on the loss, and the scopes of layers in which each replica has its own statistics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.ad_checkpoint import checkpoint_name
+
+from unisono._src.keras_private.compiled_losses import list_all_metrics, list_loss_terms, replace_losses
+from unisono._src.keras_private.instances import Method, wrap_method
+from unisono._src.keras_private.masks import hide_masks
+from unisono._src.keras_private.models import list_layers
+from unisono._src.keras_private.optimizers import list_optimizer_weights
+from unisono._src.keras_private.trainer_state import STATE_NAMES, group_variables
+from unisono._src.replica.label_ranges import LabelRanges
+from unisono._src.replica.metrics import flatten_logs
+from unisono._src.replica.protocol import RecordedVariables, State
+from unisono._src.replica.user_step import call_user_step, check_result
+from unisono._src.typing import Array, KerasObject, Logs, PyTree
+
+GRADIENT, LOSS = "unisono gradient", "unisono loss"
+"""The names of marks; that of a gradient goes on with its number."""
+LOCAL = "unisono_local"
+"""The scope of layers whose statistics are a replica's own."""
+
+
+class ModelStep:
+    """The step of a model in "train" or "evaluate"."""
+
+    needs_probe = False
+    is_undecided = False
+
+    def __init__(self, model: keras.Model, mode: str, replicas: int) -> None:
+        self.model = model
+        self.has_one_replica = replicas == 1
+        self.labels = LabelRanges()
+        self._mode = mode
+        self.gradient_variables: list[keras.Variable] = []
+        """The variables of the gradients that are marked, in their order. A trace finds them."""
+        self.has_own_logs = False
+        """Whether logs are others than the results of the metrics; a trace finds out."""
+
+    @hide_masks()
+    def __call__(self, state: State, batch: PyTree) -> tuple[State, Logs]:
+        """Return (new state, logs)."""
+        self.gradient_variables = []
+        with self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_local_layers(self.model):
+            logs, new_state = check_result(call_user_step(self.model, self._mode, state, batch), self._mode, state)
+        flat = flatten_logs(logs or {})
+        self.has_own_logs = flat.keys() != flatten_logs(self._name_results(new_state)).keys()
+        return new_state, {name: jnp.asarray(value) for name, value in flat.items()}
+
+    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
+        """Return False: nothing is to be found out."""
+        return False
+
+    def check(self, disagree: list[Array]) -> None:
+        """Do nothing: there are no values on which replicas disagree."""
+
+    def list_recorded(self) -> RecordedVariables:
+        groups = group_variables(self.model)
+        kinds = {"weight": "trainable_variables", "state": "non_trainable_variables", "optimizer": "optimizer_variables"}
+        of_state = [(kind, groups[name]) for kind, name in kinds.items()]
+        return [("gradient", self.gradient_variables), *of_state] if self._mode == "train" else of_state
+
+    def _name_results(self, state: State) -> Logs:
+        """Return the results of the metrics, of which the names are read."""
+        names = [name for name in STATE_NAMES if self._mode == "train" or name != "optimizer_variables"]
+        groups = group_variables(self.model)
+        mapping = [pair for name, values in zip(names, state, strict=True) for pair in zip(groups[name], values, strict=True)]
+        with keras.StatelessScope(state_mapping=mapping):
+            return dict(self.model.get_metrics_result())
+
+    def _mark_gradients(self) -> contextlib.AbstractContextManager[None]:
+        """Mark the gradients that the model's optimizer takes in the block."""
+        if self._mode != "train":
+            return contextlib.nullcontext()
+
+        def wrap(apply: Method) -> Method:
+            def apply_marked(optimizer_variables: PyTree, grads: list[Array | None], trainable_variables: PyTree) -> KerasObject:
+                variables = list_optimizer_weights(self.model.optimizer)
+                marked = [
+                    gradient if gradient is None else self._mark_gradient(gradient, variable)
+                    for gradient, variable in zip(grads, variables, strict=True)
+                ]
+                return apply(optimizer_variables, marked, trainable_variables)
+
+            return apply_marked
+
+        return wrap_method(self.model.optimizer, "stateless_apply", wrap)
+
+    def _mark_gradient(self, gradient: Array, variable: keras.Variable) -> Array:
+        self.gradient_variables.append(variable)
+        return checkpoint_name(gradient, f"{GRADIENT} {len(self.gradient_variables) - 1}")
+
+    @contextlib.contextmanager
+    def _mark_loss(self) -> Iterator[None]:
+        """Mark what is fed to the metric of the loss in the block, if it is one number."""
+
+        def wrap(update: Method) -> Method:
+            def update_marked(values: Array, *args: PyTree, **kwargs: PyTree) -> KerasObject:
+                is_number = isinstance(values, jax.Array) and values.size == 1
+                return update(checkpoint_name(values, LOSS) if is_number else values, *args, **kwargs)
+
+            return update_marked
+
+        metrics = list_all_metrics(self.model)
+        losses = [metric for metric in metrics if type(metric) is keras.metrics.Mean and metric.name == "loss"]
+        with contextlib.ExitStack() as stack:
+            for metric in losses:
+                stack.enter_context(wrap_method(metric, "update_state", wrap))
+            yield
+
+    def _note_labels(self, batch: PyTree) -> contextlib.AbstractContextManager[None]:
+        """Note the labels that the losses of compile() get in the block."""
+
+        def wrap(loss: Callable[..., Array]) -> Callable[..., Array]:
+            def call_noted(y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None) -> Array:
+                self.labels.note(batch, loss, y_true, y_pred, sample_weight)
+                return loss(y_true, y_pred, sample_weight)
+
+            return call_noted
+
+        return replace_losses(self.model, [wrap(term.loss) for term in list_loss_terms(self.model)], stops_trackers=False)
+
+
+@contextlib.contextmanager
+def mark_local_layers(model: keras.Model) -> Iterator[None]:
+    """Trace the layers whose statistics are a replica's own in a scope of their own."""
+
+    def wrap(call: Method) -> Method:
+        def call_in_scope(*args: PyTree, **kwargs: PyTree) -> KerasObject:
+            with jax.named_scope(LOCAL):
+                return call(*args, **kwargs)
+
+        return call_in_scope
+
+    with contextlib.ExitStack() as stack:
+        for layer in list_layers(model):
+            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
+                stack.enter_context(wrap_method(layer, "call", wrap))
+        yield

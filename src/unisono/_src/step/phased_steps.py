@@ -1,0 +1,170 @@
+"""Steps in phases: a function of (state, batch) is traced for a batch and for its shards, analysed, and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from unisono._src.data.global_batch import GlobalBatch
+from unisono._src.inlining import inline_calls
+from unisono._src.phases.analysis import Analysis, match_scopes
+from unisono._src.phases.marks import find_marked
+from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
+from unisono._src.phases.sizes import resize_twins
+from unisono._src.phases.twins import pair
+from unisono._src.placement import Placement
+from unisono._src.replica.model_step import GRADIENT, LOCAL, LOSS
+from unisono._src.replica.protocol import State
+from unisono._src.replica.untold_loss import UNTOLD_LOSS
+from unisono._src.step.cut_step import Known, ShardWork, StepEnd
+from unisono._src.step.plan import BatchPlan
+from unisono._src.typed_jax import optimization_barrier
+from unisono._src.typing import Array, Logs, PyTree
+from unisono._src.xla import determinism
+from unisono._src.xla.rewrite import trace_as_rewritten
+
+StepFunctionOfArrays = Callable[[State, PyTree], tuple[State, Logs]]
+
+
+class TracedStep:
+    """The program of a step for a number of rows; behind its results, what is marked in it."""
+
+    def __init__(self, function: StepFunctionOfArrays, state: State, batch: PyTree, lead: jax.Device) -> None:
+        with jax.default_device(determinism.choose_compile_device(lead)):
+            traced, self._shapes = trace_as_rewritten(function, lead.platform)(state, batch)
+        program = inline_calls(traced)
+        self._gradients = find_marked(program.jaxpr, GRADIENT)
+        self._losses = find_marked(program.jaxpr, LOSS)[:1]
+        marked = [*self._gradients, *self._losses]
+        self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
+
+    def end(self, results: Sequence[Array]) -> StepEnd:
+        """Return the results of the program as those of a step."""
+        count = len(jax.tree.leaves(self._shapes))
+        state, logs = jax.tree.unflatten(jax.tree.structure(self._shapes), results[:count])
+        gradients = list(results[count : count + len(self._gradients)])
+        loss = results[-1] if self._losses else logs.get("loss", jnp.asarray(UNTOLD_LOSS))
+        return StepEnd(state, logs, gradients, loss, [])
+
+
+class WholeStep:
+    """A step of one replica, which runs as it was traced."""
+
+    phases = 1
+
+    def __init__(self, traced: TracedStep) -> None:
+        self._traced = traced
+
+    def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
+        run = core.jaxpr_as_fun(self._traced.program)
+        return self._traced.end(run(*jax.tree.leaves((known.state, batch)))), []
+
+
+class PhasedCut:
+    """A step on batches of one kind, in phases."""
+
+    def __init__(self, traced: TracedStep, phased: PhasedStep) -> None:
+        self._traced = traced
+        self._phased = phased
+        self.phases = len(phased.phases)
+
+    def describe(self, phase: int, known: Known, batch: PyTree) -> ShardWork:
+        shapes = self._phased.describe(phase, count_rows(batch))
+        return ShardWork(shapes.merged, shapes.outputs, shapes.kept)
+
+    def prepare(self, phase: int, known: Known) -> list[Array]:
+        return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])
+
+    def run_shard(
+        self, phase: int, known: Known, batch: PyTree, kept: Sequence[list[Array]], place: ShardPlace, replica: Array
+    ) -> ShardWork:
+        size, plan = count_rows(batch), self._phased.phases[phase]
+        values = self._list_values(known)
+        own: Values = {}
+        for of_phase, arrays in zip(self._phased.phases, kept, strict=False):
+            own |= zip(of_phase.kept, arrays, strict=True)
+        reads, uses = [values[v] for v in plan.reads], [own[v] for v in plan.uses]
+        result = ShardResult(
+            *optimization_barrier(self._phased.run_shard(phase, size, reads, jax.tree.leaves(batch), uses, place))
+        )
+        return ShardWork(self._phased.spread(phase, size, result, place), result.outputs, result.kept)
+
+    def finish(self, known: Known, present: Array) -> StepEnd:
+        values = self._list_values(known)
+        values |= zip(self._phased.carries[-1], self._phased.advance(self.phases, values, known.totals[-1]), strict=True)
+        outputs = self._phased.analysis.twins.outputs
+        return self._traced.end([atom.val if isinstance(atom, core.Literal) else values[atom] for atom in outputs])
+
+    def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
+        raise AssertionError("a step of one replica is not cut")
+
+    def _list_values(self, known: Known) -> Values:
+        """Return what is known of the step's values."""
+        values = self._phased.find_start(jax.tree.leaves(known.state))
+        for carried, made in zip(self._phased.carries, known.made, strict=False):
+            values |= zip(carried, made, strict=True)
+        return values
+
+    def is_read(self, position: int) -> bool:
+        """Return whether an array of the state is read before the end of the step, by its place among all arrays."""
+        return self._phased.is_read_before_end(self._phased.analysis.twins.inputs[position])
+
+
+class PhasedSteps:
+    """The steps of one function: of (state, batch), to (state, logs)."""
+
+    def __init__(self, function: StepFunctionOfArrays, placement: Placement) -> None:
+        self._function = function
+        self._lead = placement.lead
+        self._has_one_replica = placement.replicas == 1
+        self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
+        self._traced: dict[Hashable, TracedStep] = {}
+
+    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
+        """Return the step for a batch."""
+        key = batch.signature, batch.rows, batch_plan.sizes
+        if key not in self._cuts:
+            self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
+        return self._cuts[key]
+
+    def _make_cut(self, batch: GlobalBatch, sizes: Sequence[int], state: State) -> WholeStep | PhasedCut:
+        traced = self._trace(batch, batch.rows, state)
+        if self._has_one_replica:
+            return WholeStep(traced)
+        rows = batch.rows
+        has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(batch.leaves)
+        other = choose_traced(rows, sizes)
+        twins = pair(traced.program, self._trace(batch, other, state).program, rows, other)
+        analysis = Analysis(twins, has_rows, match_scopes(LOCAL))
+        by_size = [twins if size == other else resize_twins(twins, size) for size in set(sizes)]
+        return PhasedCut(traced, PhasedStep(analysis, by_size, sizes))
+
+    def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
+        key = batch.signature, rows
+        if key not in self._traced:
+            self._traced[key] = TracedStep(self._function, state, batch.shapes(rows), self._lead)
+        return self._traced[key]
+
+    def list_numbers(self, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State) -> tuple[float, ...]:
+        """Return the numbers that a program reads: none."""
+        return (0.0,)
+
+    def is_read(self, group: int, position: int, state: State) -> bool:
+        """Return whether shards read an array of the state."""
+        place = sum(map(len, state[:group])) + position
+        return any(isinstance(cut, PhasedCut) and cut.is_read(place) for cut in self._cuts.values())
+
+    def check(self, batch: GlobalBatch, size: int, state: State) -> None:
+        """Look at nothing: draws, losses and metrics have the numbers of the whole batch."""
+
+
+def choose_traced(rows: int, sizes: Sequence[int]) -> int:
+    """Return the number of rows for which a step is traced beside that of the batch: the size of a shard, but not of one row."""
+    return max((size for size in sizes if 1 < size < rows), default=2 if rows > 2 else rows + 1)
+
+
+def count_rows(batch: PyTree) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
