@@ -55,7 +55,8 @@ class DeviceTotal:
 
     def add_on(self, device: jax.Device, left: PyTree, right: PyTree) -> PyTree:
         """Return the sum of two contributions on a device."""
-        return self._add(device, None, left, right)
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(left))
+        return self._add(device, shapes, left, right)
 
 
 class ReplicaSum:
