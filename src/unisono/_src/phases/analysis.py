@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jax.extend import core
 
-from unisono._src.operands import Atom, get_shape
+from unisono._src.operands import Atom, get_shape, list_variables
 from unisono._src.phases.draws import can_draw
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.phases.rules import RULES
@@ -59,7 +59,16 @@ class Analysis:
         for atom in twins.outputs:
             if isinstance(self.kind_of(atom), Local):
                 self._leave(atom)
-        self.phases = max([1, *(kind.level for kind in self.kinds.values() if isinstance(kind, Everywhere))])
+        self.phases = self._count_phases()
+
+    def _count_phases(self) -> int:
+        """Return the largest level of what the outputs are made of."""
+        read = set(list_variables(self.twins.outputs))
+        for planned in reversed(self.plan):
+            if not read.isdisjoint(planned.equation.whole.outvars):
+                read.update(list_variables(planned.equation.whole.invars))
+        kinds = [self.kinds[variable] for variable in read]
+        return max([1, *(kind.level for kind in kinds if isinstance(kind, Everywhere))])
 
     def kind_of(self, atom: Atom) -> Kind:
         return Everywhere() if isinstance(atom, core.Literal) else self.kinds[atom]
@@ -82,10 +91,12 @@ class Analysis:
                 return self._plan_everywhere(equation, level)
             return self._plan_local(equation, level)
         layouts = self._place_operands(equation, kinds)
+        is_kept = id(equation.whole) in self._stays_local
         outcomes = None if layouts is None else apply_rule(self.twins, equation, layouts)
+        if outcomes is None and is_kept:
+            outcomes = [None] * len(equation.whole.outvars)
         if layouts is None or outcomes is None:
             return self._plan_gathered(equation, kinds, level)
-        is_kept = id(equation.whole) in self._stays_local
         merges: list[Merge | None] = []
         for variable, outcome in zip(equation.whole.outvars, outcomes, strict=True):
             if isinstance(outcome, Layout):

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend import core
 
 from unisono._src.operands import Atom, get_shape, get_type
@@ -19,7 +20,7 @@ from unisono._src.phases.twins import Equation, ProgramsDifferError, Twins
 from unisono._src.typing import Shape
 
 MOST_RECIPROCAL = 2**20
-"""Up to here a number below one is taken for one over a count of rows."""
+"""Up to here the inverse of a number is taken for a count of rows, or half of one."""
 
 
 def resize_twins(twins: Twins, size: int) -> Twins:
@@ -38,7 +39,7 @@ class Sizer:
     other: int
     size: int
 
-    def resize(self, whole: object, shard: object) -> Any:
+    def resize(self, whole: Any, shard: Any) -> Any:
         """Return a parameter for the size, from those for the two others."""
         if isinstance(whole, core.ClosedJaxpr) and isinstance(shard, core.ClosedJaxpr):
             return core.ClosedJaxpr(self.resize_program(whole.jaxpr, shard.jaxpr), shard.consts)
@@ -46,8 +47,15 @@ class Sizer:
             return self.resize_program(whole, shard)
         if isinstance(whole, jax.ShapeDtypeStruct) and isinstance(shard, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(self.resize_shape(whole.shape, shard.shape), shard.dtype)
+        if isinstance(whole, ShapedArray) and isinstance(shard, ShapedArray):
+            return shard.update(shape=self.resize_shape(whole.shape, shard.shape))
         if isinstance(whole, int) and isinstance(shard, int) and whole != shard:
             return self.resize_count(whole, shard)
+        if isinstance(
+            getattr(whole, "val", None), np.ndarray
+        ):  # an array that is hashed by its values, as attributes of calls are
+            numbers = zip(whole.val.ravel().tolist(), shard.val.ravel().tolist(), strict=True)
+            return type(shard)(np.array([self.resize(*pair) for pair in numbers], shard.val.dtype).reshape(shard.val.shape))
         if type(whole) in (tuple, list) and isinstance(shard, tuple | list) and len(whole) == len(shard):
             return type(whole)(self.resize(one, other) for one, other in zip(whole, shard, strict=True))
         if isinstance(whole, dict) and isinstance(shard, dict) and whole.keys() == shard.keys():
@@ -78,7 +86,7 @@ class Sizer:
         if all(number.is_integer() for number in numbers):
             number = float(self._resize_fraction(*map(Fraction, numbers)))
         else:
-            inverse = [Fraction(1 / number).limit_denominator(1) for number in numbers]
+            inverse = [Fraction(1 / number).limit_denominator(2) for number in numbers]
             if any(
                 abs(1 / number) > MOST_RECIPROCAL or abs(1 / number - float(one)) > 1e-3
                 for number, one in zip(numbers, inverse, strict=True)

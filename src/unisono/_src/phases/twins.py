@@ -33,6 +33,8 @@ OF_SHAPES = frozenset(
         "name",
         "linear",
         "length",
+        "attributes",
+        "result_avals",
     ]
 )
 """Parameters that may differ between twins: shapes, which rules compare, and programs, which are compared by themselves."""

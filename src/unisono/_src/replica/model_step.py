@@ -25,6 +25,7 @@ from unisono._src.replica.metrics import flatten_logs
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.user_step import call_user_step, check_result
 from unisono._src.typing import Array, KerasObject, Logs, PyTree
+from unisono._src.xla.rewrite import rewrite_before_gradient
 
 GRADIENT, LOSS = "unisono gradient", "unisono loss"
 """The names of marks; that of a gradient goes on with its number."""
@@ -52,7 +53,10 @@ class ModelStep:
     def __call__(self, state: State, batch: PyTree) -> tuple[State, Logs]:
         """Return (new state, logs)."""
         self.gradient_variables = []
-        with self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_local_layers(self.model):
+        marks = self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_local_layers(self.model)
+        with contextlib.ExitStack() as stack:
+            for context in (*marks, self._put_kernels()):
+                stack.enter_context(context)
             logs, new_state = check_result(call_user_step(self.model, self._mode, state, batch), self._mode, state)
         flat = flatten_logs(logs or {})
         self.has_own_logs = flat.keys() != flatten_logs(self._name_results(new_state)).keys()
@@ -100,6 +104,12 @@ class ModelStep:
     def _mark_gradient(self, gradient: Array, variable: keras.Variable) -> Array:
         self.gradient_variables.append(variable)
         return checkpoint_name(gradient, f"{GRADIENT} {len(self.gradient_variables) - 1}")
+
+    def _put_kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Have kernels in the forward pass before its gradient is taken."""
+        if self._mode != "train":
+            return contextlib.nullcontext()
+        return wrap_method(self.model, "compute_loss_and_updates", rewrite_before_gradient)
 
     @contextlib.contextmanager
     def _mark_loss(self) -> Iterator[None]:

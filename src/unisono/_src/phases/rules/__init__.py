@@ -6,7 +6,7 @@ It returns the outcome of each output, or None, so that the rows are gathered. S
 
 from __future__ import annotations
 
-from unisono._src.phases.rules import draws, elementwise, indexing, layout, loops, products, reductions, windows
+from unisono._src.phases.rules import draws, elementwise, indexing, kernels, layout, loops, products, reductions, windows
 from unisono._src.phases.rules.rule import Rule
 
 FAMILIES: dict[str, dict[str, Rule]] = {
@@ -18,6 +18,7 @@ FAMILIES: dict[str, dict[str, Rule]] = {
     "indexing": indexing.RULES,
     "loops": loops.RULES,
     "draws": draws.RULES,
+    "kernels": kernels.RULES,
 }
 RULES: dict[str, Rule] = {name: rule for family in FAMILIES.values() for name, rule in family.items()}
 """By the name of the primitive. One without a rule gathers."""

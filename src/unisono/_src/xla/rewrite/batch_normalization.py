@@ -9,7 +9,6 @@ needs no place in memory.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -44,9 +43,6 @@ Bounds: TypeAlias = tuple[float, float | None]
 """The least value of a function that clips, and the largest, if there is one."""
 
 CLIPS: Mapping[Callable[[Array], Array], Bounds] = {jax.nn.relu: (0.0, None), jax.nn.relu6: (0.0, 6.0)}
-
-LEAST_ELEMENTS = 1 << 11
-"""With fewer, a call takes longer than XLA's loops."""
 
 
 def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacement | None:
@@ -145,11 +141,5 @@ def check_columns(x: Atom, made_by: Producers) -> None:
     shape = get_shape(x)
     maker = made_by.find(x)
     is_converted = maker is not None and maker.primitive.name == "convert_element_type"
-    if (
-        len(shape) < 2
-        or shape[-1] < LEAST_COLUMNS
-        or math.prod(shape) < LEAST_ELEMENTS
-        or get_dtype(x) != "float32"
-        or is_converted
-    ):
+    if len(shape) < 2 or shape[-1] < LEAST_COLUMNS or get_dtype(x) != "float32" or is_converted:
         raise OtherProgramError
