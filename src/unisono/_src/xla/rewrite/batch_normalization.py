@@ -56,9 +56,11 @@ def replace_batch_normalization(eqn: JaxprEqn, made_by: Producers) -> Replacemen
         if name == "add":
             return Replacement(scale_by_vectors, find_scaling(eqn, made_by))
         if len(eqn.invars) == len(eqn.outvars) == 1:
-            scaling = find_scaling(expect_equation(eqn.invars[0], "add", made_by), made_by)
+            total = expect_equation(eqn.invars[0], "add", made_by)
+            scaling = find_scaling(total, made_by)
             bounds = read_bounds(eqn)
-            return None if bounds is None else Replacement(functools.partial(scale_and_clip_by_vectors, *bounds), scaling)
+            run = None if bounds is None else functools.partial(scale_and_clip_by_vectors, *bounds)
+            return None if run is None else Replacement(run, scaling, total)
     except OtherProgramError:
         pass
     return None

@@ -40,6 +40,8 @@ class Replacement(NamedTuple):
 
     function: Callable[..., jax.Array | tuple[jax.Array, ...]]
     operands: Sequence[Atom]
+    origin: JaxprEqn | None = None
+    """The equation by whose scopes the substitute is known; None for the one that it replaces."""
 
 
 Rule = Callable[[JaxprEqn, Producers], Replacement | None]
@@ -51,7 +53,8 @@ def make_call(replacement: Replacement, eqn: JaxprEqn) -> JaxprEqn:
     with enter_context(eqn):
         traced = jax.make_jaxpr(jax.jit(replacement.function))(*(operand.aval for operand in replacement.operands))
     (call,) = traced.jaxpr.eqns
-    return call.replace(invars=list(replacement.operands), outvars=eqn.outvars, source_info=eqn.source_info, ctx=eqn.ctx)
+    source = (replacement.origin or eqn).source_info
+    return call.replace(invars=list(replacement.operands), outvars=eqn.outvars, source_info=source, ctx=eqn.ctx)
 
 
 def drop_names(program: Jaxpr) -> DebugInfo:
