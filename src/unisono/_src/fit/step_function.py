@@ -133,7 +133,8 @@ class StepFunction:
         where = self._strategy.on_lead if self._eager else (self._strategy.placement, self._strategy.exchange)
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
-            return PredictStep(PredictComputation(self._model, replicas, self._eager), *where)
+            kind = PredictComputation if self._eager else ModelStep
+            return PredictStep(kind(self._model, "predict", replicas), *where)
         if self._eager:
             kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
             functions = kind(self._model, self._mode, replicas, self._eager)

@@ -54,7 +54,7 @@ class Schedule:
     """The phases of an analysed step, and what is computed everywhere before each of them and at the end."""
 
     def __init__(self, analysis: Analysis, keeps_rows: bool) -> None:
-        """`keeps_rows`: rows that the step returns stay on the shards; else they are gathered."""
+        """`keeps_rows`: rows that the step returns along a first axis stay on the shards; others are gathered."""
         self._analysis = analysis
         self._keeps_rows = keeps_rows
         self._due: dict[core.Var, int] = {}
@@ -75,7 +75,7 @@ class Schedule:
         analysis, last = self._analysis, self._analysis.phases
         for variable in list_variables(analysis.twins.outputs):
             self._need(variable, last, last - 1)
-            if isinstance(analysis.kinds[variable], Rows) and not self._keeps_rows:
+            if isinstance(analysis.kinds[variable], Rows) and not self.stays(variable):
                 self._hand_on(variable, last - 1)
         for planned in reversed(analysis.plan):
             outputs = [variable for variable in planned.equation.whole.outvars if variable in self._due]
@@ -91,6 +91,11 @@ class Schedule:
                     self._need(variable, due, due - 1)
                     if isinstance(analysis.kinds[variable], Rows):
                         self._hand_on(variable, due - 1)
+
+    def stays(self, variable: core.Var) -> bool:
+        """Return whether a result of the step stays on the shards: rows along the first axis, in their order."""
+        kind = self._analysis.kinds[variable]
+        return self._keeps_rows and isinstance(kind, Rows) and (kind.layout.axis, kind.layout.outer) == (0, 1)
 
     def _need(self, variable: core.Var, due: int, phase: int) -> None:
         """Note that a value is read before the phase `due`; rows and values of replicas must be computed in `phase`."""
@@ -142,8 +147,7 @@ class Schedule:
         gathered = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Rows)]
         left = [variable for variable in handed_on if isinstance(analysis.kinds[variable], Local)]
         of_step = list(dict.fromkeys(list_variables(analysis.twins.outputs)))
-        is_kept = self._keeps_rows and number == analysis.phases - 1
-        outputs = [variable for variable in of_step if is_kept and isinstance(analysis.kinds[variable], Rows)]
+        outputs = [variable for variable in of_step if number == analysis.phases - 1 and self.stays(variable)]
         kept = [variable for variable, phase in self._kept_in.items() if phase == number]
         walk = Walk(wanted={*merged, *gathered, *left, *outputs})
         for planned in reversed(analysis.plan):

@@ -111,6 +111,15 @@ def pair(whole: core.ClosedJaxpr, shard: core.ClosedJaxpr, rows: int, shard_rows
     return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, shapes, rows, shard_rows)
 
 
+def leave_whole(whole: core.ClosedJaxpr, shapes: Sequence[Shape], rows: int, shard_rows: int) -> Twins:
+    """Return twins of a program that cannot be cut: a shard has its rows, and no equation. `shapes` are those of the shard's inputs."""
+    equations = [Equation(equation, equation, rows, shard_rows) for equation in whole.eqns]
+    variables = [*whole.jaxpr.constvars, *(variable for equation in whole.eqns for variable in equation.outvars)]
+    all_shapes = {variable: get_shape(variable) for variable in variables} | dict(zip(whole.jaxpr.invars, shapes, strict=True))
+    constants = dict(zip(whole.jaxpr.constvars, whole.consts, strict=True))
+    return Twins(equations, whole.jaxpr.invars, list(whole.jaxpr.outvars), constants, all_shapes, rows, shard_rows)
+
+
 def describe_difference(equations: Sequence[Equation], rows: int, shard_rows: int) -> str:
     """Return which equation is the first that another number of rows changes, and where the code made it."""
     start = f"The function is another program for {shard_rows} rows than for {rows}"

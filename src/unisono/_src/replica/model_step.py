@@ -23,7 +23,7 @@ from unisono._src.keras_private.trainer_state import STATE_NAMES, group_variable
 from unisono._src.replica.label_ranges import LabelRanges
 from unisono._src.replica.metrics import flatten_logs
 from unisono._src.replica.protocol import RecordedVariables, State
-from unisono._src.replica.user_step import call_user_step, check_result
+from unisono._src.replica.user_step import call_user_step, check_result, run_predict_step
 from unisono._src.typing import Array, KerasObject, Logs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
 
@@ -34,7 +34,7 @@ LOCAL = "unisono_local"
 
 
 class ModelStep:
-    """The step of a model in "train" or "evaluate"."""
+    """The step of a model in "train", "evaluate" or "predict"."""
 
     needs_probe = False
     is_undecided = False
@@ -44,6 +44,9 @@ class ModelStep:
         self.has_one_replica = replicas == 1
         self.labels = LabelRanges()
         self._mode = mode
+        self.returns_rows = mode == "predict"
+        self.structure: jax.tree_util.PyTreeDef | None = None
+        """The structure of the outputs of a prediction; a trace finds it."""
         self.gradient_variables: list[keras.Variable] = []
         """The variables of the gradients that are marked, in their order. A trace finds them."""
         self.has_own_logs = False
@@ -51,7 +54,11 @@ class ModelStep:
 
     @hide_masks()
     def __call__(self, state: State, batch: PyTree) -> tuple[State, Logs]:
-        """Return (new state, logs)."""
+        """Return (new state, logs); of a prediction, its outputs by their numbers."""
+        if self._mode == "predict":
+            outputs, non_trainable = run_predict_step(self.model, state, batch)
+            leaves, self.structure = jax.tree.flatten(outputs)
+            return (state[0], non_trainable), {str(number): jnp.asarray(leaf) for number, leaf in enumerate(leaves)}
         self.gradient_variables = []
         marks = self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_local_layers(self.model)
         with contextlib.ExitStack() as stack:

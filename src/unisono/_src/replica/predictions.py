@@ -28,10 +28,9 @@ class PredictComputation:
     needs_probe = False
     is_undecided = False
 
-    def __init__(self, model: keras.Model, replicas: int, eager: bool = False) -> None:
-        """`eager`: the functions are called with arrays, one operation after another."""
+    def __init__(self, model: keras.Model, mode: str, replicas: int) -> None:
+        """The functions are called with arrays, one operation after another."""
         self.has_one_replica = replicas == 1
-        self.eager = eager
         self.structure: jax.tree_util.PyTreeDef | None = None
         """The structure of the outputs in the last trace."""
         self._model = model

@@ -121,7 +121,7 @@ class DeviceState:
             if index in self._homes or self._is_read(group, position, state)
         }
         missing = read - self._current.get(index, set())
-        if missing:
+        if missing or index not in self._states:
             device = self._placement.devices[index]
             sent = device_put({place: state[place[0]][place[1]] for place in missing}, device)
             if index not in self._states:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
@@ -10,11 +11,12 @@ from jax.extend import core
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.inlining import inline_calls
+from unisono._src.operands import list_variables
 from unisono._src.phases.analysis import Analysis, match_scopes
 from unisono._src.phases.marks import find_marked
 from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.phases.sizes import resize_twins
-from unisono._src.phases.twins import pair
+from unisono._src.phases.twins import ProgramsDifferError, Twins, leave_whole, pair
 from unisono._src.placement import Placement
 from unisono._src.replica.model_step import GRADIENT, LOCAL, LOSS
 from unisono._src.replica.protocol import State
@@ -41,13 +43,15 @@ class TracedStep:
         marked = [*self._gradients, *self._losses]
         self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
 
-    def end(self, results: Sequence[Array]) -> StepEnd:
-        """Return the results of the program as those of a step."""
-        count = len(jax.tree.leaves(self._shapes))
-        state, logs = jax.tree.unflatten(jax.tree.structure(self._shapes), results[:count])
-        gradients = list(results[count : count + len(self._gradients)])
-        loss = results[-1] if self._losses else logs.get("loss", jnp.asarray(UNTOLD_LOSS))
-        return StepEnd(state, logs, gradients, loss, [])
+    def end(self, results: Sequence[Array | None]) -> StepEnd:
+        """Return the results of the program as those of a step. Logs that are None are left out."""
+        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self._gradients)]
+        state, logs, gradients, _ = (
+            results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
+        )
+        told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
+        loss = results[-1] if self._losses else told.get("loss", jnp.asarray(UNTOLD_LOSS))
+        return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, list(gradients), loss, [])
 
 
 class WholeStep:
@@ -73,7 +77,13 @@ class PhasedCut:
 
     def describe(self, phase: int, known: Known, batch: PyTree) -> ShardWork:
         shapes = self._phased.describe(phase, count_rows(batch))
-        return ShardWork(shapes.merged, shapes.outputs, shapes.kept)
+        return ShardWork(shapes.merged, self._list_outputs(phase, shapes.outputs), shapes.kept)
+
+    def _list_outputs(self, phase: int, values: list[Array]) -> list[Array]:
+        """Return what stays on the shards of a phase, in the order of the results of the step, in which one value may be twice."""
+        known = dict(zip(self._phased.phases[phase].outputs, values, strict=True))
+        variables = list_variables(self._phased.analysis.twins.outputs)
+        return [known[variable] for variable in variables if variable in known]
 
     def prepare(self, phase: int, known: Known) -> list[Array]:
         return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])
@@ -90,13 +100,14 @@ class PhasedCut:
         result = ShardResult(
             *optimization_barrier(self._phased.run_shard(phase, size, reads, jax.tree.leaves(batch), uses, place))
         )
-        return ShardWork(self._phased.spread(phase, size, result, place), result.outputs, result.kept)
+        outputs = self._list_outputs(phase, result.outputs)
+        return ShardWork(self._phased.spread(phase, size, result, place), outputs, result.kept)
 
     def finish(self, known: Known, present: Array) -> StepEnd:
         values = self._list_values(known)
         values |= zip(self._phased.carries[-1], self._phased.advance(self.phases, values, known.totals[-1]), strict=True)
         outputs = self._phased.analysis.twins.outputs
-        return self._traced.end([atom.val if isinstance(atom, core.Literal) else values[atom] for atom in outputs])
+        return self._traced.end([atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in outputs])
 
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
         raise AssertionError("a step of one replica is not cut")
@@ -116,8 +127,10 @@ class PhasedCut:
 class PhasedSteps:
     """The steps of one function: of (state, batch), to (state, logs)."""
 
-    def __init__(self, function: StepFunctionOfArrays, placement: Placement) -> None:
+    def __init__(self, function: StepFunctionOfArrays, placement: Placement, keeps_rows: bool = False) -> None:
+        """`keeps_rows`: rows that the function returns beside the state stay on the shards, as outputs."""
         self._function = function
+        self._keeps_rows = keeps_rows
         self._lead = placement.lead
         self._has_one_replica = placement.replicas == 1
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
@@ -136,11 +149,22 @@ class PhasedSteps:
             return WholeStep(traced)
         rows = batch.rows
         has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(batch.leaves)
-        other = choose_traced(rows, sizes)
-        twins = pair(traced.program, self._trace(batch, other, state).program, rows, other)
+        try:
+            return PhasedCut(traced, self._cut_twins(self._pair(traced, batch, sizes, state), has_rows, sizes))
+        except ProgramsDifferError:
+            other = choose_traced(rows, sizes)
+            shapes = [leaf.shape for leaf in jax.tree.leaves((state, batch.shapes(other)))]
+            return PhasedCut(traced, self._cut_twins(leave_whole(traced.program, shapes, rows, other), has_rows, sizes))
+
+    def _pair(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
+        other = choose_traced(batch.rows, sizes)
+        return pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
+
+    def _cut_twins(self, twins: Twins, has_rows: Sequence[bool], sizes: Sequence[int]) -> PhasedStep:
+        """Return the step of a batch, cut into shards of these sizes."""
         analysis = Analysis(twins, has_rows, match_scopes(LOCAL))
-        by_size = [twins if size == other else resize_twins(twins, size) for size in set(sizes)]
-        return PhasedCut(traced, PhasedStep(analysis, by_size, sizes))
+        by_size = [twins if size == twins.shard_rows else resize_twins(twins, size) for size in set(sizes)]
+        return PhasedStep(analysis, by_size, sizes, self._keeps_rows)
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
         key = batch.signature, rows

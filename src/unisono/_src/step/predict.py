@@ -14,6 +14,7 @@ from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.placement import Placement
+from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.predictions import PredictComputation
 from unisono._src.replica.protocol import State
 from unisono._src.step.eager import EagerStep
@@ -29,12 +30,11 @@ class PredictStep:
 
     has_own_logs = True
 
-    def __init__(self, functions: PredictComputation, placement: Placement, exchange: Exchange) -> None:
+    def __init__(self, functions: PredictComputation | ModelStep, placement: Placement, exchange: Exchange) -> None:
         self._functions = functions
         self._placement = placement
-        step = (
-            EagerStep(functions, placement, exchange) if functions.eager else Step("predict", functions, placement, exchange, 1)
-        )
+        is_compiled = isinstance(functions, ModelStep)
+        step = Step("predict", functions, placement, exchange, 1) if is_compiled else EagerStep(functions, placement, exchange)
         self._step: Step | EagerStep = step
         self._structures: dict[Hashable, jax.tree_util.PyTreeDef] = {}
         """The structures of the outputs, by the kinds of batches."""
@@ -47,11 +47,14 @@ class PredictStep:
         """Return the outputs of all the batches' rows, and the new state."""
         outputs: list[Outputs] = []
         for batch in batches:
-            runs = self._step.outputs(state, [batch])[1]
+            whole, runs = self._step.outputs(state, [batch])
             state = self._step.state
             traced = cast("jax.tree_util.PyTreeDef", self._functions.structure)  # the step has set it
             structure = self._structures.setdefault(batch.signature, traced)
-            outputs.append(jax.tree.unflatten(structure, self._collect_rows(batch, runs)))
+            rows = iter(self._collect_rows(batch, runs) if len(whole) < structure.num_leaves else [])
+            names = map(str, range(structure.num_leaves))
+            leaves = [whole[name] if name in whole else next(rows) for name in names]
+            outputs.append(jax.tree.unflatten(structure, leaves))
         return map_tree(lambda *parts: jnp.concatenate(parts), *outputs) if len(outputs) > 1 else outputs[0], state
 
     @property

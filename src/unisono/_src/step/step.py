@@ -181,7 +181,7 @@ class Step:
 
     def _make_cutter(self) -> StepCutter:
         if isinstance(self._functions, ModelStep):
-            return PhasedSteps(self._functions, self._placement)
+            return PhasedSteps(self._functions, self._placement, self._functions.returns_rows)
         return SummedSteps(self._functions, self._inputs, self._placement.lead.platform)
 
     def _is_read(self, group: int, position: int, state: State) -> bool:

@@ -134,6 +134,7 @@ def apply_rule(twins: Twins, equation: Equation, layouts: Layouts) -> Outcomes:
     pairs = zip(equation.whole.invars, layouts, strict=True)
     if (
         rule is None
+        or equation.whole is equation.shard  # a shard has none of its own
         or not has_same_params(equation)
         or not all(layout is None or twins.fits(atom, layout) for atom, layout in pairs)
     ):
