@@ -25,18 +25,15 @@ from unisono._src.keras_private.trainer_state import (
 )
 from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.record.run_recorder import is_recording
-from unisono._src.replica.keras_step import KerasStepComputation
 from unisono._src.replica.label_ranges import LabelRange, LabelRanges
 from unisono._src.replica.model_step import ModelStep
-from unisono._src.replica.predictions import INPUT_GROUPS, PredictComputation
 from unisono._src.replica.protocol import State
-from unisono._src.replica.user_step import UserStepComputation, is_user_step
-from unisono._src.step.eager import EagerStep
+from unisono._src.step.eager_whole import EagerWholeStep
 from unisono._src.step.predict import PredictStep
 from unisono._src.step.step import Step
 from unisono._src.typing import PyTree, UserBatch
 
-STATE_GROUPS = {"train": STATE_NAMES, "evaluate": WITHOUT_OPTIMIZER, "predict": INPUT_GROUPS}
+STATE_GROUPS = {"train": STATE_NAMES, "evaluate": WITHOUT_OPTIMIZER, "predict": STATE_NAMES[:2]}
 """The groups of the state that each loop hands over."""
 
 
@@ -123,7 +120,7 @@ class StepFunction:
         """Release the state on the devices."""
         self._step.forget()
 
-    def _make_step(self) -> Step | EagerStep | PredictStep:
+    def _make_step(self) -> Step | EagerWholeStep | PredictStep:
         refusals.check_before_first_step(self._model, self._strategy)
         if self._eager:
             option = find_eager_option(self._model)
@@ -131,21 +128,16 @@ class StepFunction:
             self._strategy.warn_of_slow_steps(f"The model {self._model.name!r} {how}")
         replicas = self._strategy.num_replicas_in_sync
         where = self._strategy.on_lead if self._eager else (self._strategy.placement, self._strategy.exchange)
+        function = ModelStep(self._model, self._mode, replicas)
         if self._mode == "predict":
             self._strategy.agree(list_model_variables(self._model))
-            kind = PredictComputation if self._eager else ModelStep
-            return PredictStep(kind(self._model, "predict", replicas), *where)
+            return PredictStep(function, *where, is_eager=self._eager)
+        self._labels = function.labels
+        recorder = ProgramRecorder(self._mode, self._strategy, function.list_recorded) if self._mode == "train" else None
         if self._eager:
-            kind = UserStepComputation if is_user_step(self._model, self._mode) else KerasStepComputation
-            functions = kind(self._model, self._mode, replicas, self._eager)
-        else:
-            functions = ModelStep(self._model, self._mode, replicas)
-        self._labels = functions.labels
-        recorder = ProgramRecorder(self._mode, self._strategy, functions.list_recorded) if self._mode == "train" else None
-        if self._eager:
-            return EagerStep(functions, *where, recorder=recorder)
+            return EagerWholeStep(function, *where, recorder=recorder)
         verification = self._strategy.verification if self._mode == "train" else None
-        return Step(self._mode, functions, *where, recorder=recorder, verification=verification)
+        return Step(self._mode, function, *where, recorder=recorder, verification=verification)
 
 
 def take_batches(

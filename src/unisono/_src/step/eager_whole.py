@@ -1,0 +1,79 @@
+"""Steps of a model that are not compiled: Python calls the model's step with the whole batch, as plain Keras does.
+
+They are for breakpoints, prints and values that are known in `call` or in a loss, and for code that cannot be compiled. Each process computes the
+whole batch on its first device. So nothing is cut: layers whose statistics are a replica's own see all rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from unisono._src.data.global_batch import GlobalBatch, send_rows
+from unisono._src.exchange.protocol import Exchange
+from unisono._src.placement import Placement
+from unisono._src.processes.activity import get_activity
+from unisono._src.replica.model_step import ModelStep
+from unisono._src.replica.protocol import State
+from unisono._src.step.plan import plan_batch
+from unisono._src.step.program import keep_dtypes
+from unisono._src.step.recorder import StepRecorder
+from unisono._src.step.run_outputs import RunOutput
+from unisono._src.step.totals import ReplicaSum
+from unisono._src.typed_jax import device_put, eval_shape
+from unisono._src.typing import AnyArray, Logs
+
+
+class EagerWholeStep:
+    """A step with the interface of `Step`, whose function is called with arrays."""
+
+    has_own_logs = True
+
+    def __init__(
+        self, function: ModelStep, placement: Placement, exchange: Exchange, recorder: StepRecorder | None = None
+    ) -> None:
+        """`placement` and `exchange` have one device in each process. `recorder` counts the steps that train."""
+        self._function = function
+        self._placement = placement
+        self._recorder = recorder
+        self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
+        self._words = ReplicaSum(placement, exchange) if placement.processes else None
+        """Sums of nothing, which carry the words of the processes."""
+        self.state: State = ()
+        """The newest state; empty before the first step."""
+
+    def __call__(self, state: State, batches: list[GlobalBatch]) -> tuple[Logs, State]:
+        """Return the logs after the last of the batches, and the state."""
+        return self.outputs(state, batches)[0], self.state
+
+    def outputs(
+        self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()
+    ) -> tuple[Logs, list[RunOutput]]:
+        """Return the logs of the last of the batches, and no outputs of single replicas; the new state is then `self.state`."""
+        lead = self._placement.lead
+        logs: Logs = {}
+        self.state = tuple(device_put([list(group) for group in state], lead))
+        with jax.default_device(lead):
+            for batch in batches:
+                self._compare_rows(batch)
+                rows = send_rows([batch], range(batch.rows), (batch.rows,), lead)
+                new, logs = self._function(self.state, rows)
+                self.state = keep_dtypes(new, self.state)
+                get_activity().report_next_step()
+                if self._recorder is not None:
+                    self._recorder.note_steps([batch], [])
+        return logs, []
+
+    def _compare_rows(self, batch: GlobalBatch) -> None:
+        """Refuse other rows than those of the other processes."""
+        if self._words is None:
+            return
+        plan, nothing = self._plans(batch.rows, batch.sizes), jnp.zeros(1)
+        self._words(dict.fromkeys((shard.replica for shard in plan.shards), nothing), plan, eval_shape(lambda: nothing), batch)
+
+    def forget(self) -> None:
+        """Drop the state."""
+        self.state = ()
