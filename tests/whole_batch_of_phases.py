@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.extend import core
 from keras import layers as L  # noqa: N812
 
 from unisono._src.phases.analysis import Analysis, match_scopes
-from unisono._src.phases.combine import combine
-from unisono._src.phases.run import PhasedStep, ShardPlace
+from unisono._src.phases.interpreter import list_outputs, run_shards
+from unisono._src.phases.run import PhasedStep
 from unisono._src.phases.twins import pair, trace
 
 SIZES = (3, 3, 2, 2)
@@ -54,33 +53,10 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
     return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins, sizes)
 
 
-def run_shards(phased, state, batch, sizes=SIZES):
+def run_phased(phased, state, batch):
     """The outputs of the step, run phase by phase on shards."""
-    analysis = phased.analysis
-    known, rows, totals = phased.find_start(jax.tree.leaves(state)), jax.tree.leaves(batch), []
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    kept = [{} for _ in sizes]
-    for number, phase in enumerate(phased.phases):
-        known |= zip(phased.carries[number], phased.advance(number, known, totals), strict=True)
-        places = [ShardPlace(jnp.int32(place), jnp.int32(start)) for place, start in enumerate(starts)]
-        results = [
-            phased.run_shard(
-                number,
-                size,
-                [known[v] for v in phase.reads],
-                [a[start : start + size] for a in rows],
-                [own[v] for v in phase.uses],
-                place,
-            )
-            for place, start, size, own in zip(places, starts, sizes, kept, strict=True)
-        ]
-        added = [phased.spread(number, *of_shard) for of_shard in zip(sizes, results, places, strict=True)]
-        for own, result in zip(kept, results, strict=True):
-            own |= zip(phase.kept, result.kept, strict=True)
-        totals = [combine("sum", parts) for parts in zip(*added, strict=True)]
-    end = len(phased.phases)
-    known |= zip(phased.carries[end], phased.advance(end, known, totals), strict=True)
-    return [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in analysis.twins.outputs]
+    run = run_shards(phased, jax.tree.leaves(state), jax.tree.leaves(batch))
+    return list_outputs(phased, run)
 
 
 def norm(arrays):
@@ -90,7 +66,7 @@ def norm(arrays):
 def compare(step, state, batch, sizes=SIZES, local="batch_norm", jit=jax.jit):
     """(the difference of the floats of the new state, relative to their change on the whole batch; the step in phases)."""
     phased = analyse(step, state, batch, sizes, local)
-    got = jit(lambda state, batch: run_shards(phased, state, batch, sizes))(state, batch)
+    got = jit(lambda state, batch: run_phased(phased, state, batch))(state, batch)
     want = jax.tree.leaves(jit(step)(state, batch))
     old = jax.tree.leaves(state)
     floats = [place for place, array in enumerate(want[: len(old)]) if jnp.issubdtype(array.dtype, jnp.floating)]

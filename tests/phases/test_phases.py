@@ -10,7 +10,7 @@ from keras import layers as L  # noqa: N812
 from keras import ops
 
 from sizes import mostly_slow
-from whole_batch_of_phases import CLASSES, CLOSE, ROWS, SPARSE, analyse, compare, make_batch, make_step, mlp, run_shards
+from whole_batch_of_phases import CLASSES, CLOSE, ROWS, SPARSE, analyse, compare, make_batch, make_step, mlp, run_phased
 
 
 def conv():
@@ -239,5 +239,5 @@ def test_predictions_are_rows_in_order(rng):
     x = rng.normal(size=(ROWS, 8)).astype("float32")
 
     phased = analyse(lambda weights, batch: model.stateless_call(weights, [], batch[0])[0], weights, (x,))
-    (got,) = run_shards(phased, weights, (x,))
+    (got,) = run_phased(phased, weights, (x,))
     np.testing.assert_allclose(got, model(x), rtol=1e-6, atol=1e-6)

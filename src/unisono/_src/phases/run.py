@@ -96,12 +96,20 @@ class PhasedStep:
 
     def advance(self, stage: int, known: Values, totals: Sequence[Array]) -> list[Array]:
         """Compute what is known from a stage on, `self.carries[stage]`, from the sums of the phase before it and what was known so far."""
-        values = dict(known) | (self._collect(stage - 1, totals, known) if stage else {})
+        values = known | self.compute_everywhere(stage, known, totals)
+        return [values[variable] for variable in self.carries[stage]]
+
+    def compute_everywhere(self, stage: int, known: Values, totals: Sequence[Array]) -> Values:
+        """Return all that is computed at a stage."""
+        made = self._collect(stage - 1, totals, known) if stage else {}
         for planned in self._everywhere[stage]:
             whole = planned.equation.whole
-            operands = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in whole.invars]
-            values.update(zip(whole.outvars, bind(whole, operands), strict=True))
-        return [values[variable] for variable in self.carries[stage]]
+            operands = [
+                atom.val if isinstance(atom, core.Literal) else made[atom] if atom in made else known[atom]
+                for atom in whole.invars
+            ]
+            made.update(zip(whole.outvars, bind(whole, operands), strict=True))
+        return made
 
     def find_start(self, state: Sequence[Array]) -> Values:
         """Return what is known before the step: constants, and the inputs that are no rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import code
-import functools
 import json
 import os
 from collections.abc import Sequence
@@ -23,11 +22,10 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes import names
 from unisono._src.processes.replayed_step import get_replayed_step
 from unisono._src.replay.not_finite import NotFinite, find_not_finite
-from unisono._src.replica.contribution import Contribution, add_contributions
 from unisono._src.replica.protocol import RecordedVariables
 from unisono._src.replica.untold_loss import list_told
-from unisono._src.step.step_inspection import InspectedStep, ReplicaCall
-from unisono._src.typed_jax import jit
+from unisono._src.step.cut_step import InspectedProgram
+from unisono._src.step.step_inspection import InspectedReplica, InspectedStep
 from unisono._src.typing import Json
 from unisono._src.whole_batch import WholeBatch
 
@@ -45,13 +43,16 @@ Ctrl-D goes on with the step."""
 class ReplicaValues:
     """The values that one replica computes in the step."""
 
-    def __init__(self, call: ReplicaCall, contribution: Contribution, loss: float | None, paths: Sequence[str]) -> None:
-        self.replica = call.replica
-        self.rows = call.rows
-        self.batch = call.batch
-        self.loss = loss
+    def __init__(self, replica: InspectedReplica, paths: Sequence[str]) -> None:
+        self.replica = replica.replica
+        self.rows = replica.rows
+        self.batch = replica.batch
+        loss = None if replica.loss is None else np.ravel(replica.loss)
+        is_told = loss is not None and loss.size == 1 and list_told(loss) != [None]
+        self.loss = float(loss[0]) if loss is not None and is_told else None
         """Its part of the loss: the losses of all replicas add up to the loss of the step. None where the step does not tell it."""
-        self.gradients = dict(zip(paths, map(np.asarray, contribution.gradients), strict=False))
+        parts = zip(paths, replica.gradients, strict=False)
+        self.gradients = {path: np.asarray(gradient) for path, gradient in parts if gradient is not None}
 
     def __repr__(self) -> str:
         loss = "no loss" if self.loss is None else f"loss {self.loss:.6g}"
@@ -76,7 +77,7 @@ class ReplayInspector:
 
     def inspect(self, step: InspectedStep) -> None:
         """Write the report, and open a prompt where one is asked for."""
-        replicas = compute_replicas(step)
+        replicas = list_replicas(step)
         content = {"replicas": [replica.describe() for replica in replicas], "not_finite": describe_first_not_finite(step)}
         with open(self._report, "w", encoding="utf-8") as file:
             json.dump(content, file)
@@ -91,19 +92,10 @@ def make_inspector() -> ReplayInspector:
     return ReplayInspector(step, os.environ[names.REPLAY_REPORT])
 
 
-def compute_replicas(step: InspectedStep) -> list[ReplicaValues]:
+def list_replicas(step: InspectedStep) -> list[ReplicaValues]:
     """Return what each replica computes."""
-    contribute = jit(step.functions.contribution)
-    recorded = step.functions.list_recorded()
-    paths = [variable.path for kind, variables in recorded if kind == GRADIENT for variable in variables]
-    replicas: list[ReplicaValues] = []
-    contributions = [contribute(*call.args)[0] for call in step.calls]
-    total = functools.reduce(add_contributions, [contribution._replace(gradients=[]) for contribution in contributions])
-    for call, contribution in zip(step.calls, contributions, strict=True):
-        loss = np.ravel(step.functions.read_loss(contribution, total))
-        is_told = loss.size == 1 and list_told(loss) != [None]
-        replicas.append(ReplicaValues(call, contribution, float(loss[0]) if is_told else None, paths))
-    return replicas
+    paths = [variable.path for kind, variables in step.recorded if kind == GRADIENT for variable in variables]
+    return [ReplicaValues(replica, paths) for replica in step.replicas]
 
 
 def open_prompt(number: int, step: InspectedStep, replicas: list[ReplicaValues]) -> None:
@@ -119,39 +111,47 @@ def open_prompt(number: int, step: InspectedStep, replicas: list[ReplicaValues])
 
 def list_state_groups(step: InspectedStep) -> RecordedVariables:
     """Return (kind, variables) of the groups of the state; the last group, of metrics, is left out."""
-    return [(kind, variables) for kind, variables in step.functions.list_recorded() if kind != GRADIENT]
+    return [(kind, variables) for kind, variables in step.recorded if kind != GRADIENT]
 
 
 def describe_first_not_finite(step: InspectedStep) -> list[Json]:
-    """Return where values that are not finite come from, of the first replica that has one in its results."""
+    """Return where values that are not finite come from, in the first program that has one in its results."""
     paths = [variable.path for _, variables in list_state_groups(step) for variable in variables]
     paths += [""] * len(step.state[-1])
-    for call in step.calls:
-        origins = find_not_finite(step.functions.contribution, call.args)
+    for program in step.programs:
+        origins = find_not_finite(program.function, program.args)
         if origins:
-            return [add_row_of_data(describe_not_finite(origin, call, paths), step.batch) for origin in origins]
+            described = [describe_not_finite(origin, program, paths) for origin in origins]
+            return [add_row_of_data(add_replica(each, step, program), step.batch) for each in described]
     return []
 
 
-def describe_not_finite(origin: NotFinite, call: ReplicaCall, paths: Sequence[str]) -> Json:
-    """Return a value that is not finite with its replica, row, layer, equation and line, as far as each is known.
+def describe_not_finite(origin: NotFinite, program: InspectedProgram, paths: Sequence[str]) -> Json:
+    """Return a value that is not finite with its row, layer, equation and line, as far as each is known.
 
-    `paths` are those of the variables of the state, in the order of the replica's arguments.
+    `paths` are those of the variables of the state, in the order of the program's arguments.
     """
-    described: Json = {"kind": origin.kind, "replica": call.replica}
+    described: Json = {"kind": origin.kind}
     described |= dict.fromkeys(("row", "where", "layer", "equation", "source"))
     if origin.equation is not None:
-        is_by_row = origin.place and origin.shape[0] == len(call.rows)
-        row = call.rows.start + origin.place[0] if is_by_row else None
+        is_by_row = origin.place and origin.shape[0] == len(program.rows)
+        row = program.rows.start + origin.place[0] if is_by_row else None
         return described | {"row": row} | describe_equation_origin(origin.equation)
     assert origin.argument is not None
     number = origin.argument - len(paths)
     if number < 0:
         return described | {"where": f"the variable {paths[origin.argument]}, before the step"}
-    if number >= len(jax.tree.leaves(call.batch)):
+    if number >= len(jax.tree.leaves(program.batch)):
         return described | {"where": "a constant of the step"}
-    place = origin.place[1:] if isinstance(call.batch, WholeBatch) else origin.place
-    return described | {"where": f"array {number} of the batch", "row": call.rows.start + place[0] if place else None}
+    place = origin.place[1:] if isinstance(program.batch, WholeBatch) else origin.place
+    return described | {"where": f"array {number} of the batch", "row": program.rows.start + place[0] if place else None}
+
+
+def add_replica(described: Json, step: InspectedStep, program: InspectedProgram) -> Json:
+    """Return the description with the replica that has the row, or all rows of the program."""
+    rows = program.rows if described["row"] is None else range(described["row"], described["row"] + 1)
+    found = {step.find_replica(row) for row in rows}
+    return described | {"replica": found.pop() if len(found) == 1 else None}
 
 
 def add_row_of_data(described: Json, batch: GlobalBatch) -> Json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from unisono._src.data.global_batch import GlobalBatch
@@ -90,6 +90,20 @@ class CutStep(Protocol):
         ...
 
 
+class InspectedProgram(NamedTuple):
+    """A program that computes the step, or a replica's part of it, with its arguments: the state and the batch come first."""
+
+    function: Callable[..., PyTree]
+    args: tuple[PyTree, ...]
+    batch: PyTree
+    rows: range
+    """The rows of the global batch that the batch has."""
+
+
+Part: TypeAlias = tuple[list[Array | None], Array | None]
+"""A replica's parts of the gradients, and of the loss; None for what is no sum of parts."""
+
+
 class StepCutter(Protocol):
     """Cuts a step for batches: by their shapes, and by the rows of the replicas."""
 
@@ -107,4 +121,10 @@ class StepCutter(Protocol):
 
     def check(self, batch: GlobalBatch, size: int, state: State) -> None:
         """Look at a step before it is made for the first time."""
+        ...
+
+    def inspect(
+        self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
+    ) -> tuple[list[Part], list[InspectedProgram]]:
+        """Return what each shard of this process gives, and programs that compute the step. `batches` are the rows of the shards."""
         ...

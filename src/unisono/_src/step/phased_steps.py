@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.inlining import inline_calls
 from unisono._src.operands import list_variables
 from unisono._src.phases.analysis import Analysis, match_scopes
+from unisono._src.phases.interpreter import Shares, run_shards
 from unisono._src.phases.marks import find_marked
 from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.phases.sizes import resize_twins
@@ -21,7 +24,7 @@ from unisono._src.placement import Placement
 from unisono._src.replica.model_step import GRADIENT, LOCAL, LOSS
 from unisono._src.replica.protocol import State
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
-from unisono._src.step.cut_step import Known, ShardWork, StepEnd
+from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
 from unisono._src.typed_jax import optimization_barrier
 from unisono._src.typing import Array, Logs, PyTree
@@ -31,6 +34,13 @@ from unisono._src.xla.rewrite import trace_as_rewritten
 StepFunctionOfArrays = Callable[[State, PyTree], tuple[State, Logs]]
 
 
+class Marked(NamedTuple):
+    """The values that are marked in a program."""
+
+    gradients: list[core.Var]
+    loss: core.Var | None
+
+
 class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 
@@ -38,19 +48,19 @@ class TracedStep:
         with jax.default_device(determinism.choose_compile_device(lead)):
             traced, self._shapes = trace_as_rewritten(function, lead.platform)(state, batch)
         program = inline_calls(traced)
-        self._gradients = find_marked(program.jaxpr, GRADIENT)
-        self._losses = find_marked(program.jaxpr, LOSS)[:1]
-        marked = [*self._gradients, *self._losses]
+        losses = find_marked(program.jaxpr, LOSS)
+        self.marked = Marked(find_marked(program.jaxpr, GRADIENT), losses[0] if losses else None)
+        marked = [*self.marked.gradients, *losses[:1]]
         self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
 
     def end(self, results: Sequence[Array | None]) -> StepEnd:
         """Return the results of the program as those of a step. Logs that are None are left out."""
-        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self._gradients)]
+        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self.marked.gradients)]
         state, logs, gradients, _ = (
             results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
         )
         told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
-        loss = results[-1] if self._losses else told.get("loss", jnp.asarray(UNTOLD_LOSS))
+        loss = results[-1] if self.marked.loss is not None else told.get("loss", jnp.asarray(UNTOLD_LOSS))
         return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, list(gradients), loss, [])
 
 
@@ -112,6 +122,15 @@ class PhasedCut:
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
         raise AssertionError("a step of one replica is not cut")
 
+    def inspect(self, state: State, rows: PyTree, shards: Sequence[int]) -> list[Part]:
+        """Return what some shards give to the gradients and to the loss."""
+        run = run_shards(self._phased, jax.tree.leaves(state), jax.tree.leaves(rows))
+        marked = self._traced.marked
+        shares = [Shares(self._phased, run, shard) for shard in shards]
+        return [
+            (list(map(each.find, marked.gradients)), None if marked.loss is None else each.find(marked.loss)) for each in shares
+        ]
+
     def _list_values(self, known: Known) -> Values:
         """Return what is known of the step's values."""
         values = self._phased.find_start(jax.tree.leaves(known.state))
@@ -171,6 +190,18 @@ class PhasedSteps:
         if key not in self._traced:
             self._traced[key] = TracedStep(self._function, state, batch.shapes(rows), self._lead)
         return self._traced[key]
+
+    def inspect(
+        self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
+    ) -> tuple[list[Part], list[InspectedProgram]]:
+        """Return what each shard of this process gives, and the program of the whole batch."""
+        rows = jax.tree.unflatten(batch.structure, [np.asarray(leaf.array, leaf.dtype) for leaf in batch.leaves])
+        cut = self.cut(batch, batch_plan, state)
+        programs = [InspectedProgram(self._function, (state, rows), rows, range(batch.counted_rows))]
+        if isinstance(cut, WholeStep):
+            end = cut.run_alone(Known(state, [], [], jnp.zeros(0), []), rows)[0]
+            return [(list(end.gradients), end.loss)], programs
+        return cut.inspect(state, rows, [shard.leaf for shard in batch_plan.shards]), programs
 
     def list_numbers(self, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State) -> tuple[float, ...]:
         """Return the numbers that a program reads: none."""

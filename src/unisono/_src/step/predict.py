@@ -72,7 +72,8 @@ class PredictStep:
 
     def _gather_rows(self, batch: GlobalBatch, own: list[Array]) -> list[Array]:
         """Return the outputs of all processes."""
-        assert self._rows_of_all is not None and isinstance(self._step, Step)
+        assert self._rows_of_all is not None
+        assert isinstance(self._step, Step)
         sizes = count_shard_rows(batch, self._placement.replicas)
         rows_of_last = max(filter(None, reversed(sizes)))
         like = self._step.output_shapes(batch, rows_of_last)

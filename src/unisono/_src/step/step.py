@@ -86,8 +86,7 @@ class Step:
         self._has_state = False
         self._single_replicas = SingleReplicas(placement, self._device_state)
         self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
-        is_summed = isinstance(self._cutter, SummedSteps)
-        self._inspection = open_inspection(functions, self._inputs, self._cutter) if recorder is not None and is_summed else None
+        self._inspection = None if recorder is None else open_inspection(functions.list_recorded, self._inputs)
         self._call = self._make_calls()
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
@@ -156,7 +155,7 @@ class Step:
     def _inspect(self, batch: GlobalBatch) -> None:
         """Have the next step inspected, if it is the one that is asked for."""
         if self._inspection is not None and not self._inspection.count_uninspected(get_step_count().steps):
-            self._inspection.inspect(batch, self._plan_of(batch), self._device_state.lead_state)
+            self._inspection.inspect(batch, self._plan_of(batch), self._device_state.lead_state, self._cutter)
 
     @property
     def state(self) -> State:

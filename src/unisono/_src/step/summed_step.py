@@ -12,11 +12,11 @@ from jax.extend.core import ClosedJaxpr
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.phases.run import ShardPlace
-from unisono._src.replica.contribution import Contribution
+from unisono._src.replica.contribution import Contribution, add_contributions
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.replica.same_draws import list_constant_draws
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import Known, ShardWork, StepEnd
+from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.loss_divisors import DivisorCache, sum_divisors
 from unisono._src.step.plan import BatchPlan
 from unisono._src.typed_jax import eval_shape, jit, map_tree, optimization_barrier
@@ -117,6 +117,30 @@ class SummedSteps:
     def is_read(self, group: int, position: int, state: State) -> bool:
         """Return whether replicas read an array of the state."""
         return self._functions.read()[group] or (group, position) in self._functions.scales()
+
+    def inspect(
+        self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
+    ) -> tuple[list[Part], list[InspectedProgram]]:
+        """Return what each shard of this process gives, and programs that compute it. `batches` are the rows of the shards."""
+        divisors = np.array(self.list_numbers(batch, batch_plan, 1, state)[2:], np.float32)
+        constants = self._inputs.constants()
+        starts = [(np.int32(shard.replica), np.float32(len(shard.rows) / batch.rows)) for shard in batch_plan.shards]
+        if self.cut(batch, batch_plan, state).phases > 1:
+            counted = [
+                [0 if term is None else term for term in self._functions.divisors(state, rows, *start, constants)]
+                for rows, start in zip(batches, starts, strict=True)
+            ]
+            divisors = np.array(counted, np.float32).sum(axis=0)
+        args = [(state, rows, *start, divisors, constants) for rows, start in zip(batches, starts, strict=True)]
+        contribute = jit(functools.partial(self._functions.contribution))
+        contributions = [contribute(*of_replica)[0] for of_replica in args]
+        total = functools.reduce(add_contributions, [each._replace(gradients=[]) for each in contributions])
+        parts: list[Part] = [(list(each.gradients), self._functions.read_loss(each, total)) for each in contributions]
+        programs = [
+            InspectedProgram(self._functions.contribution, each, each[1], shard.rows)
+            for each, shard in zip(args, batch_plan.shards, strict=True)
+        ]
+        return parts, programs
 
     def check(self, batch: GlobalBatch, size: int, state: State) -> None:
         """Warn before the first step of replicas that draw the same random numbers for their rows."""
