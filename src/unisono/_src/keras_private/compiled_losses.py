@@ -35,7 +35,37 @@ def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 @contextlib.contextmanager
-def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]], stops_trackers: bool = True) -> Iterator[None]:
+def wrap_losses(model: keras.Model, wrap: Callable[[Callable[..., Array]], Callable[..., Array]]) -> Generator[None]:
+    """Wrap the losses of compile() for the block. Keras builds them at their first call, which may be in the block."""
+    compiled = model._compile_loss
+    if compiled is None:
+        yield
+        return
+    twin = object.__new__(type(compiled))  # copy.copy would save and load: Keras' objects copy themselves so
+
+    def wrap_terms() -> None:
+        twin.__dict__.update(compiled.__dict__)
+        terms = [term._replace(loss=wrap(term.loss)) for term in compiled._flat_losses]
+        object.__setattr__(twin, "_flat_losses", terms)
+
+    def build(y_true: PyTree, y_pred: PyTree) -> None:
+        compiled.build(y_true, y_pred)
+        wrap_terms()
+
+    if compiled.built:
+        wrap_terms()
+    else:
+        twin.__dict__.update(compiled.__dict__)
+        object.__setattr__(twin, "build", build)
+    object.__setattr__(model, "_compile_loss", twin)
+    try:
+        yield
+    finally:
+        object.__setattr__(model, "_compile_loss", compiled)
+
+
+@contextlib.contextmanager
+def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> Iterator[None]:
     """Replace the model's losses for the block, inside Keras' matching of structures, and stop their trackers."""
     compiled = model._compile_loss
     if compiled is None or not compiled.built:
@@ -45,8 +75,7 @@ def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]], s
     twin.__dict__.update(compiled.__dict__)
     terms = [term._replace(loss=loss) for term, loss in zip(compiled._flat_losses, losses, strict=True)]
     object.__setattr__(twin, "_flat_losses", terms)
-    if stops_trackers:
-        object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
+    object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
     object.__setattr__(model, "_compile_loss", twin)
     try:
         yield

@@ -7,14 +7,14 @@ the optimizer takes, on the loss, and the scopes of layers in which each replica
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import jax
 import jax.numpy as jnp
 import keras
 from jax.ad_checkpoint import checkpoint_name
 
-from unisono._src.keras_private.compiled_losses import list_all_metrics, list_loss_terms, replace_losses
+from unisono._src.keras_private.compiled_losses import list_all_metrics, wrap_losses
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.keras_private.masks import hide_masks
 from unisono._src.keras_private.models import list_layers
@@ -43,6 +43,7 @@ class ModelStep:
         self.model = model
         self.has_one_replica = replicas == 1
         self.labels = LabelRanges()
+        self._known = {id(variable) for variable in model.variables}
         self._mode = mode
         self.returns_rows = mode == "predict"
         self.structure: jax.tree_util.PyTreeDef | None = None
@@ -65,9 +66,13 @@ class ModelStep:
             for context in (*marks, self._put_kernels()):
                 stack.enter_context(context)
             logs, new_state = check_result(call_user_step(self.model, self._mode, state, batch), self._mode, state)
-        flat = flatten_logs(logs or {})
-        self.has_own_logs = flat.keys() != flatten_logs(self._name_results(new_state)).keys()
-        return new_state, {name: jnp.asarray(value) for name, value in flat.items()}
+        self._refuse_new_variables(state)
+        results = flatten_logs(self._compute_results(new_state))
+        flat = {name: jnp.asarray(value) for name, value in flatten_logs(logs or {}).items()}
+        if "loss" in flat and "loss" not in results:
+            flat["loss"] = checkpoint_name(flat["loss"], LOSS)
+        self.has_own_logs = flat.keys() != results.keys()
+        return new_state, flat
 
     def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
         """Return False: nothing is to be found out."""
@@ -82,8 +87,18 @@ class ModelStep:
         of_state = [(kind, groups[name]) for kind, name in kinds.items()]
         return [("gradient", self.gradient_variables), *of_state] if self._mode == "train" else of_state
 
-    def _name_results(self, state: State) -> Logs:
-        """Return the results of the metrics, of which the names are read."""
+    def _refuse_new_variables(self, state: State) -> None:
+        """Refuse variables that the state has no values of: made in the step, of a layer that nothing but the loss calls."""
+        variables = [*self.model.trainable_variables, *self.model.non_trainable_variables]
+        new = [variable.path for variable in variables if id(variable) not in self._known]
+        if new and len(variables) > len(state[0]) + len(state[1]):
+            raise ValueError(
+                f"A step of the model {self.model.name!r} made the variable {new[0]!r}: it built a layer that the forward pass does not "
+                f"call. Build the layer before the model is trained: call layer.build(shape), or the layer on some rows."
+            )
+
+    def _compute_results(self, state: State) -> Logs:
+        """Return the results of the metrics."""
         names = [name for name in STATE_NAMES if self._mode == "train" or name != "optimizer_variables"]
         groups = group_variables(self.model)
         mapping = [pair for name, values in zip(names, state, strict=True) for pair in zip(groups[name], values, strict=True)]
@@ -116,10 +131,17 @@ class ModelStep:
         """Have kernels in the forward pass before its gradient is taken."""
         if self._mode != "train":
             return contextlib.nullcontext()
-        return wrap_method(self.model, "compute_loss_and_updates", rewrite_before_gradient)
+
+        def wrap(compute: Method) -> Method:
+            def compute_with_kernels(weights: list[Array], *args: PyTree, **kwargs: PyTree) -> KerasObject:
+                return rewrite_before_gradient(lambda weights: compute(weights, *args, **kwargs))(weights)
+
+            return compute_with_kernels
+
+        return wrap_method(self.model, "compute_loss_and_updates", wrap)
 
     @contextlib.contextmanager
-    def _mark_loss(self) -> Iterator[None]:
+    def _mark_loss(self) -> Generator[None]:
         """Mark what is fed to the metric of the loss in the block, if it is one number."""
 
         def wrap(update: Method) -> Method:
@@ -137,20 +159,31 @@ class ModelStep:
             yield
 
     def _note_labels(self, batch: PyTree) -> contextlib.AbstractContextManager[None]:
-        """Note the labels that the losses of compile() get in the block."""
+        """Note the labels that the losses of compile() get in the block, and refuse losses that give no number."""
 
         def wrap(loss: Callable[..., Array]) -> Callable[..., Array]:
             def call_noted(y_true: PyTree, y_pred: PyTree, sample_weight: Array | None = None) -> Array:
                 self.labels.note(batch, loss, y_true, y_pred, sample_weight)
-                return loss(y_true, y_pred, sample_weight)
+                value = loss(y_true, y_pred, sample_weight)
+                refuse_values(loss, value)
+                return value
 
             return call_noted
 
-        return replace_losses(self.model, [wrap(term.loss) for term in list_loss_terms(self.model)], stops_trackers=False)
+        return wrap_losses(self.model, wrap)
+
+
+def refuse_values(loss: object, value: Array) -> None:
+    """Refuse the values of a loss that reduces them to no number."""
+    if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none") and jnp.ndim(value):
+        raise ValueError(
+            f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
+            f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
+        )
 
 
 @contextlib.contextmanager
-def mark_local_layers(model: keras.Model) -> Iterator[None]:
+def mark_local_layers(model: keras.Model) -> Generator[None]:
     """Trace the layers whose statistics are a replica's own in a scope of their own."""
 
     def wrap(call: Method) -> Method:

@@ -60,7 +60,7 @@ class TracedStep:
             results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
         )
         told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
-        loss = results[-1] if self.marked.loss is not None else told.get("loss", jnp.asarray(UNTOLD_LOSS))
+        loss = jnp.asarray(UNTOLD_LOSS) if self.marked.loss is None else results[-1]
         return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, list(gradients), loss, [])
 
 

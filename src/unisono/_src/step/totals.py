@@ -55,8 +55,8 @@ class DeviceTotal:
 
     def add_on(self, device: jax.Device, left: PyTree, right: PyTree) -> PyTree:
         """Return the sum of two contributions on a device."""
-        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(left))
-        return self._add(device, shapes, left, right)
+        leaves, structure = jax.tree.flatten(left)
+        return self._add(device, (structure, tuple(leaf.shape for leaf in leaves)), left, right)
 
 
 class ReplicaSum:

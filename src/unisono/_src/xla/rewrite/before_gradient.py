@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar, cast
 
 import jax
@@ -58,32 +58,30 @@ def rewrite_before_gradient(function: Callable[P, T]) -> Callable[P, T]:
     if not uses_kernels():
         return function
 
+    def call_with(arguments: PyTree) -> T:
+        args, kwargs = arguments
+        return cast(Callable[..., T], function)(*args, **kwargs)
+
     @functools.wraps(function)
     def with_kernels(*args: P.args, **kwargs: P.kwargs) -> T:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        is_given = [isinstance(leaf, jax.Array) for leaf in leaves]
         results: list[tuple[PyTree, list[bool], list[object]]] = []
 
-        def compute_arrays(*given: jax.Array) -> list[jax.Array]:
-            args, kwargs = jax.tree.unflatten(tree, fill_in(leaves, is_given, given))
-            values, result = jax.tree.flatten(cast(Callable[..., T], function)(*args, **kwargs))
+        def compute_arrays(*leaves: jax.Array) -> list[jax.Array]:
+            values, result = jax.tree.flatten(call_with(jax.tree.unflatten(tree, leaves)))
             is_array = [isinstance(value, jax.Array) for value in values]
             results.append((result, is_array, values))
-            return list(itertools.compress(values, is_array))
+            return [value for known, value in zip(is_array, values, strict=True) if known]
 
-        given = list(itertools.compress(leaves, is_given))
-        traced, is_needed = read_last_results_from_carries(jax.make_jaxpr(compute_arrays)(*given))
-        arrays = jaxpr_as_fun(put_kernels(traced))(*itertools.compress(given, is_needed))
+        traced, is_needed = read_last_results_from_carries(jax.make_jaxpr(compute_arrays)(*leaves))
+        needed = itertools.compress(leaves, is_needed)
+        arrays = iter(jaxpr_as_fun(put_kernels(traced))(*needed))
         result, is_array, values = results.pop()
-        return jax.tree.unflatten(result, fill_in(values, is_array, arrays))
+        return jax.tree.unflatten(
+            result, [next(arrays) if known else value for known, value in zip(is_array, values, strict=True)]
+        )
 
     return with_kernels
-
-
-def fill_in(values: Sequence[object], is_new: Sequence[bool], new: Iterable[object]) -> list[object]:
-    """Return the values, with new ones in some places, in their order."""
-    arrays = iter(new)
-    return [next(arrays) if known else value for known, value in zip(is_new, values, strict=True)]
 
 
 def put_kernels(program: ClosedJaxpr) -> ClosedJaxpr:
