@@ -67,6 +67,18 @@ def train_qwen_moe(_):
     return fit(keras_hub.models.QwenMoeCausalLM(backbone, preprocessor=None), x, np.roll(TOKENS, -1, 1), CLASSES)
 
 
+def train_clip(_):
+    """Each replica compares the pairs of pictures and texts that it has."""
+    import keras_hub
+
+    widths = {"hidden_dim": 8, "intermediate_dim": 8, "num_layers": 1, "num_heads": 2}
+    pictures = keras_hub.models.CLIPVisionEncoder(patch_size=4, image_shape=(8, 8, 3), **widths)
+    texts = keras_hub.models.CLIPTextEncoder(vocabulary_size=32, embedding_dim=8, max_sequence_length=6, **widths)
+    numbers = np.arange(ROWS) % (BATCH // 4)
+    y, loss = ({f"{kind}_logits": value for kind in ("vision", "text")} for value in (numbers, CLASSES))
+    return fit(keras_hub.models.CLIPBackbone(pictures, texts, projection_dim=4), {"images": IMAGES, "token_ids": TOKENS}, y, loss)
+
+
 def train_bayesflow(_):
     import bayesflow
 

@@ -409,7 +409,7 @@ class Subclassed(keras.Model):
         return ops.concatenate([self.heads["a"](x), self.heads["b"][0](x)], -1)
 
 
-@pytest.mark.parametrize("make", [unbuilt, Subclassed])
+@pytest.mark.parametrize("make", [unbuilt, *slow(Subclassed)])
 def test_into_a_fresh_unbuilt_model_and_optimizer_without_a_strategy(tmp_path, make):
     """As the tutorial's end does: other automatic names, nothing built."""
     loop = Loop(on(1, 4), make)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizes import cases
 from unisono._src.data import global_batch
 from unisono._src.data.global_batch import (
     ALIGNMENT,
@@ -21,7 +22,7 @@ from unisono._src.data.global_batch import (
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(10, 40))
 @given(st.integers(1, 30), st.integers(1, 3), st.data())
 def test_rows_of_several_batches_arrive_in_order(rows, count, data):
     batches = [

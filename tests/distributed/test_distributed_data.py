@@ -13,7 +13,7 @@ from keras import layers
 
 import unisono as un
 from loops import CLASSES, Loop, crossentropy, data
-from sizes import cases, slow
+from sizes import cases, mostly_slow, slow
 from sources import PIPELINES, Batches, generated, pipelines
 from trainings import on
 from unisono._src.data import global_batch
@@ -395,7 +395,7 @@ def fresh(strategy, built=True):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # by Keras, at the end of any stream
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", mostly_slow(STREAMS, "a generator"))
 @pytest.mark.parametrize("built", [True, *slow(False)])
 def test_keras_may_look_at_the_first_batch_of_a_stream(kind, built):
     """Every batch is then trained on once, and in later epochs the stream is over."""

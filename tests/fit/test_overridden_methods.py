@@ -50,7 +50,7 @@ class Halved(keras.Sequential):
         return loss / 2, variables
 
 
-@pytest.mark.parametrize("cls", [Doubled, Shifted, Halved])
+@pytest.mark.parametrize("cls", [Doubled, Shifted, *slow(Halved)])
 def test_parts_of_a_step(cls):
     def make():
         model = cls([keras.Input((3,)), layers.Dense(1)])

@@ -86,6 +86,7 @@ def test_batch_hooks_of_several_steps_per_execution(steps):
         assert hooks.of(f"on_{mode}_batch_end") == list(GROUPS[steps][1]), mode
 
 
+@pytest.mark.slow
 def test_steps_per_execution_change_no_bit():
     """One, three and more steps than an epoch has: the same weights, history, evaluation and predictions."""
     found = []

@@ -94,18 +94,19 @@ def test_evaluation_metrics_of_any_number_of_rows(count):
     np.testing.assert_allclose(logs["loss"], keras.losses.BinaryCrossentropy()(BINARY[:count], y_pred), rtol=1e-5)
 
 
-def test_accuracies_with_and_without_state():
-    """A metric object and a function in one compile: both one, then, on wrong labels, both zero."""
+def test_accuracies_with_and_without_state_and_a_count():
+    """A metric object and a function in one compile: both one, then, on wrong labels, both zero. Of eleven rows five are found."""
 
     def make():
         model = keras.Sequential([keras.Input((1,)), layers.Dense(1, kernel_initializer="ones")])
-        model.compile("sgd", "mse", metrics=[metrics.BinaryAccuracy(name="object"), keras.metrics.binary_accuracy])
+        kinds = [metrics.BinaryAccuracy(name="object"), keras.metrics.binary_accuracy, metrics.TruePositives(name="count")]
+        model.compile("sgd", "mse", metrics=kinds)
         return model
 
     model, x = run(make, lambda model: model, on(3)).model, (np.arange(11) % 2).astype("float32")[:, None]
-    for y, expected in ((x, 1.0), (1 - x, 0.0)):
+    for y, expected, count in ((x, 1.0, 5), (1 - x, 0.0, 0)):
         logs = model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
-        assert (logs["object"], logs["binary_accuracy"]) == (expected, expected)
+        assert (logs["object"], logs["binary_accuracy"], logs["count"]) == (expected, expected, count)
 
 
 class Watched(layers.Layer):

@@ -62,6 +62,7 @@ def test_steps_of_ones_own_train_as_in_keras():
     assert_close_logs(ours.logs, plain.logs)
 
 
+@pytest.mark.slow
 def test_steps_in_a_call_and_a_record_change_no_bit(tmp_path):
     plain = run(compiled(), fit_graphs, on(1, 1)).model
     recorded = lambda model: fit_graphs(model, callbacks=[un.callbacks.Record(tmp_path)])

@@ -77,7 +77,7 @@ def of_two_places(x, factor, optimizer, mean):
     return loss
 
 
-@pytest.mark.parametrize("step", [squeezed, weighted, averaged, kept, of_two_places, *slow(summed)])
+@pytest.mark.parametrize("step", [squeezed, weighted, kept, of_two_places, *slow(averaged, summed)])
 @settings(max_examples=20, phases=cases([Phase.explicit], list(Phase)))
 @example([9, 3], 7, 2)
 @given(st.lists(st.integers(2, 9), min_size=1, max_size=3), st.integers(2, 9), st.integers(1, 3))
@@ -132,7 +132,7 @@ def test_what_the_code_returns_of_one_row_has_its_axis(rows):
     assert float(strategy.reduce("SUM", values, axis=0)) == float(strategy.reduce("SUM", total, axis=None)) == x.sum()
 
 
-SHAPES = [(6, 3, 2), (6, 1), *slow(((6, 3),), ((4, 4),))]
+SHAPES = [(6, 3, 2), *slow(((6, 1),), ((6, 3),), ((4, 4),))]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

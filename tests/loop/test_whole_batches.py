@@ -78,6 +78,7 @@ def test_a_loop_over_graphs_has_the_bits_of_fit(how):
     assert float(training.mean.result()) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_compiled():
     compiled, eager = Training(on(1, 1)), Training(on(1, 1))
     batches = list(graphs())[:1] * 2

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from sizes import cases, mostly_slow
+from sizes import cases, mostly_slow, slow
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_before_gradient, rewrite_function
 
@@ -144,8 +144,6 @@ QUICK = (
     "heads with dropout",
     "shared keys",
     "jax.nn with a bias",
-    "masked twice",
-    "of one example",
     "vmapped",
     "in a loop, computed again",
 )
@@ -226,7 +224,7 @@ def shared(dimensions, sizes):
     return tuple(size if name in dimensions else 1 for name, size in zip(DIMENSIONS, sizes, strict=True))
 
 
-@settings(max_examples=cases(2, 150))
+@settings(max_examples=cases(1, 150))
 @given(
     batch=st.sampled_from([1, 2, 5]),
     heads=st.sampled_from([1, 2, 3]),
@@ -289,7 +287,7 @@ def test_random_attentions(batch, heads, groups, queries, keys, depth, width, or
 
 
 @pytest.mark.parametrize("where", ["queries", "keys", "values", "hidden keys"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, *slow(np.inf)])
 def test_what_is_not_finite_reaches_what_it_reaches_in_xla(where, value):
     q, k, v = normal((2, 20, 2, 8)), normal((2, 40, 2, 8), 1), normal((2, 40, 2, 8), 2)
     changed = {"queries": q, "keys": k, "values": v, "hidden keys": k}[where].at[1, 7, 1, 3].set(value)

@@ -11,6 +11,7 @@ import pytest
 from jax import lax, nn
 
 from kernel_calls import assert_same_within_rounding, called_kernels, normal
+from sizes import slow
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
 
@@ -41,9 +42,9 @@ def list_sums(function, *args):
     ("layer", "calls"),
     [
         (keras.layers.LSTM(24), 1),
-        (keras.layers.SimpleRNN(24), 1),
+        *slow((keras.layers.SimpleRNN(24), 1)),
         (keras.layers.GRU(24), 2),  # what reaches the two kernels differs
-        (keras.layers.Bidirectional(keras.layers.LSTM(24)), 2),
+        *slow((keras.layers.Bidirectional(keras.layers.LSTM(24)), 2)),
     ],
     ids=["LSTM", "SimpleRNN", "GRU", "Bidirectional"],
 )
@@ -63,7 +64,7 @@ def test_the_gradients_of_dense_layers(shape, use_bias):
 
 
 @pytest.mark.parametrize("use_bias", [False, True])
-@pytest.mark.parametrize("columns", [1, 10, 16, 17])
+@pytest.mark.parametrize("columns", [1, 17, *slow(10, 16)])
 def test_the_gradients_of_a_layer_with_few_columns(columns, use_bias):
     """As behind a classifier: up to 16, the kernel computes the transposed product. Enough rows that they are cut in parts."""
     gradients, weights, x = gradients_of([keras.layers.Dense(columns, use_bias=use_bias)], (3001, 40))

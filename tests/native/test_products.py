@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from kernel_calls import assert_same_within_rounding, called_kernels, normal
-from sizes import cases
+from sizes import cases, slow
 from unisono._src.native.library import load_kernels
 from unisono._src.native.products import call_gated_product, call_product, call_product_with_bias, call_transposed_product
 from unisono._src.xla.rewrite import rewrite_function
@@ -190,7 +190,7 @@ class TestLargeProducts:
         x, w = (jax.numpy.asarray(normal(shape), dtype) for shape, dtype in zip(((1024, 64), (64, 128)), dtypes, strict=True))
         assert called_kernels(dense, x, w) == []
 
-    @pytest.mark.parametrize("activation", [None, "relu"])
+    @pytest.mark.parametrize("activation", ["relu", *slow(None)])
     @pytest.mark.parametrize("shape", [(rows, depth), (32, rows // 32, depth)])
     def test_the_bias_and_the_rectifier_of_a_dense_layer(self, shape, activation):
         layer = keras.layers.Dense(self.columns, activation)

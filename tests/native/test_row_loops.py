@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import re
 
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from sizes import cases, mostly_slow
+from sizes import cases, mostly_slow, slow
 from unisono._src.native import row_loops
 from unisono._src.native.library import load_kernels
 from unisono._src.xla.rewrite import rewrite_function
@@ -72,8 +73,9 @@ def make_layer_step(name, masked, rows, steps=6):
     return step, weights, x
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", mostly_slow(LAYERS, "deep lstm", "dropout"))
+@pytest.mark.parametrize(
+    ("name", "masked"), mostly_slow(itertools.product(LAYERS, (False, True)), ("deep lstm", False), ("dropout", True))
+)
 def test_recurrent_layers_forward_and_backward(name, masked):
     step, weights, x = make_layer_step(name, masked, rows=21)
     assert_close(jax.jit(step)(weights, x), jax.jit(rewrite_function(step, "cpu"))(weights, x))
@@ -95,7 +97,7 @@ def test_a_layer_with_initial_states_returns_its_states():
     assert count_calls(step, *args) == (1, 0)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", *slow("gru")])
 def test_a_row_has_the_same_bits_alone_and_in_every_place_of_a_batch(name):
     _, weights, x = make_layer_step(
         name, False, rows=37, steps=130

@@ -60,7 +60,7 @@ def said_by(fit):
     return [str(one.message) for one in said]
 
 
-@pytest.mark.parametrize("how", mostly_slow(MIXED, "sorted", "in parts", "the first row"))
+@pytest.mark.parametrize("how", mostly_slow(MIXED, "sorted", "the first row"))
 def test_rows_that_see_one_another_are_warned_of_once(how):
     model = make(MIXED[how], on(1, 4))
     (word,) = said_by(lambda: [model.fit(X, X[:, :1], batch_size=16, verbose=0) for _ in range(2)])

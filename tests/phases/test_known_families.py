@@ -100,7 +100,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "hardest triplets", "codebook"))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "hardest triplets"))
 def test_a_family_has_the_numbers_of_the_whole_batch(family, rng):
     make_model, loss = FAMILIES[family]
     model = make_model()

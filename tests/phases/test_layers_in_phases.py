@@ -14,7 +14,7 @@ LEFT_OUT = {"random patches", "random places", "more random places"}
 
 
 GROUPS = sorted({*layer_groups.EXACT, *layer_groups.OTHERS} - LEFT_OUT)
-QUICK = ("two dimensions", "spectrograms", "random colours", "noise and batch statistics", "merges and activations")
+QUICK = ("random colours", "noise and batch statistics", "merges and activations")
 
 
 @pytest.mark.parametrize("group", mostly_slow(GROUPS, *QUICK))

@@ -43,7 +43,7 @@ def classifier(x: np.ndarray, body: Callable[[Any], Any]) -> Make:
     return make
 
 
-COVERING = {"attentions", "normalizations", "noise and batch statistics"}
+COVERING = {"attentions", "noise and batch statistics"}
 """The groups that `make test` tries, on whole batches; `make test-all` tries all, on ragged ones too."""
 
 

@@ -11,6 +11,7 @@ MODELS = {
     "bert": "keras_hub",
     "gpt2": "keras_hub",
     "qwen_moe": "keras_hub",
+    "clip": "keras_hub",
     "bayesflow": "bayesflow",
     "keras_rs": "keras_rs",
     "keras_tuner": "keras_tuner",

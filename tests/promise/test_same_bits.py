@@ -16,7 +16,7 @@ from sizes import cases
 
 pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("compiled_for_users")]
 
-EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(2, 8)
+EXAMPLES = 40 if os.environ.get("UNISONO_MATRIX") == "full" else cases(1, 8)
 MOST_PIECES, MOST_ROWS, MOST_REPLICAS, EPOCHS = cases((2, 12, 4, 1), (3, 40, 8, 2))
 """The fewer replicas, and the shorter batches, the fewer programs to compile."""
 DIVERGED = {"pieces": ["activity"], "optimizer": "sgd", "rows": 16, "batch": 1, "weighted": False, "placements": (2, 2)}

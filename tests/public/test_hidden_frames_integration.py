@@ -38,6 +38,7 @@ def test_a_program_prints_its_own_line_and_the_sentence(program):
     assert len(lines) <= 5  # Python 3.13 underlines the call
 
 
+@pytest.mark.slow
 def test_launched_processes_print_no_more(program):
     done = subprocess.run(
         [*LAUNCH, "--processes", "2", "--cpu", program],

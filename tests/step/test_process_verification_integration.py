@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from processes import HERE, LAUNCH, environment
-from sizes import cases, slow, thorough
+from sizes import cases, thorough
 from unisono._src.record.run_record import read_run_record
 
 pytestmark = pytest.mark.processes
-STEPS, FOUND = cases(9, 260), cases(3, 100)
+STEPS, FOUND = cases(5, 260), cases(2, 100)
 """A fault strikes where the process at fault has a part in the step, and a step that is not made has the same processes again."""
 
 
@@ -117,7 +117,7 @@ def test_other_trainings_are_verified(tmp_path, training):
             assert not is_flipped or re.match(rf"{name_process(fault['victim'])} is at fault", each["error"])
 
 
-@pytest.mark.parametrize("devices", [*slow(2), *thorough(3)])
+@pytest.mark.parametrize("devices", [2, *thorough(3)])
 def test_devices_of_processes_are_verified(sound, devices):
     """A step that one process does not make, since a fault repeats there, is made by no process: they have the same state after each step."""
     faults = [
