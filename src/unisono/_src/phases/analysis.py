@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -11,31 +10,16 @@ import numpy as np
 from jax.extend import core
 
 from unisono._src.operands import Atom, get_shape, list_variables
+from unisono._src.phases.deferral import defer_merges
 from unisono._src.phases.draws import can_draw
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
+from unisono._src.phases.planned import Planned
 from unisono._src.phases.rules import RULES
 from unisono._src.phases.rules.loops import apply_rule
 from unisono._src.phases.twins import Equation, Twins
 
 IsLocal: TypeAlias = Callable[[str], bool]
 """Says of the scopes of an equation whether it is in a layer that normalizes the rows of its replica by themselves."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """An equation and where it is computed."""
-
-    equation: Equation
-    in_shards: bool
-    """Whether each shard computes it, on its rows. Else it is computed once, as traced for the whole batch."""
-    layouts: Sequence[Layout | None] = ()
-    """Where the operands have rows, as shards read them."""
-    merges: Sequence[Merge | None] = ()
-    """For each output how the parts of shards become one value; None for what stays in the shards."""
-    inside: bool = False
-    """Whether it is in a layer of which each replica has its own, and reads such values of its own replica."""
-    counts_locally: bool = False
-    """Whether literals are those of the shard's own program."""
 
 
 class Analysis:
@@ -56,6 +40,7 @@ class Analysis:
         self._stays_local = find_local_reductions(twins, is_local)
         self._made_by = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
         self.plan = [self._classify(equation) for equation in twins.equations]
+        self.plan = defer_merges(twins, self.plan, self.kinds)
         for atom in twins.outputs:
             if isinstance(self.kind_of(atom), Local):
                 self._leave(atom)

@@ -14,10 +14,11 @@ from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import bind
 from unisono._src.operands import Atom, get_dtype, get_shape, get_type, list_variables
-from unisono._src.phases.analysis import Analysis, Planned
+from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.combine import OPERATIONS, combine, from_words, make_identity, put_part, to_words, widen
 from unisono._src.phases.draws import DRAWS
 from unisono._src.phases.kinds import Layout, Rows
+from unisono._src.phases.planned import Planned
 from unisono._src.phases.schedule import Phase, Schedule
 from unisono._src.phases.twins import Twins, check_sizes
 from unisono._src.typed_jax import eval_shape

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from jax.extend import core
 
 from unisono._src.operands import Atom, list_variables
-from unisono._src.phases.analysis import Analysis, Planned
+from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.kinds import Everywhere, Local, Merge, Rows
+from unisono._src.phases.planned import Planned
 
 COMPARING = ("max", "min")
 

@@ -159,8 +159,8 @@ class StepProgram:
                 outputs = [output[None] for output in one]
                 return self._hand_on(carry._replace(outputs=outputs), self._keep_dtypes(end, carry), number, orders.finishing)
             offset = number * orders.replicas - orders.first
-            carry, totals = self._run_phases(carry, known, orders, lambda replica: take_slot(batches, offset + replica), like)
-            end = self._finish(carry, totals, orders, like.end)
+            carry, made = self._run_phases(carry, known, orders, lambda replica: take_slot(batches, offset + replica), like)
+            end = self._finish(carry, known._replace(made=made), orders, like)
             return self._hand_on(carry, end, number, orders.finishing)
 
         start = Carry(work, make_zeros(like.end.logs), make_zeros(like.end.disagree), outputs, digests)
@@ -183,28 +183,33 @@ class StepProgram:
 
     def _run_phases(
         self, carry: Carry, known: Known, orders: CallOrders, shard_of: ShardOf, like: StepShapes
-    ) -> tuple[Carry, Known]:
-        """Run the phases that the orders say; return what they leave behind, and all that is then known."""
+    ) -> tuple[Carry, list[list[Array]]]:
+        """Run the phases that the orders say; return what they leave behind, and what was computed before each."""
         known = known._replace(state=carry.work.state)
         work, outputs = carry.work, carry.outputs
         for phase in range(self._cut.phases):
             is_read = (phase < cast(Array, orders.end)) | (cast(Array, orders.finishing) == 1)
-            known = known._replace(made=[*known.made, self._prepare(phase, known, is_read, like.made[phase])])
-            work, outputs = self._run_phase(phase, known, work, outputs, orders, shard_of)
-            total = unpack_tree(running_sums.get_place(work.sums[phase]), like.shards[phase].added)
-            known = known._replace(totals=[*known.totals, total])
-        return carry._replace(work=work, outputs=outputs), known
+            known = known._replace(made=[*known.made, self._prepare(phase, known, is_read, work, like)])
+            work, outputs = self._run_phase(phase, known, work, outputs, orders, shard_of, like)
+        return carry._replace(work=work, outputs=outputs), known.made
 
-    def _prepare(self, phase: int, known: Known, is_read: Array, like: list[Array]) -> list[Array]:
+    def _prepare(self, phase: int, known: Known, is_read: Array, work: StepBuffers, like: StepShapes) -> list[Array]:
         """Return what is computed once before a phase."""
 
         def prepare(*_: Array | list[Array]) -> list[Array]:
-            return self._cut.prepare(phase, known)
+            return self._cut.prepare(phase, add_totals(known, work, like, phase))
 
-        return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like)) if like else []
+        return fori_loop(0, is_read.astype(jnp.int32), prepare, make_zeros(like.made[phase])) if like.made[phase] else []
 
     def _run_phase(
-        self, phase: int, known: Known, work: StepBuffers, outputs: ReplicaOutputs, orders: CallOrders, shard_of: ShardOf
+        self,
+        phase: int,
+        known: Known,
+        work: StepBuffers,
+        outputs: ReplicaOutputs,
+        orders: CallOrders,
+        shard_of: ShardOf,
+        like: StepShapes,
     ) -> tuple[StepBuffers, ReplicaOutputs]:
         """Run the shards of a phase, if the orders say so, and add up what they hand on."""
         is_on = ((phase >= cast(Array, orders.phase)) & (phase < cast(Array, orders.end))).astype(jnp.int32)
@@ -216,7 +221,8 @@ class StepProgram:
             replica = orders.first + number
             place = ShardPlace(orders.place + number, orders.row + number * size)
             own = map_tree(lambda stacked: take_index(stacked, replica, keepdims=False), kept_so_far)
-            result = self._cut.run_shard(phase, known, shard_of(replica), own, place, replica)
+            all_known = add_totals(known, work, like, phase)
+            result = self._cut.run_shard(phase, all_known, shard_of(replica), own, place, replica)
             added, one, kept = optimization_barrier(result)  # how it is packed must not change how it is computed
             return PhaseCarry(
                 running_sums.push_tree(carry.sums, orders.before + number, added),
@@ -232,13 +238,14 @@ class StepProgram:
         sums = put_item(work.sums, phase, running_sums.fold_sums(done.sums, complete))
         return work._replace(sums=sums, kept=work.kept | all_kept), done.outputs if is_last else outputs
 
-    def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepEnd) -> StepEnd:
+    def _finish(self, carry: Carry, known: Known, orders: CallOrders, like: StepShapes) -> StepEnd:
         """Return the end of the step, if the orders say that it ends."""
 
-        def end(_: Array, ended: StepEnd) -> StepEnd:
-            return self._keep_dtypes(self._cut.finish(known, cast(Array, orders.present)), carry)
+        def end(_: Array, before: StepEnd) -> StepEnd:
+            all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
+            return self._keep_dtypes(self._cut.finish(all_known, cast(Array, orders.present)), carry)
 
-        start = make_zeros(self._drop_untold(like))._replace(state=carry.work.state)
+        start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state)
         return fori_loop(0, orders.finishing, end, start)
 
     def _keep_dtypes(self, end: StepEnd, carry: Carry) -> StepEnd:
@@ -254,6 +261,12 @@ class StepProgram:
         digests = self._digest_stage.put(carry.digests, number, is_finished, end)
         disagree = [old | new for old, new in zip(carry.disagree, end.disagree, strict=True)]
         return Carry(carry.work._replace(state=end.state), end.logs, disagree, carry.outputs, digests)
+
+
+def add_totals(known: Known, work: StepBuffers, like: StepShapes, count: int) -> Known:
+    """Return what is known with the totals of the first phases. They are read where they are needed: outside of a loop they would be copied."""
+    pairs = zip(work.sums[:count], like.shards, strict=False)
+    return known._replace(totals=[unpack_tree(running_sums.get_place(sums), shard.added) for sums, shard in pairs])
 
 
 def put_item(items: list[T], place: int, item: T) -> list[T]:

@@ -1,0 +1,52 @@
+"""Merges behind linear operations: parts of a sum are moved, converted and added to other parts before the shards hand them on.
+
+A gradient is transposed where it is computed, so that kernels bring it into this form, and two parts of one gradient are one contribution.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+from jax.extend import core
+
+from unisono._src.operands import list_variables
+from unisono._src.phases.kinds import Kind, Local, Merge
+from unisono._src.phases.planned import Planned
+from unisono._src.phases.twins import Twins
+
+MOVES = frozenset(["convert_element_type", "copy", "expand_dims", "name", "neg", "reshape", "squeeze", "transpose"])
+"""Operations of one operand. None makes its result larger than the operand."""
+SUMS = frozenset(["add", "add_any"])
+
+
+def defer_merges(twins: Twins, plan: Sequence[Planned], kinds: dict[core.Var, Kind]) -> list[Planned]:
+    """Return the plan with merges behind linear operations on what nothing else reads; the kinds become those of this plan."""
+    read = list_variables([*(atom for planned in plan for atom in planned.equation.whole.invars), *twins.outputs])
+    times_read = collections.Counter(read)
+    is_output = set(list_variables(twins.outputs))
+    made_at: dict[core.Var, int] = {}
+    """For each value that is a sum of parts, read once: the place in the plan that merges it."""
+    deferred: list[Planned] = []
+    for place, planned in enumerate(plan):
+        operands = planned.equation.whole.invars
+        variables = list_variables(operands)
+        is_linear = planned.equation.name in SUMS or (planned.equation.name in MOVES and len(operands) == 1)
+        if not planned.in_shards and is_linear and len(variables) == len(operands) and all(v in made_at for v in variables):
+            for variable in variables:
+                made = made_at[variable]
+                deferred[made] = keep_part(deferred[made], variable)
+                kinds[variable] = Local(max(0, kinds[variable].level - 1))
+            planned = Planned(planned.equation, True, [None] * len(operands), [Merge()], inside=True)
+        deferred.append(planned)
+        for variable, merge in zip(planned.equation.whole.outvars, planned.merges, strict=False):
+            if merge == Merge() and times_read[variable] == 1 and variable not in is_output:
+                made_at[variable] = place
+    return deferred
+
+
+def keep_part(planned: Planned, variable: core.Var) -> Planned:
+    """Return an equation with one of its results left in the shards."""
+    pairs = zip(planned.equation.whole.outvars, planned.merges, strict=True)
+    return dataclasses.replace(planned, merges=[None if made is variable else merge for made, merge in pairs])
