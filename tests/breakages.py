@@ -23,9 +23,11 @@ from unisono._src.data.global_batch import BatchArray, is_batch_array
 from unisono._src.exchange import collectives, transfers
 from unisono._src.export import model_variables
 from unisono._src.keras_private import trainer_state
+from unisono._src.loop import gradients
 from unisono._src.packing import pack_tree
-from unisono._src.replica import losses, optimizer_update, random_keys, state_merging
-from unisono._src.step import loss_divisors, running_sums
+from unisono._src.phases import draws, run
+from unisono._src.replica import optimizer_update, random_keys
+from unisono._src.step import running_sums
 from unisono._src.xla.rewrite import pooling
 
 
@@ -51,6 +53,9 @@ def order_within_a_device(patch: pytest.MonkeyPatch) -> None:
 def key_rule(patch: pytest.MonkeyPatch) -> None:
     """Random numbers from the state alone: every replica draws the same."""
     patch.setattr(random_keys, "derive_replica_key", lambda state, replica: state)
+    for name in ("random_bits", "random_split"):
+        draw = draws.DRAWS[name]
+        patch.setitem(draws.DRAWS, name, lambda eqn, operands, start, shape, draw=draw: draw(eqn, operands, start * 0, shape))
 
 
 def row_order(patch: pytest.MonkeyPatch) -> None:
@@ -59,15 +64,31 @@ def row_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def weighting(patch: pytest.MonkeyPatch) -> None:
-    """Losses divided as if every replica had the rows of the first."""
-    summed = loss_divisors.sum_divisors
-    patch.setattr(loss_divisors, "sum_divisors", lambda replicas: summed([replicas[0]] * len(replicas)))
+    """Sums over rows as if every replica had the rows of the first."""
+    spread = run.PhasedStep.spread
+
+    def spread_alike(self, number, size, result, place):
+        parts = spread(self, number, size, result, place)
+        return [part * (self.sizes[0] / size) if part.dtype == "float32" else part for part in parts]
+
+    patch.setattr(run.PhasedStep, "spread", spread_alike)
 
 
 def statistics(patch: pytest.MonkeyPatch) -> None:
-    """Moving statistics weighted as if every batch were whole."""
-    merged = state_merging.merge_assigned
-    patch.setattr(state_merging, "merge_assigned", lambda *args: merged(*args[:6], 12.0, args[7]))
+    """Moving statistics weighted as if every replica had as many rows."""
+    spread = run.PhasedStep.spread
+
+    def spread_alike(self, number, size, result, place):
+        parts = spread(self, number, size, result, place)
+        count = len(self.phases[number].left)
+        alike = sum(self.sizes) / size / len(self.sizes)
+        is_averaged = [not self.analysis.left[variable] for variable in self.phases[number].left]
+        left = [
+            part * alike if averaged else part for part, averaged in zip(parts[len(parts) - count :], is_averaged, strict=True)
+        ]
+        return [*parts[: len(parts) - count], *left]
+
+    patch.setattr(run.PhasedStep, "spread", spread_alike)
 
 
 def rows_of_replicas(patch: pytest.MonkeyPatch) -> None:
@@ -99,9 +120,20 @@ def sums_by_device(patch: pytest.MonkeyPatch) -> None:
 
 
 def masked_divisor(patch: pytest.MonkeyPatch) -> None:
-    """Masked losses divided by all elements, masked ones too."""
-    divisor = losses.compute_divisor
-    patch.setattr(losses, "compute_divisor", lambda loss, values, weight, mask: divisor(loss, values, weight, None))
+    """Masked losses of a loop divided by all elements, masked ones too."""
+    divisor = gradients.compute_mean_divisor
+    patch.setattr(gradients, "compute_mean_divisor", lambda values, weight, mask: divisor(values, weight, None))
+
+
+def gathered_rows(patch: pytest.MonkeyPatch) -> None:
+    """Rows that are gathered lie at their replica's number in place of their first row."""
+    put = run.put_part
+    patch.setattr(run, "put_part", lambda part, layout, rows, start: put(part, layout, rows, start // 2))
+
+
+def largest_of_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A maximum over rows is that of the first replica."""
+    patch.setattr(run, "combine", lambda operation, parts: parts[0])
 
 
 def metric_fed_twice(patch: pytest.MonkeyPatch) -> None:
@@ -203,7 +235,8 @@ def export_without_moving_means(patch: pytest.MonkeyPatch) -> None:
 OTHERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     f.__name__: f
     for f in (
-        masked_divisor, metric_fed_twice, position_after_resume, neighbours_in_the_exchange, ties_of_a_pool, checkpoint_without_seeds,
+        masked_divisor, gathered_rows, largest_of_replicas, metric_fed_twice, position_after_resume,
+        neighbours_in_the_exchange, ties_of_a_pool, checkpoint_without_seeds,
         order_of_a_collective, stale_callbacks, export_without_moving_means, sums_by_device,
     )
 }  # fmt: skip

@@ -8,12 +8,12 @@ import jax
 import keras
 import pytest
 from keras import layers, ops
+from unisono._src.phases.coupling import sees_other_rows
 
 import unisono as un
 from sizes import mostly_slow
 from trainings import on, rows
 from unisono._src.keras_private.models import has_own_code
-from unisono._src.phases.coupling import sees_other_rows
 
 X = rows(32, 8)
 

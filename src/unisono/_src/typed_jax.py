@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.sharding import Sharding
 
@@ -78,6 +79,7 @@ jaxpr_as_fun: Callable[[core.ClosedJaxpr], UserFunction] = core.jaxpr_as_fun
 jit: Jit = jax.jit
 make_jaxpr: Callable[[UserFunction], Callable[..., core.ClosedJaxpr]] = jax.make_jaxpr
 make_jaxpr_and_shape: Callable[..., Callable[..., tuple[core.ClosedJaxpr, PyTree]]] = partial(jax.make_jaxpr, return_shape=True)
+mark_value: Callable[[Array, str], Array] = checkpoint_name
 map_rows: Callable[[Callable[[Array], Array], Array], Array] = lax.map
 map_tree: MapTree = jax.tree.map
 optimization_barrier: Identity = lax.optimization_barrier

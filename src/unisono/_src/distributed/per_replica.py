@@ -104,7 +104,7 @@ class PerReplica(NotOneArray):
     """The outputs of the replicas of this process."""
     index: int
     """The array's place among the outputs."""
-    shapes_elsewhere: Mapping[int, Sequence[jax.ShapeDtypeStruct]]
+    shapes_elsewhere: Mapping[int, Sequence[PyTree]]
     """The shapes of the outputs, by the rows of their replica; needed where replicas run in other processes."""
     total: jax.Array | None = None
     """The sum over replicas, where the step has computed it already."""

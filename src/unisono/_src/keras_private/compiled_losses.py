@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import keras
@@ -16,16 +16,7 @@ from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.trainers.compile_utils import CompileMetrics
 
 from unisono._src.keras_private.crops import make_crops_compilable
-from unisono._src.typing import KerasObject, Outputs, PyTree, UserObject
-
-
-def list_loss_terms(model: keras.Model) -> list[KerasObject]:
-    """Return the losses of compile(), one for each output that has a loss, as (path, loss, weight, name).
-
-    The list is empty if an overridden `compute_loss` never calls them: Keras builds them at their first call.
-    """
-    compiled = model._compile_loss
-    return list(compiled._flat_losses) if compiled is not None and compiled.built else []
+from unisono._src.typing import KerasObject, Outputs, PyTree
 
 
 def list_term_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -62,37 +53,6 @@ def wrap_losses(model: keras.Model, wrap: Callable[[Callable[..., Array]], Calla
         yield
     finally:
         object.__setattr__(model, "_compile_loss", compiled)
-
-
-@contextlib.contextmanager
-def replace_losses(model: keras.Model, losses: Sequence[Callable[..., Array]]) -> Iterator[None]:
-    """Replace the model's losses for the block, inside Keras' matching of structures, and stop their trackers."""
-    compiled = model._compile_loss
-    if compiled is None or not compiled.built:
-        yield
-        return
-    twin = object.__new__(type(compiled))  # copy.copy would save and load: Keras' objects copy themselves so
-    twin.__dict__.update(compiled.__dict__)
-    terms = [term._replace(loss=loss) for term, loss in zip(compiled._flat_losses, losses, strict=True)]
-    object.__setattr__(twin, "_flat_losses", terms)
-    object.__setattr__(twin, "_metrics", [None] * len(terms) if len(terms) > 1 else [])
-    object.__setattr__(model, "_compile_loss", twin)
-    try:
-        yield
-    finally:
-        object.__setattr__(model, "_compile_loss", compiled)
-
-
-def call_compiled_loss(model: keras.Model, y: PyTree, y_pred: PyTree, sample_weight: PyTree) -> Array | None:
-    """Return the weighted sum of the loss terms of compile(); None if there are no terms."""
-    return None if model._compile_loss is None else model._compile_loss(y, y_pred, sample_weight)
-
-
-def call_compute_loss(
-    model: keras.Model, x: PyTree, y: PyTree, y_pred: PyTree, sample_weight: PyTree, training: bool
-) -> UserObject:
-    """Return the result of the model's overridden `compute_loss`."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
 def call_model(model: keras.Model, x: PyTree, training: bool) -> Outputs:
@@ -140,23 +100,9 @@ def count_weight_regularizers(model: keras.Model) -> int:
     return sum(weight.regularizer is not None for weight in model.trainable_weights)
 
 
-def list_loss_owners(model: keras.Model) -> list[keras.Layer]:
-    """Return, for each loss of `model.losses` that is not of weights, the layer that has added it; the model itself for losses of a trace."""
-    if model._losses_override:
-        return [model] * (len(model.losses) - count_weight_regularizers(model))
-    layers = [model, *model._flatten_layers(include_self=False)]
-    return [layer for layer in layers for _ in layer._get_own_losses()]
-
-
 def get_loss_tracker(model: keras.Model) -> KerasObject:
     """Return the metric that tracks the loss; None before compile()."""
     return model._loss_tracker
-
-
-def list_metrics_without_trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Return the metrics of compile() and of the layers, without the loss trackers."""
-    trackers = [get_loss_tracker(model), *list_term_trackers(model)]
-    return [metric for metric in list_all_metrics(model) if not any(metric is tracker for tracker in trackers)]
 
 
 def list_all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

@@ -38,31 +38,18 @@ def release_state(model: keras.Model) -> None:
     set_untracked(model, "_jax_state", None)
 
 
+def has_own_statistics(layer: keras.Layer) -> bool:
+    """Return whether a layer normalizes the rows of its replica by themselves."""
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+
+
 def list_layers(model: keras.Layer) -> list[keras.Layer]:
     """Return a model or a layer with all its inner layers."""
     return list(model._flatten_layers())
 
 
-def has_own_code(model: keras.Model) -> bool:
-    """Return whether the forward pass runs code that is not of Keras' layers: of other classes, of functions, or between layers."""
-    for layer in list_layers(model):
-        functions = [getattr(layer, name, None) for name in ("function", "activation")]
-        if not is_of_keras(type(layer)) or not all(function is None or is_of_keras(function) for function in functions):
-            return True
-        operations = getattr(layer, "operations", ())  # of a functional model, as `x - keras.ops.mean(x)`
-        if any(not isinstance(operation, keras.Layer) for operation in operations):
-            return True
-    return False
-
-
 def is_of_keras(class_or_function: object) -> bool:
     return getattr(class_or_function, "__module__", "").startswith("keras.")
-
-
-def list_own_state(model: keras.Model) -> list[keras.Variable]:
-    """Return the non-trainable variables of the layers whose classes are not Keras'."""
-    layers = [layer for layer in list_layers(model) if not is_of_keras(type(layer))]
-    return [variable for layer in layers for variable in layer._non_trainable_variables]
 
 
 def supports_jit(model: keras.Model) -> bool:
@@ -82,12 +69,6 @@ def find_eager_option(model: keras.Model) -> str | None:
 
 def is_built(model: keras.Layer) -> bool:
     return all(layer.built for layer in list_layers(model))
-
-
-def list_inner_metric_ids(model: keras.Model) -> set[int]:
-    """Return the ids of the variables of metrics that models in the model keep. Keras leaves these metrics out."""
-    inner = [layer for layer in list_layers(model) if isinstance(layer, keras.Model) and layer is not model]
-    return {id(variable) for layer in inner for variable in layer.metrics_variables}
 
 
 def overrides_method(model: keras.Model, method: str) -> bool:

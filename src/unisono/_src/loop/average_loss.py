@@ -9,7 +9,7 @@ from keras import ops
 
 from unisono._src.keras_private.compiled_losses import reduce_weighted_values
 from unisono._src.near_names import says_near_names
-from unisono._src.replica.losses import spread_weights
+from unisono._src.replica.loss_weights import spread_weights
 from unisono._src.replica.trace_recorder import ReplicaCode, get_current_code
 from unisono._src.typing import AnyArray, Array, KerasObject
 

@@ -14,7 +14,6 @@ from unisono._src.phases.deferral import defer_merges
 from unisono._src.phases.draws import can_draw
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.phases.planned import Planned
-from unisono._src.phases.rules import RULES
 from unisono._src.phases.rules.loops import apply_rule
 from unisono._src.phases.twins import Equation, Twins
 
@@ -194,8 +193,3 @@ def find_local_reductions(twins: Twins, is_local: IsLocal) -> set[int]:
 def match_scopes(pattern: str) -> IsLocal:
     """Return what says whether a scope of an equation matches a pattern."""
     return lambda scopes: re.search(pattern, scopes) is not None
-
-
-def list_rules() -> list[str]:
-    """Return the names of the primitives that have a rule."""
-    return sorted(RULES)

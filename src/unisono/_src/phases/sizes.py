@@ -7,6 +7,7 @@ need not be traced for each size. And one of a single row must not be: where arr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -51,16 +52,24 @@ class Sizer:
             return shard.update(shape=self.resize_shape(whole.shape, shard.shape))
         if isinstance(whole, int) and isinstance(shard, int) and whole != shard:
             return self.resize_count(whole, shard)
-        if isinstance(
-            getattr(whole, "val", None), np.ndarray
-        ):  # an array that is hashed by its values, as attributes of calls are
-            numbers = zip(whole.val.ravel().tolist(), shard.val.ravel().tolist(), strict=True)
-            return type(shard)(np.array([self.resize(*pair) for pair in numbers], shard.val.dtype).reshape(shard.val.shape))
-        if type(whole) in (tuple, list) and isinstance(shard, tuple | list) and len(whole) == len(shard):
-            return type(whole)(self.resize(one, other) for one, other in zip(whole, shard, strict=True))
+        values = getattr(whole, "val", None)
+        if isinstance(values, np.ndarray):  # an array that is hashed by its values, as attributes of calls are
+            return self._resize_array(values, shard)
+        if isinstance(whole, tuple | list) and isinstance(shard, tuple | list) and type(whole) in (tuple, list):
+            return self._resize_items(whole, shard)
         if isinstance(whole, dict) and isinstance(shard, dict) and whole.keys() == shard.keys():
             return {key: self.resize(value, shard[key]) for key, value in whole.items()}
         return shard
+
+    def _resize_items(self, whole: Sequence[Any], shard: Sequence[Any]) -> Sequence[Any]:
+        items = [self.resize(*pair) for pair in zip(whole, shard, strict=True)] if len(whole) == len(shard) else shard
+        return tuple(items) if isinstance(shard, tuple) else list(items)
+
+    def _resize_array(self, whole: np.ndarray, shard: Any) -> Any:
+        """Return an attribute of a call that holds an array, for the size."""
+        own: np.ndarray = shard.val
+        numbers = [self.resize(*pair) for pair in zip(whole.ravel().tolist(), own.ravel().tolist(), strict=True)]
+        return type(shard)(np.array(numbers, own.dtype).reshape(own.shape))
 
     def resize_shape(self, whole: Shape, shard: Shape) -> Shape:
         return tuple(self.resize_count(one, other) for one, other in zip(whole, shard, strict=True))

@@ -40,11 +40,6 @@ class Contribution(NamedTuple):
     """Values that an overridden `compute_metrics` returns beside the metrics, times the row fraction."""
 
 
-def contribute_alone(metrics: list[jax.Array], logs: dict[str, jax.Array]) -> Contribution:
-    """Return the contribution of a replica alone whose step is no sum: what it tells, and nothing that is to be applied."""
-    return Contribution([], AssignedState([], [], [], [], []), metrics, jnp.float32(0), jnp.zeros(0), logs)
-
-
 def add_contributions(left: T, right: T) -> T:
     """Return the sum of two trees of arrays. This is the only arithmetic between replicas."""
     return jax.tree.map(jnp.add, left, right)

@@ -12,18 +12,18 @@ from collections.abc import Callable, Generator, Sequence
 import jax
 import jax.numpy as jnp
 import keras
-from jax.ad_checkpoint import checkpoint_name
 
 from unisono._src.keras_private.compiled_losses import list_all_metrics, wrap_losses
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.models import list_layers
+from unisono._src.keras_private.models import has_own_statistics, list_layers
 from unisono._src.keras_private.optimizers import list_optimizer_weights
 from unisono._src.keras_private.trainer_state import STATE_NAMES, group_variables
 from unisono._src.replica.label_ranges import LabelRanges
 from unisono._src.replica.metrics import flatten_logs
 from unisono._src.replica.protocol import RecordedVariables, State
-from unisono._src.replica.user_step import call_user_step, check_result, run_predict_step
+from unisono._src.replica.step_call import call_step, check_result, run_predict_step
+from unisono._src.typed_jax import mark_value
 from unisono._src.typing import Array, KerasObject, Logs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
 
@@ -65,12 +65,12 @@ class ModelStep:
         with contextlib.ExitStack() as stack:
             for context in (*marks, self._put_kernels()):
                 stack.enter_context(context)
-            logs, new_state = check_result(call_user_step(self.model, self._mode, state, batch), self._mode, state)
+            logs, new_state = check_result(call_step(self.model, self._mode, state, batch), self._mode, state)
         self._refuse_new_variables(state)
         results = flatten_logs(self._compute_results(new_state))
         flat = {name: jnp.asarray(value) for name, value in flatten_logs(logs or {}).items()}
         if "loss" in flat and "loss" not in results:
-            flat["loss"] = checkpoint_name(flat["loss"], LOSS)
+            flat["loss"] = mark_value(flat["loss"], LOSS)
         self.has_own_logs = flat.keys() != results.keys()
         return new_state, flat
 
@@ -125,7 +125,7 @@ class ModelStep:
 
     def _mark_gradient(self, gradient: Array, variable: keras.Variable) -> Array:
         self.gradient_variables.append(variable)
-        return checkpoint_name(gradient, f"{GRADIENT} {len(self.gradient_variables) - 1}")
+        return mark_value(gradient, f"{GRADIENT} {len(self.gradient_variables) - 1}")
 
     def _put_kernels(self) -> contextlib.AbstractContextManager[None]:
         """Have kernels in the forward pass before its gradient is taken."""
@@ -134,7 +134,10 @@ class ModelStep:
 
         def wrap(compute: Method) -> Method:
             def compute_with_kernels(weights: list[Array], *args: PyTree, **kwargs: PyTree) -> KerasObject:
-                return rewrite_before_gradient(lambda weights: compute(weights, *args, **kwargs))(weights)
+                def compute_of(weights: list[Array]) -> KerasObject:
+                    return compute(weights, *args, **kwargs)
+
+                return rewrite_before_gradient(compute_of)(weights)
 
             return compute_with_kernels
 
@@ -142,12 +145,14 @@ class ModelStep:
 
     @contextlib.contextmanager
     def _mark_loss(self) -> Generator[None]:
-        """Mark what is fed to the metric of the loss in the block, if it is one number."""
+        """Mark what is fed to the metric of the loss in the block, or its mean."""
 
         def wrap(update: Method) -> Method:
-            def update_marked(values: Array, *args: PyTree, **kwargs: PyTree) -> KerasObject:
-                is_number = isinstance(values, jax.Array) and values.size == 1
-                return update(checkpoint_name(values, LOSS) if is_number else values, *args, **kwargs)
+            def update_marked(values: Array, sample_weight: Array | None = None) -> KerasObject:
+                if jnp.size(values) == 1:
+                    return update(mark_value(values, LOSS), sample_weight)
+                mark_value(jnp.average(values, weights=sample_weight), LOSS)
+                return update(values, sample_weight)
 
             return update_marked
 
@@ -195,6 +200,6 @@ def mark_local_layers(model: keras.Model) -> Generator[None]:
 
     with contextlib.ExitStack() as stack:
         for layer in list_layers(model):
-            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
+            if has_own_statistics(layer):
                 stack.enter_context(wrap_method(layer, "call", wrap))
         yield

@@ -67,10 +67,6 @@ class ReplicaComputation(Protocol):
         """Return whether logs are others than these results; known after a trace."""
         ...
 
-    def run_alone(self, state: State, batch: PyTree) -> tuple[State, Contribution] | None:
-        """Return (new state, what is told) of one replica alone whose step is no sum of contributions; None for all other steps."""
-        ...
-
     def read_loss(self, part: Contribution, total: Contribution) -> Array:
         """Return a part of the loss of a step: the parts of all replicas add up to the loss, which is that of their total.
 

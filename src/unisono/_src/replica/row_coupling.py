@@ -194,19 +194,6 @@ def are_values_close(value: np.ndarray, expected: np.ndarray, tolerance: float) 
     return bool(np.allclose(value, expected, rtol=tolerance, atol=tolerance * float(np.max(np.abs(expected), initial=0))))
 
 
-def warn_of_row_tables(name: str, rows: int, shapes: Iterable[Shape], grown: Iterable[Shape]) -> None:
-    """Warn of a model whose outputs have rows on another axis than the first: `grown` are their shapes for twice as many rows."""
-    for shape, more in zip(shapes, grown, strict=True):
-        if shape[1:] != more[1:]:
-            warnings.warn(
-                f"The model {name!r} returns an output of shape {shape} for {rows} rows, and of shape {more} for {2 * rows}: another axis than "
-                f"the first counts rows as well, as in a table of all pairs of rows. A replica has the pairs of its own rows alone, so that R "
-                f"replicas have another loss than the whole batch. If it is to see the whole batch, write replicas=1.",
-                stacklevel=2,
-            )
-            return
-
-
 def warn_of_coupling(what: str) -> None:
     warnings.warn(describe_coupling(what), stacklevel=2)
 

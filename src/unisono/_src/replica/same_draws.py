@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 from jax.extend import core
@@ -45,13 +44,3 @@ def find_draw_for_rows(draws_of: Callable[[int], Sequence[Shape]], rows: int) ->
     except Exception:  # of the user's code, which was not written for more rows
         return None
     return next((one for one, more in zip(drawn, drawn_for_more, strict=False) if one and more[:1] == (2 * one[0],)), None)
-
-
-def warn_of_fixed_seed(model: str, shape: Shape, replicas: int) -> None:
-    """Warn of a model whose replicas draw the same numbers for their rows."""
-    warnings.warn(
-        f"The model {model!r} draws random numbers of shape {shape}, some for each row, from a fixed seed: each of the {replicas} replicas gets "
-        f"the same numbers for its rows, in every step. Make a generator in the __init__ of the layer, "
-        f"self.seeds = keras.random.SeedGenerator(1), and draw by seed=self.seeds. If the numbers are meant to be fixed, write replicas=1.",
-        stacklevel=2,
-    )

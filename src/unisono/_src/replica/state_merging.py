@@ -81,20 +81,6 @@ def check_has_sum(variable: keras.Variable, value: Array) -> None:
         )
 
 
-def list_shared_changes(
-    variables: list[keras.Variable], assigned: list[int], contribution: AssignedState, rows: int
-) -> list[tuple[keras.Variable, Array]]:
-    """Return the changes, by a replica's rows, of the variables that replicas average, and of those on which they must agree."""
-    floats = iter(contribution.float_changes)
-    counters = iter(contribution.counter_changes)
-    changes: list[tuple[keras.Variable, Array]] = []
-    for variable in (variables[index] for index in assigned):
-        if not random_keys.is_seed_state(variable) and not is_added(variable, False):
-            is_counter = is_counter_dtype(jnp.dtype(variable.dtype))
-            changes.append((variable, next(counters)[1] if is_counter else next(floats) / rows))
-    return changes
-
-
 def is_added(variable: keras.Variable, alone: bool) -> bool:
     """Return whether the variable's `aggregation` says how the values of several replicas become one: by the growth in all replicas, or
     in the first one."""

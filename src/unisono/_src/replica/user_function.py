@@ -239,9 +239,6 @@ class UserComputation:
     def has_own_logs(self) -> bool:
         return True
 
-    def run_alone(self, state: State, batch: PyTree) -> None:
-        return None
-
     def read_loss(self, part: Contribution, total: Contribution) -> Array:
         """Return the first number that the code returns, a sum over replicas: the loss, as loops are written."""
         numbers = [value for _, value in sorted(part.logs.items()) if value.size == 1]

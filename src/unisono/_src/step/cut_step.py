@@ -85,6 +85,12 @@ class CutStep(Protocol):
         """Return the results of the step, from the totals of all phases. `present` is how many replicas have rows."""
         ...
 
+
+class AloneStep(Protocol):
+    """A step of one replica, on batches of one kind. It adds nothing."""
+
+    phases: int
+
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
         """Return (the results, the outputs) of a step of one replica, which adds nothing."""
         ...
@@ -107,7 +113,7 @@ Part: TypeAlias = tuple[list[Array | None], Array | None]
 class StepCutter(Protocol):
     """Cuts a step for batches: by their shapes, and by the rows of the replicas."""
 
-    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep:
+    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep | AloneStep:
         """Return the step for a batch: the same object for batches of one kind."""
         ...
 

@@ -75,6 +75,11 @@ class DeviceState:
         self._layout = layout
 
     @property
+    def current(self) -> set[int]:
+        """Return the devices that have the newest state, as far as they read it."""
+        return set(self._current)
+
+    @property
     def lead_state(self) -> State:
         """Return the newest state, on the lead."""
         return self._states[0]

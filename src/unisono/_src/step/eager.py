@@ -121,10 +121,6 @@ class EagerStep:
             shards = step_input.batch_plan.rows_of_replicas
             self._functions.probe(self.state, step_input.batch.tree(), shards, step_input.constants)
         self._probe_schedule.note_trained(1)
-        by_itself = self._functions.run_alone(self.state, rows[0]) if self._functions.has_one_replica else None
-        if by_itself is not None:
-            self.state = keep_dtypes(by_itself[0], self.state)
-            return self._functions.results(self.state) | by_itself[1].logs, []
         contributions: dict[int, Contribution] = {}
         outputs: dict[int, ReplicaOutputs] = {}
         for shard in step_input.batch_plan.shards:

@@ -26,7 +26,7 @@ from unisono._src.replica.protocol import State
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
-from unisono._src.typed_jax import optimization_barrier
+from unisono._src.typed_jax import jaxpr_as_fun, optimization_barrier
 from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.rewrite import trace_as_rewritten
@@ -60,8 +60,10 @@ class TracedStep:
             results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
         )
         told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
-        loss = jnp.asarray(UNTOLD_LOSS) if self.marked.loss is None else results[-1]
-        return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, list(gradients), loss, [])
+        loss = None if self.marked.loss is None else results[-1]
+        loss = jnp.asarray(UNTOLD_LOSS) if loss is None else loss
+        told_gradients = [gradient for gradient in gradients if gradient is not None]
+        return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, told_gradients, loss, [])
 
 
 class WholeStep:
@@ -73,7 +75,7 @@ class WholeStep:
         self._traced = traced
 
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
-        run = core.jaxpr_as_fun(self._traced.program)
+        run = jaxpr_as_fun(self._traced.program)
         return self._traced.end(run(*jax.tree.leaves((known.state, batch)))), []
 
 

@@ -21,7 +21,7 @@ from unisono._src.packing import unpack_tree
 from unisono._src.phases.run import ShardPlace
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
-from unisono._src.step.cut_step import CutStep, Known, ShardWork, StepEnd
+from unisono._src.step.cut_step import AloneStep, CutStep, Known, ShardWork, StepEnd
 from unisono._src.step.digest_stage import DigestStage
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import (
@@ -127,10 +127,12 @@ ShardOf: TypeAlias = Callable[[Array], PyTree]
 class StepProgram:
     """The step program as a function of Python."""
 
-    def __init__(self, name: str, cut: CutStep, replicas: int, has_one_replica: bool, is_recorded: bool) -> None:
-        self._cut = cut
+    def __init__(self, name: str, cut: CutStep | AloneStep, replicas: int, is_recorded: bool) -> None:
+        self._has_one_replica = replicas == 1
+        self._cut = cast(CutStep, cut)
+        self._alone = cast(AloneStep, cut)
+        """The same, if it is a step of one replica."""
         self._replicas = replicas
-        self._has_one_replica = has_one_replica
         self._digest_stage = DigestStage(replicas, is_recorded)
         self.__name__ = name
 
@@ -155,7 +157,7 @@ class StepProgram:
 
         def step(number: Array, carry: Carry) -> Carry:
             if self._has_one_replica:
-                end, one = self._cut.run_alone(known._replace(state=carry.work.state), take_slot(batches, number))
+                end, one = self._alone.run_alone(known._replace(state=carry.work.state), take_slot(batches, number))
                 outputs = [output[None] for output in one]
                 return self._hand_on(carry._replace(outputs=outputs), self._keep_dtypes(end, carry), number, orders.finishing)
             offset = number * orders.replicas - orders.first
@@ -171,7 +173,7 @@ class StepProgram:
         """Return what the functions of the step return, in shapes; all arguments may be shapes."""
         known = Known(state, [], [], numbers, constants)
         if self._has_one_replica:
-            end, outputs = eval_shape(self._cut.run_alone, known, batch)
+            end, outputs = eval_shape(self._alone.run_alone, known, batch)
             return StepShapes([], [], outputs, end)
         shards: list[ShardWork] = []
         for phase in range(self._cut.phases):

@@ -16,7 +16,7 @@ from unisono._src.program_digest import digest_program
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import CutStep, StepCutter
+from unisono._src.step.cut_step import AloneStep, CutStep, StepCutter
 from unisono._src.step.device_state import BufferLayout, DeviceState
 from unisono._src.step.plan import BatchPlan, ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram, StepShapes
@@ -37,7 +37,6 @@ class ProgramCalls:
         placement: Placement,
         inputs: CallInputs,
         device_state: DeviceState,
-        has_one_replica: bool,
         is_recorded: bool,
     ) -> None:
         """`name` is what profiles call the programs. `is_recorded`: digests of the steps are wanted."""
@@ -46,10 +45,9 @@ class ProgramCalls:
         self._placement = placement
         self._inputs = inputs
         self._device_state = device_state
-        self._has_one_replica = has_one_replica
         self._is_recorded = is_recorded
-        self._functions: dict[CutStep, StepProgram] = {}
-        self._programs: dict[CutStep, DeviceProgram] = {}
+        self._functions: dict[CutStep | AloneStep, StepProgram] = {}
+        self._programs: dict[CutStep | AloneStep, DeviceProgram] = {}
         self._shapes: dict[Hashable, StepShapes] = {}
         self._layouts: dict[Hashable, BufferLayout] = {}
         self._digests: dict[Hashable, int] = {}
@@ -57,11 +55,11 @@ class ProgramCalls:
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
 
-    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep:
+    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep | AloneStep:
         """Return the step for a batch, and have its buffers laid out."""
         cut = self._cutter.cut(batch, batch_plan, state)
         if cut not in self._programs:
-            function = StepProgram(self._name, cut, self._placement.replicas, self._has_one_replica, self._is_recorded)
+            function = StepProgram(self._name, cut, self._placement.replicas, self._is_recorded)
             note_traced = self._note_traced if self._placement.processes else None
             self._functions[cut] = function
             rewritten = rewrite_function(function, self._placement.lead.platform, note_traced)
@@ -69,9 +67,9 @@ class ProgramCalls:
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
         return cut
 
-    def _lay_out(self, cut: CutStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
+    def _lay_out(self, cut: CutStep | AloneStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Return the layout of the buffers of a step."""
-        if self._has_one_replica:
+        if self._placement.replicas == 1:
             return BufferLayout()
         sizes = sorted(set(batch_plan.sizes))
         key = cut, tuple(self._inputs.kind(batch, size) for size in sizes)
@@ -95,7 +93,9 @@ class ProgramCalls:
         """Return the shapes of the outputs of a replica with this number of rows."""
         return self._describe(self.cut(batch, batch_plan, state), batch, batch_plan, rows, state).outputs
 
-    def _describe(self, cut: CutStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State) -> StepShapes:
+    def _describe(
+        self, cut: CutStep | AloneStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State
+    ) -> StepShapes:
         """Return what the functions of a step return for shards of `size` rows, in shapes."""
         key = cut, self._inputs.kind(batch, size)
         if key not in self._shapes:

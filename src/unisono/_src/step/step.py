@@ -15,7 +15,7 @@ from unisono._src.processes.activity import get_activity
 from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import CutStep, StepCutter
+from unisono._src.step.cut_step import AloneStep, CutStep, StepCutter
 from unisono._src.step.device_state import DeviceState
 from unisono._src.step.phased_steps import PhasedSteps
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
@@ -193,7 +193,6 @@ class Step:
             self._placement,
             self._inputs,
             self._device_state,
-            self._functions.has_one_replica,
             self._is_recorded,
         )
 
@@ -259,7 +258,7 @@ class Step:
         get_activity().report_next_step()
         return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests, fault)
 
-    def _choose_phase(self, verified: VerifiedReplica, cut: CutStep) -> int:
+    def _choose_phase(self, verified: VerifiedReplica, cut: CutStep | AloneStep) -> int:
         """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
         assert self._verification is not None
         return self._verification.count_turns(verified.step) // self._placement.replicas % cut.phases

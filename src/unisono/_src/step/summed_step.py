@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -67,11 +68,6 @@ class SummedStep:
         return self._end(known, total, present)
 
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
-        by_itself = self._functions.run_alone(known.state, batch)
-        if by_itself is not None:
-            state, total = by_itself
-            logs = self._functions.results(state) | total.logs
-            return StepEnd(state, logs, total.gradients, self._functions.read_loss(total, total), []), []
         if self._is_counted:
             known = known._replace(totals=[[self._count(known, batch, jnp.int32(0))]])
         total, outputs = optimization_barrier(self._contribute(known, batch, jnp.int32(0)))
@@ -123,8 +119,8 @@ class SummedSteps:
     ) -> tuple[list[Part], list[InspectedProgram]]:
         """Return what each shard of this process gives, and programs that compute it. `batches` are the rows of the shards."""
         divisors = np.array(self.list_numbers(batch, batch_plan, 1, state)[2:], np.float32)
-        constants = self._inputs.constants()
-        starts = [(np.int32(shard.replica), np.float32(len(shard.rows) / batch.rows)) for shard in batch_plan.shards]
+        constants = cast(list[Array], self._inputs.constants())
+        starts = [(jnp.int32(shard.replica), jnp.float32(len(shard.rows) / batch.rows)) for shard in batch_plan.shards]
         if self.cut(batch, batch_plan, state).phases > 1:
             counted = [
                 [0 if term is None else term for term in self._functions.divisors(state, rows, *start, constants)]
