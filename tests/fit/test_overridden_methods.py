@@ -1,12 +1,13 @@
-"""Methods of Keras' models that a class overrides beside its steps: they are called as in plain Keras, or refused."""
+"""Methods of Keras' models that a class overrides beside its steps: they are called as in plain Keras, or refused. Outputs of any shape."""
 
+import jax
 import keras
 import numpy as np
 import pytest
 from keras import layers, ops
 
-from sizes import cases, slow
-from trainings import assert_equals_keras, fitting, on, rows
+from sizes import cases, mostly_slow, slow
+from trainings import assert_equals_keras, fitting, on, rows, run
 
 X, Y = rows(24, 3), rows(24, 1, seed=1)
 
@@ -85,6 +86,8 @@ def test_a_function_of_a_loop_is_not_made_by_the_class():
 
 
 class Codes(keras.Model):
+    """Returns weights of its own, or each row several times."""
+
     def __init__(self, length, times=1):
         super().__init__()
         self.codes = self.add_weight(shape=(length, 3), name="codes")
@@ -94,18 +97,6 @@ class Codes(keras.Model):
         return ops.repeat(x, self.times, axis=0) if self.times > 1 else ops.convert_to_tensor(self.codes)
 
 
-def test_outputs_without_rows_are_refused():
-    """Also where their length is a multiple of a replica's rows."""
-    for length in (3, 4):
-        with on(1, 4).scope():
-            model = Codes(length)
-        with pytest.raises(ValueError, match=rf"output of shape \({length}, 3\) for 2 rows.*must count rows"):
-            model.predict(X[:8], verbose=0)
-    with on(1, 4).scope():
-        model = Codes(3, times=2)
-    np.testing.assert_array_equal(model.predict(X[:8], verbose=0), np.repeat(X[:8], 2, axis=0))
-
-
 class Pairs(keras.Model):
     """A table of all pairs of rows."""
 
@@ -113,15 +104,31 @@ class Pairs(keras.Model):
         return ops.matmul(x, ops.transpose(x))
 
 
-@pytest.mark.parametrize("rows", [4, *slow(16)])
-def test_outputs_with_another_axis_of_rows_are_refused(rows):
-    """A replica's tables would be another output; four rows are one for each replica."""
-    with on(1, 4).scope():
-        model = Pairs()
-    size = rows // 4
-    shapes = rf"output of shape \({size}, {size}\) for {size} rows, and of shape \({2 * size}, {2 * size}\) for {2 * size}"
-    with pytest.raises(ValueError, match=f"{shapes}: another axis than the first counts rows"):
-        model.predict(X[:rows], verbose=0)
-    with on(1, 1).scope():
-        model = Pairs()
-    assert model.predict(X[:rows], verbose=0).shape == (rows, rows)
+class Turned(keras.Model):
+    """Rows on the second axis, and their number."""
+
+    def call(self, x):
+        return {"rows": ops.transpose(x), "number": ops.full((1,), ops.shape(x)[0])}
+
+
+OUTPUTS = {
+    "without rows": lambda: Codes(3),
+    "as long as a replica's rows": lambda: Codes(2),
+    "each row twice": lambda: Codes(3, times=2),
+    "all pairs of rows": Pairs,
+    "rows on another axis": Turned,
+}
+
+
+@pytest.mark.parametrize("what", mostly_slow(OUTPUTS, "all pairs of rows", "rows on another axis"))
+def test_outputs_of_any_shape_are_those_of_keras(what):
+    """Also of batches with fewer rows than replicas."""
+
+    def predict(strategy, count):
+        model = run(OUTPUTS[what], lambda model: None, strategy).model
+        return model.predict(X[:count], verbose=0)
+
+    for count in (10, 3):
+        plain, one, three = (predict(strategy, count) for strategy in (None, on(1, 4), on(3, 4)))
+        jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6), one, plain)
+        jax.tree.map(np.testing.assert_array_equal, three, one)

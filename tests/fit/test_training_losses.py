@@ -1,7 +1,6 @@
 """Every loss has the divisor that Keras gives it on the whole global batch, and regularizers count once."""
 
 import itertools
-import re
 import warnings
 
 import jax
@@ -96,14 +95,8 @@ def test_reduction_none_is_refused():
         run(regressor(losses.MeanSquaredError(reduction="none")), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
 
 
-def test_weights_on_a_loss_of_one_number_are_refused():
-    """Sample weights cannot reach the rows behind one number."""
-    with pytest.raises(ValueError, match="sample or class weights cannot reach the rows"):
-        run(regressor(scalar_loss), fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE), on(3))
-
-
 @pytest.mark.parametrize("reduction", ["mean_with_sample_weight", *slow("sum_over_batch_size", "sum")])
-def test_one_replica_weighs_a_loss_of_one_number_as_keras(reduction):
+def test_weights_on_a_loss_of_one_number(reduction):
     """Keras multiplies the number by each weight."""
 
     class OneNumber(losses.Loss):
@@ -111,7 +104,7 @@ def test_one_replica_weighs_a_loss_of_one_number_as_keras(reduction):
             return scalar_loss(y_true, y_pred)
 
     fit = fitting(X, Y, sample_weight=WEIGHTS, batch_size=ROWS_AT_ONCE)
-    assert_equals_keras(regressor(OneNumber(reduction=reduction)), fit, replicas=(1,))
+    assert_equals_keras(regressor(OneNumber(reduction=reduction)), fit, replicas=cases((8,), (1, 8)))
 
 
 def test_class_weights():
@@ -157,14 +150,6 @@ def test_pairs_that_replicas_would_tear_apart_are_refused_with_the_rows_of_a_rep
         model.fit(X[:6], Y[:6], batch_size=6, verbose=0)
 
 
-@pytest.mark.parametrize("loss", slow(losses.Dice, losses.Tversky, losses.Circle))
-def test_losses_that_look_at_the_whole_batch(loss):
-    """They see their replica's rows: equal bits on every placement."""
-    y = labels(43, 3) if loss is losses.Circle else (Y > 0).astype("float32")
-    with pytest.warns(UserWarning, match="replicas=1"):
-        assert_same_bits(regressor(loss, "sigmoid"), fitting(X[:32], y[:32], batch_size=16))
-
-
 def contrasted(y_true, y_pred):
     """Each row against all others."""
     likeness = ops.matmul(y_pred, ops.transpose(y_pred))
@@ -198,16 +183,24 @@ class Balanced(losses.Loss):
         return ops.mean(ops.square(y_true - y_pred)) / (ops.mean(ops.cast(y_true > 0, "float32")) + 0.1)
 
 
-@pytest.mark.parametrize("loss", [contrasted, *slow(of_halves, root_of_mean, by_largest, Balanced())])
-def test_a_loss_that_couples_rows_is_warned_of(loss):
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        run(regressor(loss), fitting(X[:16], Y[:16], batch_size=16), on(1, 4))
-    coupled = r"makes of all rows together what is not made of their parts.*replicas=1"
-    assert len([w for w in said if re.search(coupled, str(w.message))]) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run(regressor(loss), fitting(X[:16], Y[:16], batch_size=16), on(1, 1))
+COUPLING = {
+    "contrasted": contrasted,
+    "halves": of_halves,
+    "root": root_of_mean,
+    "by the largest": by_largest,
+    "hard rows": of_hard_rows,
+    "balanced": Balanced(),
+    "Dice": losses.Dice(),
+    "Tversky": losses.Tversky(),
+    "Circle": losses.Circle(),
+}
+
+
+@pytest.mark.parametrize("name", mostly_slow(COUPLING, "contrasted", "hard rows"))
+def test_a_loss_that_looks_at_the_whole_batch(name):
+    """A batch of ten rows for four replicas, and one of six."""
+    y = labels(16, 3) if name == "Circle" else (Y[:16] > 0).astype("float32")
+    assert_equals_keras(regressor(COUPLING[name], "sigmoid"), fitting(X[:16], y, batch_size=10), replicas=(4,))
 
 
 class Pairs(keras.Model):
@@ -223,17 +216,16 @@ class Pairs(keras.Model):
         return pairs if self.columns is None else ops.sum(pairs, axis=1, keepdims=True) + ops.zeros((1, self.columns))
 
 
-@pytest.mark.parametrize(("columns", "replicas", "warned"), [(None, 4, 1), (4, 4, 0), *slow((None, 1, 0))])
-def test_outputs_for_all_pairs_of_rows_are_warned_of(columns, replicas, warned):
-    """Not where an axis is as long as the rows by chance."""
-    with on(1, replicas).scope():
+@pytest.mark.parametrize("columns", [None, *slow(3)])
+def test_outputs_for_all_pairs_of_rows(columns):
+    """Also where an axis is as long as a replica's rows by chance."""
+
+    def make():
         model = Pairs(columns)
-    model.compile("sgd", losses.SparseCategoricalCrossentropy(from_logits=True))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model.fit(X[:16], np.arange(16) % 4, batch_size=16, verbose=0)
-    expected = r"The model 'pairs(_\d+)?' returns an output of shape \(4, 4\) for 4 rows, and of shape \(8, 8\) for 8.*replicas=1"
-    assert len([w for w in said if re.search(expected, str(w.message))]) == warned
+        model.compile(keras.optimizers.SGD(0.1), losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    assert_equals_keras(make, fitting(X[:10], np.arange(10) % (columns or 10), batch_size=10), replicas=(4,))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Metrics of an epoch are those of its real rows, each counted once, whatever the replicas and batches."""
 
-import warnings
 from functools import partial
 
 import keras
@@ -109,35 +108,17 @@ def test_accuracies_with_and_without_state_and_a_count():
         assert (logs["object"], logs["binary_accuracy"], logs["count"]) == (expected, expected, count)
 
 
-class Watched(layers.Layer):
-    """Follows the mean of what passes through it, in a metric of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = metrics.Mean(name="seen")
-
-    def call(self, x):
-        self.seen.update_state(ops.mean(x, axis=-1))
-        return x
-
-
 def test_losses_in_the_place_of_metrics():
-    """A sum of rows is one; what is made of all rows is told."""
+    """Sums, means, and what is made of all rows."""
 
-    def make(*metrics):
+    def make():
         model = keras.Sequential([layers.Dense(2, "sigmoid")])
-        model.compile("sgd", "mse", metrics=list(metrics))
+        squares, dice = keras.losses.MeanSquaredError(reduction="sum", name="squares"), keras.losses.Dice(name="dice")
+        model.compile("sgd", "mse", metrics=[squares, keras.losses.mean_absolute_error, dice])
         return model
 
-    x, y = rows(32, 3), (rows(32, 2, seed=1) > 0.5).astype("float32")
-    sums = lambda: make(keras.losses.MeanSquaredError(reduction="sum", name="squares"), keras.losses.mean_absolute_error)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert_equals_keras(sums, fitting(x, y, batch_size=16), replicas=cases((4,), (1, 4)))
-    with on(1, 4).scope():
-        model = make(keras.losses.Dice(name="dice"))
-    with pytest.warns(UserWarning, match="The metric 'dice' is fed with one number for all rows of a replica that is neither"):
-        model.evaluate(x, y, batch_size=16, verbose=0)
+    x, y = rows(26, 3), (rows(26, 2, seed=1) > 0.5).astype("float32")
+    assert_equals_keras(make, fitting(x, y, batch_size=16), replicas=cases((4,), (1, 4)))
 
 
 class Encoder(keras.Model):
@@ -160,45 +141,6 @@ def test_a_metric_of_a_model_in_the_model_is_left_out():
         return model
 
     assert_equals_keras(make, fitting(rows(32, 3), rows(32, 2, seed=1), batch_size=8), replicas=cases((4,), (1, 4)))
-
-
-def test_a_metric_that_a_layer_keeps():
-    """It counts every row of the epoch once. (Plain Keras on JAX cannot run it.)"""
-
-    def watched():
-        model = keras.Sequential([keras.Input(X.shape[1:]), Watched(), layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
-
-    ours = assert_same_bits(watched, fitting(X, BINARY, batch_size=ROWS_AT_ONCE))
-    np.testing.assert_allclose(ours.logs["seen"], [X.mean()], rtol=1e-4)
-
-
-class Keeps(metrics.Metric):
-    """A metric whose state is no sum over rows."""
-
-    def __init__(self, keep, name):
-        super().__init__(name=name)
-        self.keep, self.kept = keep, self.add_weight(shape=(), initializer="zeros", name="kept")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.kept.assign(self.keep(self.kept.value, y_pred))
-
-    def result(self):
-        return self.kept.value
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [
-        pytest.param(lambda old, y_pred: ops.maximum(old, ops.max(y_pred)), id="a maximum"),
-        pytest.param(lambda old, y_pred: ops.mean(y_pred), id="the last batch", marks=pytest.mark.slow),
-    ],
-)
-def test_a_metric_that_is_no_sum_is_refused(keep):
-    """Replicas' maxima cannot be added: the error names the metric."""
-    with pytest.raises(ValueError, match="metric_0"):
-        run(binary(metrics=[partial(Keeps, keep)]), fitting(X, BINARY, batch_size=ROWS_AT_ONCE), on(3))
 
 
 class Counts(metrics.Metric):

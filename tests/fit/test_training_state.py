@@ -1,7 +1,5 @@
 """State that replicas assign: batch statistics, random numbers, counters."""
 
-import math
-
 import keras
 import numpy as np
 import pytest
@@ -136,39 +134,38 @@ class Assigning(layers.Layer):
         return x
 
 
-def test_a_counter_counts_steps():
-    """An integer that every replica raises by one is raised by one a step."""
-    make = classifier(lambda: Assigning(lambda own, x: own + 1))
-    ours = assert_same_bits(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))
-    assert int(ours.model.layers[0].own.value) == math.ceil(len(X) / ROWS_AT_ONCE)
-
-
-def test_a_float_that_the_forward_pass_assigns():
-    """It becomes the mean of what the replicas leave, weighted by rows: here plain Keras' mean."""
-    make = classifier(lambda: Assigning(lambda own, x: 0.9 * own + 0.1 * ops.mean(x), dtype="float32"))
-    assert_equals_keras(make, fitting(X, Y, batch_size=ROWS_AT_ONCE))
-
-
-REFUSED = {
-    "an integer that depends on the rows": lambda: Assigning(lambda own, x: ops.cast(ops.sum(x), "int32")),
-    "a trainable variable": lambda: Assigning(lambda own, x: own + ops.mean(x), dtype="float32", trainable=True),
-    "a truth value": lambda: Assigning(lambda own, x: ops.mean(x) > 0, dtype="bool"),
+STATE = {
+    "a counter of steps": lambda: Assigning(lambda own, x: own + 1),
+    "a counter of rows": lambda: Assigning(lambda own, x: own + ops.shape(x)[0]),
+    "an integer that depends on the rows": lambda: Assigning(lambda own, x: ops.cast(ops.sum(ops.round(x)), "int32")),
+    "a short integer": lambda: Assigning(lambda own, x: ops.cast(16 * ops.round(x[0, 0]), "uint8"), dtype="uint8"),
+    "a truth value": lambda: Assigning(lambda own, x: ops.mean(x) > 1, dtype="bool"),
+    "a mean": lambda: Assigning(lambda own, x: 0.9 * own + 0.1 * ops.mean(x), dtype="float32"),
+    "a sum": lambda: Assigning(lambda own, x: own + ops.sum(ops.square(x)), dtype="float32"),
+    "a sum that decays": lambda: Assigning(lambda own, x: 0.5 * own + ops.sum(x), dtype="float32"),
+    "a largest value": lambda: Assigning(lambda own, x: ops.maximum(own, ops.max(x)), dtype="float32"),
+    "a sum of what is assigned": lambda: Assigning(lambda own, x: ops.sum(x), dtype="float32", aggregation="sum"),
+    "the first row": lambda: Assigning(lambda own, x: x[0, 0], dtype="float32", aggregation="only_first_replica"),
 }
+"""What a layer assigns in its forward pass."""
 
 
-@pytest.mark.parametrize("what", mostly_slow(REFUSED, "an integer that depends on the rows", "a trainable variable"))
-def test_state_that_cannot_be_merged_is_refused(what):
-    """By the path of the variable."""
-    with pytest.raises(ValueError, match="own"):
-        run(classifier(REFUSED[what]), fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
+@pytest.mark.parametrize("what", mostly_slow(STATE, "an integer that depends on the rows", "a sum that decays", "the first row"))
+def test_state_that_the_forward_pass_assigns(what):
+    """It is that of plain Keras, whatever it is made of, and whatever `aggregation` says."""
+    plain = assert_equals_keras(classifier(STATE[what]), fitting(X[:17], Y[:17], batch_size=10), replicas=(4,))
+    assert np.asarray(plain.model.layers[0].own.value).any()
 
 
-def test_a_variable_that_the_model_does_not_track_is_refused():
-    hidden = []
-
-    def make():
-        hidden.append(keras.Variable(0.0, trainable=False, name="hidden"))
-        return classifier(lambda: layers.Lambda(lambda x: (hidden[-1].assign(ops.mean(x)), x)[1]))()
-
-    with pytest.raises(ValueError, match="hidden.*does not track"):
-        run(make, fitting(X, Y, batch_size=ROWS_AT_ONCE), on(3))
+@pytest.mark.slow
+def test_complex_state():
+    """Assigned anew by each batch."""
+    ours, plain = (
+        run(
+            classifier(lambda: Assigning(lambda own, x: ops.cast(ops.sum(x), "complex64") * 1j, dtype="complex64")),
+            fitting(X[:10], Y[:10], batch_size=10),
+            strategy,
+        ).model.layers[0]
+        for strategy in (on(1, 4), None)
+    )
+    np.testing.assert_allclose(ours.own.value, plain.own.value, rtol=1e-5)

@@ -123,28 +123,3 @@ def test_a_step_of_the_models_own_may_have_batches_of_any_form():
     fit = lambda model: model.fit(batches(), verbose=0, shuffle=False, steps_per_epoch=16 // BATCH)
     plain, ours = run(make, fit), run(make, fit, on(1, 4))
     np.testing.assert_allclose(ours.model.get_weights()[0], plain.model.get_weights()[0], rtol=1e-5)
-
-
-class WithThreshold(keras.metrics.Metric):
-    """Has a variable that no update assigns."""
-
-    def __init__(self):
-        super().__init__(name="above")
-        self.threshold = self.add_variable((), "ones", name="threshold")
-        self.count = self.add_variable((), "zeros", name="count")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.count.assign_add(ops.sum(ops.cast(y_pred > self.threshold.value, "float32")))
-
-    def result(self):
-        return ops.convert_to_tensor(self.count)
-
-
-def test_what_no_update_assigns_is_not_waited_for():
-    def make():
-        model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
-        model.compile("sgd", "mse", metrics=[WithThreshold()])
-        return model
-
-    model = run(make, fitting(rows(32, 4), rows(32, 2), batch_size=8), on(1, 4)).model
-    assert not model.train_function._step._functions.is_undecided

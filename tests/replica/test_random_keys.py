@@ -1,4 +1,4 @@
-"""Random numbers: from the generator's state and the replica."""
+"""Random numbers: in `fit` those of plain Keras, in a loop from the generator's state and the replica."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import unisono as un
+from sizes import slow
 from unisono._src.replica import random_keys
 
 
@@ -36,22 +37,12 @@ def masks(strategy: un.Strategy | None, rows: int = 16, steps: int = 2) -> list[
     return [np.asarray(w) for w in model.get_weights()]
 
 
-def test_one_replica_draws_what_plain_keras_draws():
-    plain, ours = masks(None), masks(un.OneDeviceStrategy())
-    assert all(np.array_equal(a, b) for a, b in zip(plain, ours, strict=True))
-
-
-@pytest.mark.slow
-def test_two_layers_of_one_shape_draw_different_masks():
-    first, second = masks(un.OneDeviceStrategy(replicas=4))
-    assert not np.array_equal(first, second)
-
-
-def test_replicas_draw_different_masks():
-    """Had all four drawn the mask of the first, the sum would be that of a quarter of the rows, repeated."""
-    four = masks(un.OneDeviceStrategy(replicas=4))[0]
-    one = masks(un.OneDeviceStrategy(), rows=4)[0]
-    assert not np.allclose(four, one)
+@pytest.mark.parametrize("replicas", [4, *slow(1)])
+def test_rows_get_the_masks_that_they_get_in_plain_keras(replicas):
+    """Also where replicas have numbers of rows that differ. Sums of a mask are whole numbers, which no order of the sum changes."""
+    plain, ours = masks(None, 14), masks(un.OneDeviceStrategy(replicas=replicas), 14)
+    for one, other in zip(plain, ours, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 class AlwaysDropout(layers.Dropout):
@@ -62,7 +53,7 @@ class AlwaysDropout(layers.Dropout):
 
 
 def test_prediction_draws_what_plain_keras_draws_and_goes_on():
-    """Batches and calls draw anew; one replica draws as plain Keras, several the same on every placement."""
+    """Batches and calls draw anew; rows get the same masks on every placement."""
     seen = {}
     for name, strategy in {
         "plain": None,
@@ -77,8 +68,7 @@ def test_prediction_draws_what_plain_keras_draws_and_goes_on():
         assert not np.array_equal(calls[0], calls[1])
         assert not np.array_equal(calls[0][:7], calls[0][7:])
         seen[name] = un.fingerprint(calls, *model.variables)
-    assert seen["plain"] == seen["one"]
-    assert seen["four on one"] == seen["four on three"] != seen["one"]
+    assert len(set(seen.values())) == 1
 
 
 @pytest.mark.slow

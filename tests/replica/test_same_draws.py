@@ -1,4 +1,4 @@
-"""Random numbers of a fixed seed in `fit`: replicas that draw the same for their rows are told."""
+"""Random numbers of a fixed seed: `fit` draws what plain Keras draws, and how draws for rows are found in a loop."""
 
 import warnings
 
@@ -43,16 +43,6 @@ class NoisyStep(keras.Model):
         return super().train_step(state, (x + keras.random.normal(keras.ops.shape(x), seed=1), y))
 
 
-def warned(make, replicas, batch_size=16, method="fit"):
-    with on(1, replicas).scope():
-        model = make()
-    model.compile("sgd", "mse")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        getattr(model, method)(X, Y, batch_size=batch_size, verbose=0)
-    return [str(one.message) for one in said if "fixed seed" in str(one.message)]
-
-
 def around(layer, model_class=keras.Model):
     def make():
         inputs = layers.Input((4,))
@@ -61,53 +51,25 @@ def around(layer, model_class=keras.Model):
     return make
 
 
-SAME = [
-    around(lambda: Noise(1)),
-    around(DroppedByKey),
-    around(layers.ReLU, NoisyStep),
-]
+FIXED = {
+    "a layer": around(lambda: Noise(1)),
+    "a key": around(DroppedByKey),
+    "a step": around(layers.ReLU, NoisyStep),
+    "a generator": around(lambda: Noise(keras.random.SeedGenerator(1))),
+    "weights": around(Projection),
+}
 
 
-@pytest.mark.parametrize("make", [SAME[0], SAME[2], *slow(SAME[1])])
-@pytest.mark.parametrize(("replicas", "batch_size", "shape"), [(4, 16, r"\(4, 4\)"), *slow((8, 8, r"\(1, 4\)"))])
-def test_replicas_that_draw_the_same_are_told(make, replicas, batch_size, shape):
-    with on(1, replicas).scope():
-        model = make()
-    model.compile("sgd", "mse")
-    text = (
-        rf"The model 'net' draws random numbers of shape {shape}, some for each row, from a fixed seed: each of the {replicas} replicas gets "
-        r"the same numbers for its rows, in every step\. .*self\.seeds = keras\.random\.SeedGenerator\(1\)"
-    )
-    with pytest.warns(UserWarning, match=text):
-        model.fit(X, Y, batch_size=batch_size, verbose=0)
+@pytest.mark.parametrize("what", mostly_slow(FIXED, "a step", "a generator"))
+def test_rows_get_the_numbers_that_they_get_in_keras(what):
+    """In training and in evaluation."""
 
+    def make():
+        model = FIXED[what]()
+        model.compile("sgd", "mse")
+        return model
 
-def test_evaluation_is_told_too():
-    assert len(warned(SAME[0], 2, method="evaluate")) == 1
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda: Noise(keras.random.SeedGenerator(1)),
-        Projection,
-        *slow(lambda: layers.Dropout(0.5, seed=1), lambda: layers.GaussianNoise(0.5, seed=1)),
-    ],
-)
-def test_generators_and_fixed_weights_pass(layer):
-    assert warned(around(layer), 4) == []
-
-
-def test_one_replica_draws_what_plain_keras_draws():
-    assert warned(SAME[0], 1) == []
-
-
-def test_what_the_warning_says_to_write_draws_other_numbers_for_each_replica():
-    """The rows are equal, and the predictions with noise are not."""
-    with un.OneDeviceStrategy(replicas=4).scope():
-        model = around(lambda: Noise(keras.random.SeedGenerator(1)))()
-    predictions = model.predict(np.ones((4, 4)), batch_size=4, verbose=0)
-    assert len(np.unique(predictions, axis=0)) == 4
+    assert_equals_keras(make, fitting(X, Y, batch_size=10, validation_data=(X[:10], Y[:10])), replicas=(4,))
 
 
 def test_code_that_fails_on_more_rows_is_not_told():

@@ -1,21 +1,15 @@
-"""Losses that are one number for all rows of a replica, weighted by how they grow with the rows: Keras' numbers, or a warning."""
+"""Losses that are one number for all rows: sums, means, and what is neither."""
 
 from __future__ import annotations
 
-import re
-import warnings
-
 import keras
-import numpy as np
 import pytest
 from keras import layers, ops
 
 from sizes import ROWS_AT_ONCE, mostly_slow, slow
-from trainings import assert_equals_keras, fitting, labels, on, rows, run
-from unisono._src.keras_private.evaluation import call_as_in_evaluation
+from trainings import assert_equals_keras, fitting, on, rows, run
 
 X, Y = rows(43, 4), rows(43, 2, seed=1)
-CLASS = labels(43, 2)
 
 
 def dense(loss, *more, kernel="glorot_uniform", dropout=0.0, **compile_):
@@ -104,40 +98,6 @@ class AddsLater(layers.Layer):
         return x
 
 
-MODELS = {
-    "add_loss from the third step on": dense("mse", AddsLater),
-    "add_loss behind zeros": dense("mse", AddsNothingYet),
-    "a function that sums": dense(summed),
-    "a function that averages": dense(averaged),
-    "a loss with its own __call__": dense(Summed()),
-    "add_loss": dense("mse", Adds),
-    "compute_loss": of_class(Sums),
-    "compute_loss of a compiled sum": of_class(Hands, summed),
-    "compute_loss of a reduction": of_class(Hands, keras.losses.MeanSquaredError(reduction="sum")),
-}
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(
-        MODELS,
-        "add_loss from the third step on",
-        "compute_loss of a compiled sum",
-    ),
-)
-def test_a_number_for_all_rows_is_that_of_keras(name):
-    """Over ragged batches, with validation."""
-    assert_equals_keras(MODELS[name], fitting(X, Y, batch_size=ROWS_AT_ONCE, validation_data=(X[:11], Y[:11])))
-
-
-def test_a_sum_is_found_where_replicas_draw():
-    """Dropout makes another number of the same rows."""
-    fit = fitting(X[:40], Y[:40], batch_size=20)
-    ours, plain = run(dense(summed, dropout=0.3), fit, on(1, 4)), run(dense(summed, dropout=0.3), fit)
-    np.testing.assert_allclose(ours.logs["loss"], plain.logs["loss"], rtol=0.2)
-
-
 def root(y, p):
     return ops.sqrt(ops.sum(ops.square(y - p)))
 
@@ -149,54 +109,6 @@ class Roots(keras.Sequential):
         return root(y, y_pred)
 
 
-def said(make):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run(make, fitting(X[:40], Y[:40], batch_size=20), on(1, 4))
-    return [str(warning.message) for warning in caught]
-
-
-def test_what_is_neither_a_sum_nor_a_mean_is_said():
-    (word,) = said(of_class(Roots))
-    assert word.startswith("What compute_loss returns is made of all rows of a replica, and it is 1.4")
-
-
-def test_a_loss_that_couples_rows_is_said_once():
-    (word,) = said(dense(root))
-    assert word.startswith("The loss 'root' makes of all rows together")
-
-
-NORMALIZED = {
-    "normalized": [layers.BatchNormalization],
-    "drawn": [lambda: layers.Dropout(0.3), lambda: layers.GaussianNoise(0.1)],
-}
-
-
-def test_layers_draw_again_after_the_look():
-    """What a layer does in training is what it does after the steps that are looked at in evaluation."""
-    model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.BatchNormalization()])
-    before = [dict(layer.__dict__) for layer in model.layers]
-    with call_as_in_evaluation(model):
-        np.testing.assert_allclose(model(np.ones((3, 4), "float32"), training=True), 1, atol=1e-3)
-    assert [dict(layer.__dict__) for layer in model.layers] == before
-    assert np.any(model.layers[0](np.ones((3, 4), "float32"), training=True) == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["normalized", "drawn"])
-@pytest.mark.parametrize("where", ["Sums", "Roots"])
-def test_what_layers_do_in_training_hides_nothing(kind, where):
-    """Neither a mean that is drawn, nor statistics over the rows, stand in the place of what is looked for."""
-
-    def make():
-        more = [layer() for layer in NORMALIZED[kind]]
-        model = {"Sums": Sums, "Roots": Roots}[where]([layers.Input((4,)), layers.Dense(5, "tanh"), *more, layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.001))
-        return model
-
-    assert len(said(make)) == (where == "Roots")
-
-
 class LargestOfMany(layers.Layer):
     """Adds a number that is almost the same for all rows, though its gradient is that of one row alone."""
 
@@ -205,13 +117,40 @@ class LargestOfMany(layers.Layer):
         return x
 
 
-def test_a_gradient_that_is_neither_a_sum_nor_a_mean_is_said():
-    (word,) = said(dense("mse", LargestOfMany))
-    assert re.match(r"The loss that the layer 'sequential\S*/largest_of_many' adds makes of all rows together", word)
+MODELS = {
+    "add_loss from the third step on": dense("mse", AddsLater),
+    "add_loss behind zeros": dense("mse", AddsNothingYet),
+    "a function that sums": dense(summed),
+    "a function that averages": dense(averaged),
+    "a loss with its own __call__": dense(Summed()),
+    "add_loss": dense("mse", Adds),
+    "compute_loss": of_class(Sums),
+    "compute_loss of a compiled sum": of_class(Hands, summed),
+    "compute_loss of a reduction": of_class(Hands, keras.losses.MeanSquaredError(reduction="sum")),
+    "a function that takes a root": dense(root),
+    "compute_loss that takes a root": of_class(Roots),
+    "add_loss of the largest": dense("mse", LargestOfMany),
+    "a sum where layers draw": dense(summed, dropout=0.3),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        MODELS,
+        "add_loss from the third step on",
+        "compute_loss that takes a root",
+        "a sum where layers draw",
+    ),
+)
+def test_a_number_for_all_rows_is_that_of_keras(name):
+    """Over ragged batches, with validation."""
+    assert_equals_keras(MODELS[name], fitting(X, Y, batch_size=ROWS_AT_ONCE, validation_data=(X[:11], Y[:11])))
 
 
 @pytest.mark.parametrize("devices", [1, *slow(3)])
-def test_what_is_decided_late_is_decided_at_the_same_batch_however_many_a_call_takes(devices):
+def test_a_loss_that_comes_later_has_the_same_bits_however_many_batches_a_call_takes(devices):
     def make(steps):
         def made():
             model = dense("mse", AddsLater)()
