@@ -33,8 +33,8 @@ class Fault:
         self.is_here, self.always, self.flips = strategy.cluster.process == victim, always, 0
         self.device = device
 
-    def take(self, replicas, index):
-        contribution = whole(replicas, index)
+    def take(self, replicas, index, phase):
+        contribution = whole(replicas, index, phase)
         if self.is_here and index == self.device and (self.always or not self.flips):
             self.flips += 1
             vector = np.array(contribution["float32"])
@@ -47,7 +47,7 @@ training = TRAININGS[spec["training"]](strategy)
 told = [{"print": un.fingerprint(training.model)}]
 for spec_of_fault in spec["faults"]:
     fault = Fault(**(spec_of_fault or {"victim": None, "always": False, "seed": 0}))
-    SingleReplicas._take_contribution = lambda replicas, index, fault=fault: fault.take(replicas, index)
+    SingleReplicas._take_contribution = lambda replicas, index, phase, fault=fault: fault.take(replicas, index, phase)
     try:
         training.step()
         error = None

@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 import pytest
 from keras import layers, ops
 
-import unisono as un
 from trainings import assert_close_logs, assert_same_bits, distance, fitting, on, rows, run
 
 SIZE, NOISE = 5, 4
@@ -138,41 +136,9 @@ def test_one_replica_is_keras(make: Callable[[], Any]):
     assert_close_logs(alone.logs, plain.logs)
 
 
-@pytest.mark.slow
-def test_replicas_draw_noise_of_their_own_with_the_same_bits_on_one_device_and_two():
-    found = assert_same_bits(one_update, FIT, devices=(1, 2), replicas=4)
-    plain = run(one_update, FIT)
-    assert found.logs.keys() == plain.logs.keys()
-    for name, values in plain.logs.items():
-        np.testing.assert_allclose(found.logs[name], values, rtol=0.1)  # other noise
-        assert found.logs[name] != values
-
-
-class SameNoise(OneUpdate):
-    """Every row's noise is made of the row, so that it is the same however rows are cut."""
-
-    def train_step(self, state: Any, data: Any) -> Any:
-        self.real = data
-        return super().train_step(state, data)
-
-    def noise(self, others: Values, count: int) -> Any:
-        return ops.sin(37 * self.real[:, :NOISE])
-
-
-def test_without_noise_the_sum_over_replicas_is_the_big_batch():
-    def make() -> keras.Model:
-        model = SameNoise()
-        model.compile(optimizer=keras.optimizers.SGD(0.05))
-        return model
-
-    plain, four = run(make, FIT), run(make, FIT, un.OneDeviceStrategy(replicas=4))
-    assert distance(four.model, plain.model) < 1e-5
-    assert_close_logs(four.logs, plain.logs)
-
-
-def test_two_optimizers_of_several_replicas_are_refused_with_the_way():
-    """The second network's gradient needs the first one's update, which comes when all replicas have given theirs."""
-    with pytest.raises(
-        ValueError, match=r"stateless_apply once and return what it gives; what needs more than that is a loop of your own"
-    ):
-        run(two_optimizers, FIT, on(1, replicas=4))
+@pytest.mark.parametrize("make", [two_optimizers, pytest.param(one_update, marks=pytest.mark.slow)])
+def test_replicas_train_as_keras_with_the_same_bits_on_one_device_and_two(make: Callable[[], Any]):
+    """With the noise of the whole batch, and the second gradient through the weights that the first one has updated."""
+    found, plain = assert_same_bits(make, FIT, devices=(1, 2), replicas=4), run(make, FIT)
+    assert distance(found.model, plain.model) < 1e-5
+    assert_close_logs(found.logs, plain.logs)

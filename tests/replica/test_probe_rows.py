@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keras import layers, ops
 
 from sizes import BATCH
-from trainings import fitting, on, rows, run
+from trainings import on, rows, run
 from unisono._src.replica.drawn_values import draw_values_like
 from unisono._src.replica.marks import can_hold, find_compared_values, mark_rows
 from unisono._src.replica.probe_rows import make_up_rows

@@ -1,16 +1,12 @@
 """Random numbers of a fixed seed: `fit` draws what plain Keras draws, and how draws for rows are found in a loop."""
 
-import warnings
-
 import jax
 import keras
-import numpy as np
 import pytest
 from keras import layers
 
-import unisono as un
-from sizes import slow
-from trainings import on, rows
+from sizes import mostly_slow
+from trainings import assert_equals_keras, fitting, rows
 from unisono._src.replica.same_draws import find_draw_for_rows, list_constant_draws
 
 X, Y = rows(16, 4), rows(16, 2, seed=1)

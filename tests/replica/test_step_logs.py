@@ -7,15 +7,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from keras import layers, ops
 
 import unisono as un
 from sizes import cases, mostly_slow, slow
 from trainings import assert_close_logs, assert_equals_keras, assert_same_bits, fitting, labels, on, rows, run
-from unisono._src.inlining import inline_calls
-from unisono._src.replica.metrics_function import CutProgram
 
 X, Y = rows(40, 5), labels(40, 2)
 BATCH, HELD_OUT = cases((20, 20), (16, 24))
@@ -249,16 +245,6 @@ def test_a_step_that_returns_other_logs_of_other_batches():
     assert list(history.history) == ["error"]
 
 
-def test_a_log_of_metrics_and_rows_warns():
-    text = r"The log 'gap' is made of metrics' variables and of something else.*get_metrics_result\(\).*or write replicas=1"
-    with pytest.warns(UserWarning, match=text):
-        run(lambda: make(Mixed), FIT, on(1, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        alone = run(lambda: make(Mixed), FIT, on(1, 1))
-    assert_close_logs(alone.logs, run(lambda: make(Mixed), FIT).logs)
-
-
 class ByResult(Net):
     """What the warning says: the log is computed from what all replicas have added."""
 
@@ -285,34 +271,3 @@ OPERATIONS = [
     lambda a, _: jnp.exp(-a) * jnp.array([1.0, 2.0])[1],
     lambda a, b: jax.lax.cond(a > b, lambda: a, lambda: b),
 ]
-
-
-@settings(max_examples=cases(15, 100))
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)), min_size=1, max_size=12))
-def test_random_programs_are_cut_where_the_metrics_are(steps):
-    """What is computed of the variables' last values alone is a function of them with the same value; what reads more is not."""
-
-    def compute(values, row):
-        after = [values[0] + row, values[1], values[2] * row]
-        numbers = [*after, jnp.float32(3), row]
-        read = [{0}, {1}, {2}, set(), {"row"}]
-        for operation, one, other in steps:
-            one, other = one % len(numbers), other % len(numbers)
-            numbers.append(operation(numbers[one], numbers[other]))
-            read.append(read[one] | (read[other] if operation is not OPERATIONS[3] else set()))
-        reads.append(read[5:])
-        return after, numbers[5:]
-
-    reads = []
-    start, row = [jnp.float32(value) for value in (0.5, 0.25, 2.0)], jnp.float32(1.5)
-    after, logs = compute(start, row)
-    cut = CutProgram(inline_calls(jax.make_jaxpr(compute)(start, row)), 3)
-    for index, (log, read) in enumerate(zip(logs, reads[-1], strict=True)):
-        function, is_mixed = cut.find_function(index)
-        if function is None:
-            assert "row" in read or not read
-            assert is_mixed == (read >= {"row"} and len(read) > 1)
-        else:
-            assert "row" not in read
-            np.testing.assert_array_equal(function(after), log)
-            assert set(function.read) <= read

@@ -92,15 +92,17 @@ class Fault:
             vector.view("uint32")[int(place * WEIGHTS)] ^= np.uint32(1 << bit)
             return contribution | {"float32": jax.device_put(vector, home)}
 
-        def take(replicas, index):
+        def take(replicas, index, phase):
             if index != device or (self.flips and not always):
-                return whole(replicas, index)
+                return whole(replicas, index, phase)
             self._step = get_step_count().steps
-            return whole(replicas, index) if always else flip(whole(replicas, index))  # by take_sum, which always flips
+            return (
+                whole(replicas, index, phase) if always else flip(whole(replicas, index, phase))
+            )  # by take_sum, which always flips
 
-        def take_sum(state, index, counting):
+        def take_sum(state, index, phase):
             is_wrong = always and index == device and self._step == get_step_count().steps
-            return flip(whole_sum(state, index, counting)) if is_wrong else whole_sum(state, index, counting)
+            return flip(whole_sum(state, index, phase)) if is_wrong else whole_sum(state, index, phase)
 
         monkeypatch.setattr(SingleReplicas, "_take_contribution", take)
         monkeypatch.setattr(DeviceState, "take_sum", take_sum)

@@ -8,8 +8,10 @@ needs no place in memory.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import jax
@@ -38,6 +40,22 @@ REPLACED = ("div", "add", "custom_jvp_call")
 
 LEAST_COLUMNS = 16
 """A vector of AVX-512. Fewer columns are left to XLA."""
+
+LEAST_ELEMENTS = 1 << 11
+"""With fewer, a call takes longer than XLA's loops."""
+
+_takes_all_sizes: contextvars.ContextVar[bool] = contextvars.ContextVar("takes_all_sizes", default=False)
+
+
+@contextlib.contextmanager
+def take_all_sizes() -> Iterator[None]:
+    """Replace arrays of any size in the block: a batch and its shards, which are traced one by one, then have the same equations."""
+    token = _takes_all_sizes.set(True)
+    try:
+        yield
+    finally:
+        _takes_all_sizes.reset(token)
+
 
 Bounds: TypeAlias = tuple[float, float | None]
 """The least value of a function that clips, and the largest, if there is one."""
