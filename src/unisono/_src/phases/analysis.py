@@ -69,6 +69,8 @@ class Analysis:
         if not inside:
             kinds = [self._leave(a) if isinstance(k, Local) else k for a, k in zip(equation.whole.invars, kinds, strict=True)]
         level = max((kind.level for kind in kinds), default=0)
+        if not equation.whole.outvars:
+            return self._plan_effect(equation, kinds, level)
         has_local = any(isinstance(kind, Local) for kind in kinds)
         if not any(isinstance(kind, Rows) for kind in kinds):
             if not has_local and not (inside and counts_rows(equation)):
@@ -92,6 +94,11 @@ class Analysis:
             is_merged = isinstance(self.kinds[variable], Everywhere)
             merges.append((outcome if isinstance(outcome, Merge) else Merge("max")) if is_merged else None)
         return Planned(equation, True, layouts, merges, inside, has_local)
+
+    def _plan_effect(self, equation: Equation, kinds: Sequence[Kind], level: int) -> Planned:
+        """Plan an equation that makes nothing, as a print: of rows in the shards, of other values once."""
+        layouts = self._place_operands(equation, kinds) if any(isinstance(kind, Rows) for kind in kinds) else None
+        return self._plan_gathered(equation, kinds, level) if layouts is None else Planned(equation, True, layouts)
 
     def _place_operands(self, equation: Equation, kinds: Sequence[Kind]) -> list[Layout | None] | None:
         """Return where the operands have rows. What is the same everywhere and grows has them as the rows that it meets.

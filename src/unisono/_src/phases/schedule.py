@@ -80,14 +80,14 @@ class Schedule:
                 self._hand_on(variable, last - 1)
         for planned in reversed(analysis.plan):
             outputs = [variable for variable in planned.equation.whole.outvars if variable in self._due]
-            if not outputs:
+            if not (outputs or planned.equation.whole.effects):
                 continue
             if planned.in_shards:
-                phase = min(self._due[v] - isinstance(analysis.kinds[v], Everywhere) for v in outputs)
+                phase = min((self._due[v] - isinstance(analysis.kinds[v], Everywhere) for v in outputs), default=last - 1)
                 for variable in list_variables(planned.equation.whole.invars):
                     self._need_in_shards(variable, phase, planned)
             else:
-                due = min(self._due[variable] for variable in outputs)
+                due = min((self._due[variable] for variable in outputs), default=last)
                 for variable in list_variables(planned.equation.whole.invars):
                     self._need(variable, due, due - 1)
                     if isinstance(analysis.kinds[variable], Rows):
@@ -152,7 +152,8 @@ class Schedule:
         kept = [variable for variable, phase in self._kept_in.items() if phase == number]
         walk = Walk(wanted={*merged, *gathered, *left, *outputs})
         for planned in reversed(analysis.plan):
-            if planned.in_shards and not walk.wanted.isdisjoint(planned.equation.whole.outvars):
+            is_effect = number == analysis.phases - 1 and planned.equation.whole.effects
+            if planned.in_shards and (is_effect or not walk.wanted.isdisjoint(planned.equation.whole.outvars)):
                 walk.plan.append(planned)
                 self._sort_operands(planned, number, walk)
         plan = [*walk.parts.values(), *reversed(walk.plan)]
@@ -179,8 +180,9 @@ class Schedule:
                 walk.reads[atom] = None
 
     def _list_everywhere(self, number: int) -> list[Planned]:
-        return [
-            planned
-            for planned in self._analysis.plan
-            if not planned.in_shards and number in [self._due.get(variable) for variable in planned.equation.whole.outvars]
-        ]
+        return [planned for planned in self._analysis.plan if not planned.in_shards and number in self._list_due(planned)]
+
+    def _list_due(self, planned: Planned) -> list[int | None]:
+        """Return when an equation is due: one that makes nothing, as a print, at the end of the step."""
+        due = [self._due.get(variable) for variable in planned.equation.whole.outvars]
+        return due or [self._analysis.phases] * bool(planned.equation.whole.effects)

@@ -34,6 +34,8 @@ class LabelRanges:
 
     def __init__(self) -> None:
         self.found: dict[LabelRange, None] = {}
+        self._varying: set[LabelRange] = set()
+        """Ranges, with no number of classes, whose number depends on the rows: each row of a table of pairs chooses another row."""
 
     def note(self, batch: PyTree, loss: object, y_true: PyTree, y_pred: PyTree, sample_weight: Array | None) -> None:
         """Note a call of a loss, if it takes labels as they lie in the batch. Predictions with a mask may have any label where it masks."""
@@ -50,4 +52,10 @@ class LabelRanges:
         ):
             return
         classes = y_pred.shape[options.axis]
-        self.found[LabelRange(find_loss_name(loss), labels, weights, classes, options.ignored)] = None
+        noted = LabelRange(find_loss_name(loss), labels, weights, 0, options.ignored)
+        others = [each for each in self.found if each._replace(classes=0) == noted and each.classes != classes]
+        if others or noted in self._varying:
+            self._varying.add(noted)
+            self.found = {each: None for each in self.found if each not in others}
+        else:
+            self.found[noted._replace(classes=classes)] = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -161,5 +162,6 @@ def check_columns(x: Atom, made_by: Producers) -> None:
     shape = get_shape(x)
     maker = made_by.find(x)
     is_converted = maker is not None and maker.primitive.name == "convert_element_type"
-    if len(shape) < 2 or shape[-1] < LEAST_COLUMNS or get_dtype(x) != "float32" or is_converted:
+    is_small = math.prod(shape) < LEAST_ELEMENTS and not _takes_all_sizes.get()
+    if len(shape) < 2 or shape[-1] < LEAST_COLUMNS or is_small or get_dtype(x) != "float32" or is_converted:
         raise OtherProgramError
