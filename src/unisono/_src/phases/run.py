@@ -118,12 +118,10 @@ class PhasedStep:
         constants = {variable: jnp.asarray(value) for variable, value in self.analysis.twins.constants.items()}
         return constants | dict(zip(inputs, state, strict=True))
 
-    def is_read_before_end(self, variable: core.Var) -> bool:
-        """Return whether an input is read before the last phase has been run."""
-        before = [planned.equation for stage in self._everywhere[:-1] for planned in stage]
-        return any(variable in phase.reads for phase in self.phases) or any(
-            variable in list_variables(equation.whole.invars) for equation in before
-        )
+    def list_read_before_end(self) -> set[core.Var]:
+        """Return the values that are read before the last phase has been run."""
+        equations = [planned.equation.whole for stage in self._everywhere[:-1] for planned in stage]
+        return {v for phase in self.phases for v in phase.reads} | {v for one in equations for v in list_variables(one.invars)}
 
     def describe(self, number: int, size: int) -> ShardResult:
         """Return what a shard of `size` rows hands on, in shapes; merged, gathered and left values are as `spread` returns them, in one list."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple, Protocol, TypeAlias
 
 from unisono._src.data.global_batch import GlobalBatch
@@ -121,8 +121,8 @@ class StepCutter(Protocol):
         """Return the numbers that a program for shards of `size` rows reads."""
         ...
 
-    def is_read(self, group: int, position: int, state: State) -> bool:
-        """Return whether shards read an array of the state."""
+    def list_read(self, state: State) -> Set[tuple[int, int]]:
+        """Return the arrays of the state that shards read, by group and place in it."""
         ...
 
     def check(self, batch: GlobalBatch, size: int, state: State) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -24,8 +24,8 @@ ArrayLayout: TypeAlias = tuple[Shape, str]
 """(shape, dtype)."""
 
 
-IsRead: TypeAlias = Callable[[int, int, State], bool]
-"""`is_read(group, position, state)` says whether replicas read an array."""
+Places: TypeAlias = Set[tuple[int, int]]
+"""Arrays of a state, by group and place in it."""
 
 
 class BufferLayout(NamedTuple):
@@ -45,16 +45,16 @@ class BufferLayout(NamedTuple):
 class DeviceState:
     """The device state of a placement. The lead has the newest state; other devices get it from there when they next need it."""
 
-    def __init__(self, is_read: IsRead, placement: Placement, homes: Collection[int]) -> None:
-        """`is_read` says which arrays of the state replicas read; `homes` are the devices that finish steps."""
-        self._is_read = is_read
+    def __init__(self, list_read: Callable[[State], Places], placement: Placement, homes: Collection[int]) -> None:
+        """`list_read` returns the arrays of the state that replicas read; `homes` are the devices that finish steps."""
+        self._list_read = list_read
         self._placement = placement
         self._homes = homes
         self._states: dict[int, State] = {}
         self._buffers: dict[tuple[int, BufferLayout], PyTree] = {}
         """Running sums and what shards keep, by device and layout."""
         self._layout = BufferLayout()
-        self._current: dict[int, set[tuple[int, int]]] = {}
+        self._current: dict[int, Places] = {}
         """For each device the arrays of its state that are the newest, by group and place."""
         self._returned: list[Array] = []
         self._take_program = DeviceProgram(running_sums.get_place)
@@ -97,7 +97,7 @@ class DeviceState:
         ):
             return False
         self._states[0] = bring_state(state, self._placement.lead)
-        self._current = {0: {(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))}}
+        self._current = {0: list_places(state)}
         return True
 
     def list_assigned(self, state: State) -> list[tuple[int, Array]] | None:
@@ -119,12 +119,7 @@ class DeviceState:
     def on(self, index: int) -> StepBuffers:
         """Return what a call on this device starts from; send the newest state if it is not there, as far as its replicas read it."""
         state = self.lead_state
-        read = {
-            (group, position)
-            for group, arrays in enumerate(state)
-            for position in range(len(arrays))
-            if index in self._homes or self._is_read(group, position, state)
-        }
+        read = list_places(state) if index in self._homes else self._list_read(state)
         missing = read - self._current.get(index, set())
         if missing or index not in self._states:
             device = self._placement.devices[index]
@@ -170,6 +165,11 @@ class DeviceState:
         self._buffers = {}
         self._current = {}
         self._returned = []
+
+
+def list_places(state: State) -> Places:
+    """Return all arrays of a state."""
+    return {(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))}
 
 
 def bring_state(state: State, device: jax.Device) -> State:

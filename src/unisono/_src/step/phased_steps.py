@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 from typing import NamedTuple
 
 import jax
@@ -140,9 +140,10 @@ class PhasedCut:
             values |= zip(carried, made, strict=True)
         return values
 
-    def is_read(self, position: int) -> bool:
-        """Return whether an array of the state is read before the end of the step, by its place among all arrays."""
-        return self._phased.is_read_before_end(self._phased.analysis.twins.inputs[position])
+    def list_read(self) -> set[int]:
+        """Return the arrays of the state that are read before the end of the step, by their places among all arrays."""
+        read = self._phased.list_read_before_end()
+        return {place for place, variable in enumerate(self._phased.analysis.twins.inputs) if variable in read}
 
 
 class PhasedSteps:
@@ -156,12 +157,14 @@ class PhasedSteps:
         self._has_one_replica = placement.replicas == 1
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
         self._traced: dict[Hashable, TracedStep] = {}
+        self._read: set[tuple[int, int]] | None = None
 
     def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
         """Return the step for a batch."""
         key = batch.signature, batch.rows, batch_plan.sizes
         if key not in self._cuts:
             self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
+            self._read = None
         return self._cuts[key]
 
     def _make_cut(self, batch: GlobalBatch, sizes: Sequence[int], state: State) -> WholeStep | PhasedCut:
@@ -209,10 +212,13 @@ class PhasedSteps:
         """Return the numbers that a program reads: none."""
         return (0.0,)
 
-    def is_read(self, group: int, position: int, state: State) -> bool:
-        """Return whether shards read an array of the state."""
-        place = sum(map(len, state[:group])) + position
-        return any(isinstance(cut, PhasedCut) and cut.is_read(place) for cut in self._cuts.values())
+    def list_read(self, state: State) -> Set[tuple[int, int]]:
+        """Return the arrays of the state that shards read, by group and place in it: those of all batches so far."""
+        if self._read is None:
+            places = set[int]().union(*(cut.list_read() for cut in self._cuts.values() if isinstance(cut, PhasedCut)))
+            flat = [(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))]
+            self._read = {each for number, each in enumerate(flat) if number in places}
+        return self._read
 
     def check(self, batch: GlobalBatch, size: int, state: State) -> None:
         """Look at nothing: draws, losses and metrics have the numbers of the whole batch."""

@@ -16,7 +16,7 @@ from unisono._src.replica.model_step import ModelStep
 from unisono._src.replica.protocol import ReplicaComputation, State
 from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import AloneStep, CutStep, StepCutter
-from unisono._src.step.device_state import DeviceState
+from unisono._src.step.device_state import DeviceState, Places
 from unisono._src.step.phased_steps import PhasedSteps
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
 from unisono._src.step.probe_schedule import ProbeSchedule
@@ -79,7 +79,7 @@ class Step:
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._inputs = CallInputs(placement, most_steps)
-        self._device_state = DeviceState(self._is_read, placement, exchange.homes)
+        self._device_state = DeviceState(self._list_read, placement, exchange.homes)
         self._cutter = self._make_cutter()
         self._total = DeviceTotal(exchange)
         self._probe_schedule = ProbeSchedule()
@@ -183,8 +183,8 @@ class Step:
             return PhasedSteps(self._functions, self._placement, self._functions.returns_rows)
         return SummedSteps(self._functions, self._inputs, self._placement.lead.platform)
 
-    def _is_read(self, group: int, position: int, state: State) -> bool:
-        return self._cutter.is_read(group, position, state)
+    def _list_read(self, state: State) -> Places:
+        return self._cutter.list_read(state)
 
     def _make_calls(self) -> ProgramCalls:
         return ProgramCalls(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import cast
 
 import jax
@@ -110,9 +110,10 @@ class SummedSteps:
         divisors = sum_divisors([self._divisors.of(batch, size, state) for size in batch_plan.sizes])
         return size / batch.rows, float(batch.counted_rows), *divisors
 
-    def is_read(self, group: int, position: int, state: State) -> bool:
-        """Return whether replicas read an array of the state."""
-        return self._functions.read()[group] or (group, position) in self._functions.scales()
+    def list_read(self, state: State) -> Set[tuple[int, int]]:
+        """Return the arrays of the state that replicas read, by group and place in it."""
+        groups = [group for group, is_read in enumerate(self._functions.read()) if is_read]
+        return {(group, place) for group in groups for place in range(len(state[group]))} | set(self._functions.scales())
 
     def inspect(
         self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, batches: Sequence[PyTree]
