@@ -29,16 +29,6 @@ def test_gradient_accumulation_of_the_optimizer_is_answered_with_the_line():
         made(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=6))
 
 
-def test_synchronized_batch_norm_is_refused():
-    """Keras refuses to make one on JAX; one that became so later is refused here."""
-    layer = layers.BatchNormalization(name="sync")
-    layer.synchronized = True
-    with pytest.raises(ValueError, match="'sync' has synchronized=True"):
-        made(layer)
-    with pytest.raises(ValueError, match="synchronized=True"):
-        layers.BatchNormalization(synchronized=True)
-
-
 def test_stateful_layers_are_refused_for_more_than_one_replica():
     with un.OneDeviceStrategy(replicas=2).scope():
         model = keras.Sequential([layers.Input((4, 3), batch_size=4), layers.LSTM(2, stateful=True, name="memory")])

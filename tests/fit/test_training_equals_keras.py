@@ -212,3 +212,18 @@ def test_one_dimensional_targets():
         return model
 
     assert_equals_keras(make, fitting(rows(43, 5), rows(43, seed=2), batch_size=ROWS_AT_ONCE))
+
+
+@pytest.mark.parametrize("shape", [(5,), *slow(((6, 6, 3),))])
+def test_synchronized_batch_normalization_has_the_statistics_of_the_whole_batch(shape):
+    """Keras refuses to make one on JAX; one that becomes so later is that of the whole batch, in training and in its moving statistics."""
+
+    def make():
+        hidden = layers.Conv2D(16, 3) if len(shape) > 1 else layers.Dense(16)
+        normalization = layers.BatchNormalization()
+        model = keras.Sequential([layers.Input(shape), hidden, normalization, layers.ReLU(), layers.Flatten(), layers.Dense(2)])
+        normalization.synchronized = un.get_strategy().num_replicas_in_sync > 1
+        model.compile("sgd", "mse")
+        return model
+
+    assert_equals_keras(make, fitting(rows(21, *shape), rows(21, 2), batch_size=12), replicas=(4,))

@@ -189,7 +189,7 @@ def refuse_values(loss: object, value: Array) -> None:
 
 @contextlib.contextmanager
 def mark_local_layers(model: keras.Model) -> Generator[None]:
-    """Trace the layers whose statistics are a replica's own in a scope of their own."""
+    """Trace the layers whose statistics are a replica's own in a scope of their own. Others see the whole batch, which is what is traced."""
 
     def wrap(call: Method) -> Method:
         def call_in_scope(*args: PyTree, **kwargs: PyTree) -> KerasObject:
@@ -202,4 +202,7 @@ def mark_local_layers(model: keras.Model) -> Generator[None]:
         for layer in list_layers(model):
             if has_own_statistics(layer):
                 stack.enter_context(wrap_method(layer, "call", wrap))
+            elif isinstance(layer, keras.layers.BatchNormalization):  # which Keras' operations on JAX refuse
+                layer.synchronized = False
+                stack.callback(setattr, layer, "synchronized", True)
         yield

@@ -29,7 +29,7 @@ from unisono._src.step.plan import BatchPlan
 from unisono._src.typed_jax import jaxpr_as_fun, optimization_barrier
 from unisono._src.typing import Array, Logs, PyTree
 from unisono._src.xla import determinism
-from unisono._src.xla.rewrite import take_all_sizes, trace_as_rewritten
+from unisono._src.xla.rewrite import replace_for_shards, trace_as_rewritten
 
 StepFunctionOfArrays = Callable[[State, PyTree], tuple[State, Logs]]
 
@@ -45,7 +45,7 @@ class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 
     def __init__(self, function: StepFunctionOfArrays, state: State, batch: PyTree, lead: jax.Device) -> None:
-        with jax.default_device(determinism.choose_compile_device(lead)), take_all_sizes():
+        with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LOCAL):
             traced, self._shapes = trace_as_rewritten(function, lead.platform)(state, batch)
         program = inline_calls(traced)
         losses = find_marked(program.jaxpr, LOSS)

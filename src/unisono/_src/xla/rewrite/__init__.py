@@ -16,8 +16,8 @@ convolutions and Fourier transforms also for their bits, which then do not depen
   inside loops as well.
 """
 
-from unisono._src.xla.rewrite.batch_normalization import take_all_sizes
+from unisono._src.xla.rewrite.batch_normalization import replace_for_shards
 from unisono._src.xla.rewrite.before_gradient import rewrite_before_gradient, uses_kernels
 from unisono._src.xla.rewrite.rules import rewrite_function, trace_as_rewritten
 
-__all__ = ["rewrite_before_gradient", "rewrite_function", "take_all_sizes", "trace_as_rewritten", "uses_kernels"]
+__all__ = ["replace_for_shards", "rewrite_before_gradient", "rewrite_function", "trace_as_rewritten", "uses_kernels"]

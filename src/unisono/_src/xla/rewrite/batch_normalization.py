@@ -45,17 +45,20 @@ LEAST_COLUMNS = 16
 LEAST_ELEMENTS = 1 << 11
 """With fewer, a call takes longer than XLA's loops."""
 
-_takes_all_sizes: contextvars.ContextVar[bool] = contextvars.ContextVar("takes_all_sizes", default=False)
+_local_scope: contextvars.ContextVar[str | None] = contextvars.ContextVar("local_scope", default=None)
 
 
 @contextlib.contextmanager
-def take_all_sizes() -> Iterator[None]:
-    """Replace arrays of any size in the block: a batch and its shards, which are traced one by one, then have the same equations."""
-    token = _takes_all_sizes.set(True)
+def replace_for_shards(local_scope: str) -> Iterator[None]:
+    """Replace, in the block, what a batch and its shards have in common, which are traced one by one: arrays of any size.
+
+    Moments are replaced in this scope alone, whose rows are those of one shard. Elsewhere they are sums that shards add up.
+    """
+    token = _local_scope.set(local_scope)
     try:
         yield
     finally:
-        _takes_all_sizes.reset(token)
+        _local_scope.reset(token)
 
 
 Bounds: TypeAlias = tuple[float, float | None]
@@ -95,7 +98,9 @@ def replace_moment(eqn: JaxprEqn, made_by: Producers) -> Replacement:
         moment = read_mean(result, made_by)
         compute = find_means
         check_variance_is_read(moment.x, made_by)
-    if moment.axes != first_axes(get_shape(moment.x)):
+    local_scope = _local_scope.get()
+    is_of_shards = local_scope is not None and local_scope not in str(eqn.source_info.name_stack)
+    if is_of_shards or moment.axes != first_axes(get_shape(moment.x)):
         raise OtherProgramError
     check_columns(moment.x, made_by)
     return Replacement(functools.partial(compute_moments, compute, get_shape(result)), [moment.x])
@@ -162,6 +167,6 @@ def check_columns(x: Atom, made_by: Producers) -> None:
     shape = get_shape(x)
     maker = made_by.find(x)
     is_converted = maker is not None and maker.primitive.name == "convert_element_type"
-    is_small = math.prod(shape) < LEAST_ELEMENTS and not _takes_all_sizes.get()
+    is_small = math.prod(shape) < LEAST_ELEMENTS and _local_scope.get() is None
     if len(shape) < 2 or shape[-1] < LEAST_COLUMNS or is_small or get_dtype(x) != "float32" or is_converted:
         raise OtherProgramError
