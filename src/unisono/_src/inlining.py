@@ -8,6 +8,7 @@ from typing import TypeAlias
 from jax.extend import core
 
 from unisono._src.operands import Atom
+from unisono._src.typed_jax import make_jaxpr, optimization_barrier
 
 CALLS = ("jit", "closed_call", "core_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call", "remat2")
 """Primitives that call a program once, with their own operands."""
@@ -64,9 +65,21 @@ def write_out(program: core.Jaxpr, is_inlined: Callable[[core.JaxprEqn], bool], 
                 if isinstance(inner, core.ClosedJaxpr):
                     constants.update(zip(inner.jaxpr.constvars, inner.consts, strict=True))
                     inner = inner.jaxpr
+                if equation.params.get("differentiated") and equation.params.get("prevent_cse"):
+                    inputs = [keep_apart(operand, equation, equations) for operand in inputs]
                 outputs = add_equations(inner, dict(zip(inner.invars, inputs, strict=True)), equation)
             names.update(zip(equation.outvars, outputs, strict=True))
         return [find_outside(atom) for atom in jaxpr.outvars]
 
     outputs = add_equations(program, {}, None)
     return program.replace(eqns=equations, outvars=outputs)
+
+
+def keep_apart(operand: Atom, call: core.JaxprEqn, equations: list[core.JaxprEqn]) -> Atom:
+    """Return an operand behind a barrier: what `jax.checkpoint` computes again must not be taken from what was computed before."""
+    if isinstance(operand, core.Literal):
+        return operand
+    (barrier,) = make_jaxpr(optimization_barrier)(operand.aval).eqns
+    behind = core.Var(operand.aval)
+    equations.append(barrier.replace(invars=[operand], outvars=[behind], source_info=call.source_info, ctx=call.ctx))
+    return behind
