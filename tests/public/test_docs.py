@@ -146,7 +146,6 @@ BLOCKS = {
     "checkpoints.md 1": Block(looped, check_saved),
     "faq.md 0": Block(lambda: compiled() | {"np": np}, check_three_epochs),
     "index.md 0": Block(lambda: {"x": X, "y": Y}, check_one_fingerprint),
-    "whole_batch.md 0": Block(),  # it compares by itself
     "export.md 0": Block(trained, check_loaded, (("loss=...", f"loss={LOSS!r}"),)),
     "loop.md 0": Block(check=check_losses_fall, marks=SLOW),  # the next one runs it too
     "loop.md 1": Block(after_the_first_program, check_one_update),

@@ -23,7 +23,7 @@ NET = cases("dense", "normalized")
 """Of the loops; a step that is not compiled compiles each operation by itself."""
 TOLERANCE = 1e-5
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*run one after another on:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*operation by operation:UserWarning")
 
 
 def counted(y_true, y_pred):

@@ -96,7 +96,7 @@ class ReplicaStrategy(OwningStrategy):
             return
         self._said.add(what)
         warnings.warn(
-            f"{what}: its replicas run one after another on {self.devices[0]}, operation by operation, which is slow and has other last bits "
+            f"{what}: it runs on {self.devices[0]}, operation by operation, which is slow and has other last bits "
             f"than a compiled run. Fingerprints of what is trained so begin with 'unpromised-'. Compile it again when you are done with "
             f"debugging.",
             stacklevel=3,
