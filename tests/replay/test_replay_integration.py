@@ -149,7 +149,7 @@ def test_the_first_nan_is_found_with_row_layer_and_line(recorded):
     lines = dict(line.strip().split(maxsplit=1) for line in rest.strip().splitlines())
     assert lines["row"].endswith(", row 41 of the data")
     assert lines["layer"] == "root"
-    assert lines["equation"].startswith("sqrt(float32[2,6])")
+    assert lines["equation"].startswith("sqrt(float32[16,6])")
     assert lines["line"] == f"{found / 'train.py'}:12    return ops.sqrt(shifted)"
     bad = [line.split() for line in first.splitlines() if " to " in line and line.endswith("nan")]
     assert [line[0] for line in bad] == [lines["replica"]]
