@@ -10,6 +10,7 @@ from keras import layers as L  # noqa: N812
 
 from unisono._src.phases.analysis import Analysis, match_scopes
 from unisono._src.phases.interpreter import list_outputs, run_shards
+from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.run import PhasedStep
 from unisono._src.phases.twins import pair, trace
 
@@ -49,8 +50,8 @@ def analyse(step, state, batch, sizes=SIZES, local="batch_norm"):
     rows = sum(sizes)
     whole, _ = trace(step, describe(rows))
     twins = [pair(whole, trace(step, describe(size))[0], rows, size) for size in sorted(set(sizes), reverse=True)]
-    has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(jax.tree.leaves(batch))
-    return PhasedStep(Analysis(twins[0], has_rows, match_scopes(local)), twins, sizes)
+    inputs = [Everywhere()] * len(jax.tree.leaves(state)) + [Rows(Layout(0))] * len(jax.tree.leaves(batch))
+    return PhasedStep(Analysis(twins[0], inputs, match_scopes(local)), twins, sizes)
 
 
 def run_phased(phased, state, batch):

@@ -70,20 +70,10 @@ def check_made_function(model: keras.Model, step: str) -> None:
 def check_layers(model: keras.Model, strategy: OwningStrategy) -> None:
     if strategy.num_replicas_in_sync > 1:
         for layer in list_layers(model):
-            check_stateful(layer, strategy.num_replicas_in_sync)
+            check_layer(layer, strategy.num_replicas_in_sync)
 
 
 def check_layer(layer: keras.Layer, replicas: int) -> None:
-    """Refuse in a loop, with more than one replica, a layer that wants to see the rows of all replicas, or remembers rows."""
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-        raise ValueError(
-            f"The layer {layer.name!r} has synchronized=True, but its replicas see their own rows only, on every placement: that "
-            f"is what makes the placement free. Write synchronized=False, train with fit, or write replicas=1 for statistics of the whole batch."
-        )
-    check_stateful(layer, replicas)
-
-
-def check_stateful(layer: keras.Layer, replicas: int) -> None:
     """Refuse, with more than one replica, a layer that remembers rows."""
     if isinstance(layer, keras.layers.RNN) and layer.stateful:
         raise ValueError(

@@ -18,7 +18,7 @@ from unisono._src.exchange.gather_rows import get_row_gatherer
 from unisono._src.placement import Placement, split_evenly
 from unisono._src.replica.trace_recorder import get_current_code
 from unisono._src.step.plan import ReplicaRun
-from unisono._src.step.run_outputs import RunOutput
+from unisono._src.step.run_outputs import DescribeOutputs, RunOutput
 from unisono._src.typing import Array, PyTree
 
 
@@ -104,8 +104,8 @@ class PerReplica(NotOneArray):
     """The outputs of the replicas of this process."""
     index: int
     """The array's place among the outputs."""
-    shapes_elsewhere: Mapping[int, Sequence[PyTree]]
-    """The shapes of the outputs, by the rows of their replica; needed where replicas run in other processes."""
+    describe: DescribeOutputs
+    """Describes the outputs of a replica by the number of its rows."""
     total: jax.Array | None = None
     """The sum over replicas, where the step has computed it already."""
     is_share: bool = False
@@ -116,9 +116,7 @@ class PerReplica(NotOneArray):
     @functools.cached_property
     def _shapes(self) -> dict[int, jax.ShapeDtypeStruct]:
         """Return the shape of a value, by the rows of its replica."""
-        arrays = {output.run.size: output.arrays[self.index] for output in self.outputs}
-        shapes = {size: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for size, array in arrays.items()}
-        return shapes | {size: structs[self.index] for size, structs in self.shapes_elsewhere.items()}
+        return {size: self.shapes(size) for size in sorted(set(self._sizes) - {0})}
 
     @property
     def dtype(self) -> np.dtype:
@@ -126,17 +124,18 @@ class PerReplica(NotOneArray):
 
     def shapes(self, size: int) -> jax.ShapeDtypeStruct:
         """Return the shape of the value of a replica with `size` rows."""
-        return self._shapes[size] if size in self._shapes else self._refuse_other_rows()
+        return self.describe(size)[self.index]
 
     def on(self, device: int, run: ReplicaRun) -> jax.Array:
         """Return the values of the replicas of one run, stacked in their order."""
         for output in self.outputs:
             if (output.device, output.run) == (device, run):
                 return output.arrays[self.index]
-        return self._refuse_other_rows()
+        raise self.make_rows_error()
 
-    def _refuse_other_rows(self) -> NoReturn:
-        raise ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
+    def make_rows_error(self) -> ValueError:
+        """Return the error about a batch of other rows than those that the values were made of."""
+        return ValueError(f"{self!r} is of other rows than the batch that strategy.run received with it.")
 
     @property
     def present(self) -> Mapping[int, Array]:

@@ -24,6 +24,11 @@ def enter_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
     return eqn.ctx.manager
 
 
+def enter_scope(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """Return an equation in one more scope."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack.extend(name)))
+
+
 def close_program(program: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
     """Return a nested program with its constants: itself if it has them. Since JAX 0.11, all programs are of the class that may have them."""
     return program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ())

@@ -48,8 +48,8 @@ def compute_average_loss(
     if ops.ndim(global_batch_size) or global_batch_size <= 0:
         raise ValueError(f"compute_average_loss received global_batch_size={global_batch_size!r}; it must be a positive number.")
     code.note("divided", values)
-    divisor = code.make_fixed_divisor(float(global_batch_size), values.size // values.shape[0])
-    return code.note("share", code.note("mean", ops.divide_no_nan(total, divisor)))
+    code.fixed_divisors.append((float(global_batch_size), values.size // values.shape[0]))
+    return code.note("share", code.note("mean", ops.divide_no_nan(total, ops.cast(global_batch_size, "float32"))))
 
 
 @says_near_names

@@ -7,7 +7,6 @@ import jax
 from unisono._src.checks.jax_errors import explain_function_errors
 from unisono._src.checks.optimizer_attributes import check_optimizer_attributes
 from unisono._src.checks.user_code.staleness import CaptureSnapshot
-from unisono._src.data.global_batch import count_shard_rows
 from unisono._src.distributed.per_replica import PerReplica
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
 from unisono._src.keras_private.optimizers import read_attributes
@@ -66,8 +65,7 @@ class CompiledFunction:
             self._captured = self._captured.take_again()
             self._update_settings = read_update_settings(code.variables)
             self._call.was_called = False
-        sizes = set(count_shard_rows(batch, placement.replicas)) - {0} if placement.processes else ()
-        shapes = {size: step.output_shapes(batch, size) for size in sizes}
+        describe = step.describe_outputs(batch)
 
         def wrap_leaf(leaf: object) -> object:
             """Return a `PerReplica` in place of an array that the function returned."""
@@ -75,7 +73,9 @@ class CompiledFunction:
                 return leaf
             total = totals.get(str(leaf.place))
             is_share = leaf.place in share_positions
-            return PerReplica(placement, (batch.rows, batch.position, batch.sizes), outputs, leaf.place, shapes, total, is_share)
+            return PerReplica(
+                placement, (batch.rows, batch.position, batch.sizes), outputs, leaf.place, describe, total, is_share
+            )
 
         return jax.tree.map(wrap_leaf, code.returned, is_leaf=lambda leaf: isinstance(leaf, OutputLeaf))
 

@@ -21,10 +21,9 @@ from unisono._src.checks.user_code.inspection import (
     name_array_in_errors,
 )
 from unisono._src.checks.user_code.jaxpr import has_float16
-from unisono._src.checks.user_code.loss_growth import LossPart, ReplicaInputs, find_loss_parts
+from unisono._src.checks.user_code.loss_growth import compare_traces, find_loss_parts, warn_of_coupled_rows
 from unisono._src.checks.user_code.loss_scaling import DivisorCheck, find_vector_losses, is_additive
 from unisono._src.checks.user_code.provenance import Provenance
-from unisono._src.checks.user_code.row_independence import warn_of_coupled_rows
 from unisono._src.checks.user_code.undistributed_arrays import make_suspicion
 from unisono._src.data.global_batch import GlobalBatch, count_shard_rows
 from unisono._src.distributed.replica_strategy import ReplicaStrategy
@@ -34,7 +33,7 @@ from unisono._src.loop.run_arguments import ArgumentLeaves, ArgumentTemplate, Ru
 from unisono._src.operands import get_shape
 from unisono._src.record.program_recorder import ProgramRecorder
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.replica.user_function import UserComputation
+from unisono._src.replica.user_function import UserStep
 from unisono._src.replica.variable_discovery import Trace, discover_variables, trace_user_function
 from unisono._src.step.eager import EagerStep
 from unisono._src.step.plan import plan_batch
@@ -76,7 +75,7 @@ class CompiledStep(NamedTuple):
     """The step of a user function, and what its trace has told."""
 
     step: Step | EagerStep
-    code: UserComputation
+    code: UserStep
     divisor_check: DivisorCheck | None
     share_positions: frozenset[int]
     """Positions, among the arrays that the function returns, of shares of a loss."""
@@ -121,17 +120,17 @@ class FunctionCompiler:
             if variables is None:
                 variables, _ = self._discover(captures, call=True)
         divisor_check = self._check_losses(sources) if self._arguments.rows and sources is not None else None
-        code = UserComputation(
+        in_layers = strategy.owned.layer_variable_ids
+        code = UserStep(
             self._call.name,
             self._call,
             variables,
             self._replicas,
+            lambda variable: id(variable) not in in_layers,
             lambda: strategy.owned.layers,
             self._has_only_rows,
-            self._eager,
             bool(self._loss_shapes),
         )
-        code.note_said(divisor_check is not None and divisor_check.has_fault)
         strategy.agree([v for group in variables.all for v in group])
         if sources is not None:
             self._warn_of_float16(sources, variables)
@@ -235,24 +234,20 @@ class FunctionCompiler:
 
     def _check_losses(self, sources: Provenance) -> DivisorCheck:
         """Return the check of what the function divides its losses by, as far as its trace tells that."""
-        if not self._has_only_rows or not sources.trace.noted.keys() & {"loss", "vector"}:
+        if not self._has_only_rows:
             return DivisorCheck(self._call.name, self._replicas)
-        constants = self._arguments.constants
-        parts = find_loss_parts(sources, self._trace_rows, ReplicaInputs(self._read_rows(), constants), self._replicas)
+        both = compare_traces(sources, self._trace_rows, self._rows)
+        parts = find_loss_parts(sources, both, self._rows, self._replicas)
         if len(sources.gradient_scalings) == 1:  # of all gradients, so that the losses may as well be divided by it
             (scaling,) = sources.gradient_scalings
             parts = [part._replace(path=part.path.join(scaling)) for part in parts]
-        if self._replicas > 1:
-            self._warn_of_losses(sources, [part for part in parts if part.of_rows])
+        if self._replicas > 1 and both is not None:
+            of_rows = [part for part in parts if part.of_rows]
+            is_open = all(part.growth is None or is_additive(part, self._replicas) for part in of_rows)
+            warn_of_coupled_rows(self._call.name, both, of_rows if is_open else ())
         vectors = find_vector_losses(sources)
         gradients = sources.gradient_scalings
         return DivisorCheck(self._call.name, self._replicas, parts, vectors, sources.mean_scalings, gradients)
-
-    def _warn_of_losses(self, sources: Provenance, parts: Sequence[LossPart]) -> None:
-        """Warn of a loss that replicas do not add up to that of the whole batch. `parts` are what the code scales by itself."""
-        with_losses = bool(parts) and all(is_additive(part, self._replicas) for part in parts)
-        traced = self._call.name, sources, self._trace_rows, self._rows
-        warn_of_coupled_rows(*traced, self._arguments.constants, with_losses)
 
     def _warn_of_float16(self, sources: Provenance, variables: UsedVariables) -> None:
         unscaled = [optimizer.name for optimizer, _ in variables.applied_optimizers if not list_loss_scales(optimizer)]

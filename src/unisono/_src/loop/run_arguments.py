@@ -123,7 +123,11 @@ class RunArguments(NamedTuple):
                     f"strategy.run received arrays of {' and '.join(map(str, sorted(counts)))} rows, from different global batches. Give "
                     f"it batches of one number of rows, for example by zipping the datasets before distributing them."
                 )
-            return as_global_batch(list(self.rows), is_cut=placement.replicas > 1)
+            batch = as_global_batch(list(self.rows), is_cut=placement.replicas > 1)
+            for value in self.carried:
+                if value.batch[0] != batch.rows or value.batch[2] != batch.sizes:
+                    raise value.make_rows_error()
+            return batch
         like = self.carried[0].like if self.carried else BatchArray(np.zeros(placement.replicas, np.uint8))
         return as_global_batch([like])
 

@@ -9,9 +9,10 @@ from typing import TypeAlias
 import numpy as np
 from jax.extend import core
 
+from unisono._src.marks import OUTPUT, REPLICA, SUM, is_in_layer, is_in_replica, is_marked
 from unisono._src.operands import Atom, get_shape, list_variables
 from unisono._src.phases.deferral import defer_merges
-from unisono._src.phases.draws import can_draw
+from unisono._src.phases.draws import can_draw, is_random
 from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Merge, Rows
 from unisono._src.phases.planned import Planned
 from unisono._src.phases.rules.loops import apply_rule
@@ -24,12 +25,12 @@ IsLocal: TypeAlias = Callable[[str], bool]
 class Analysis:
     """What a step's program says of each of its values."""
 
-    def __init__(self, twins: Twins, has_rows: Sequence[bool], is_local: IsLocal = lambda _: False) -> None:
-        """`has_rows` says which inputs are rows of the batch, along their first axis."""
+    def __init__(self, twins: Twins, inputs: Sequence[Kind], is_local: IsLocal = is_in_layer) -> None:
+        """`inputs` are the kinds of the inputs."""
         self.twins = twins
         self._is_local = is_local
         self.kinds: dict[core.Var, Kind] = dict.fromkeys(twins.constants, Everywhere())
-        self.kinds |= {v: Rows(Layout(0)) if rows else Everywhere() for v, rows in zip(twins.inputs, has_rows, strict=True)}
+        self.kinds |= zip(twins.inputs, inputs, strict=True)
         self.own_parts: dict[core.Var, Planned] = {}
         """Values that are the same everywhere and grow with the rows, of which shards can compute their part by themselves."""
         self.left: dict[core.Var, bool] = {}
@@ -40,19 +41,24 @@ class Analysis:
         self._made_by = {variable: equation for equation in twins.equations for variable in equation.whole.outvars}
         self.plan = [self._classify(equation) for equation in twins.equations]
         self.plan = defer_merges(twins, self.plan, self.kinds)
+        self.returned = [v for one in twins.equations if is_marked(one.whole, OUTPUT) for v in one.whole.outvars]
+        """The values that each replica returns."""
         for atom in twins.outputs:
-            if isinstance(self.kind_of(atom), Local):
+            if isinstance(self.kind_of(atom), Local) and atom not in self.returned:
                 self._leave(atom)
         self.phases = self._count_phases()
 
     def _count_phases(self) -> int:
-        """Return the largest level of what the outputs are made of."""
+        """Return how many phases the outputs take: the largest level of what they are made of, and one more for what stays in the shards."""
         read = set(list_variables(self.twins.outputs))
         for planned in reversed(self.plan):
             if not read.isdisjoint(planned.equation.whole.outvars):
                 read.update(list_variables(planned.equation.whole.invars))
         kinds = [self.kinds[variable] for variable in read]
-        return max([1, *(kind.level for kind in kinds if isinstance(kind, Everywhere))])
+        in_shards = [
+            self.kinds[v].level + 1 for v in list_variables(self.twins.outputs) if not isinstance(self.kinds[v], Everywhere)
+        ]
+        return max([1, *in_shards, *(kind.level for kind in kinds if isinstance(kind, Everywhere))])
 
     def kind_of(self, atom: Atom) -> Kind:
         return Everywhere() if isinstance(atom, core.Literal) else self.kinds[atom]
@@ -60,10 +66,38 @@ class Analysis:
     def _leave(self, atom: Atom) -> Kind:
         """Return the kind of a replica's own value outside of its layer: cotangents are parts of a sum, statistics are averaged."""
         assert isinstance(atom, core.Var)  # a literal is no replica's own
-        self.left[atom] = "transpose" in self._made_by[atom].layer
+        self.left[atom] = atom in self._made_by and "transpose" in self._made_by[atom].layer
         return Everywhere(self.kinds[atom].level + 1)
 
     def _classify(self, equation: Equation) -> Planned:
+        if is_marked(equation.whole, REPLICA):
+            self.kinds[equation.whole.outvars[0]] = Local()
+            return Planned(equation, True, [None], [None], inside=True)
+        if is_in_replica(equation.layer) and not self._is_local(equation.layer):
+            return self._plan_in_replica(equation)
+        return self._plan_in_batch(equation)
+
+    def _plan_in_replica(self, equation: Equation) -> Planned:
+        """Plan an equation that each replica computes as traced for its rows: nothing is merged but what is marked as a sum."""
+        kinds = [self.kind_of(atom) for atom in equation.whole.invars]
+        level = max((kind.level for kind in kinds), default=0)
+        (first, *_) = equation.whole.outvars
+        if is_marked(equation.whole, SUM):
+            self.kinds[first] = Everywhere(level + 1)
+            return Planned(equation, True, self._place_operands(equation, kinds) or (), [Merge()], True, True)
+        is_own = any(isinstance(kind, Rows | Local) for kind in kinds)
+        if not is_own and not is_marked(equation.whole, OUTPUT):
+            grows = counts_rows(equation) or any(self.twins.find_growing(made) for made in equation.whole.outvars)
+            is_drawn = is_random(equation) or not self.own_parts.keys().isdisjoint(list_variables(equation.whole.invars))
+            if is_drawn or not grows:
+                return self._plan_everywhere(equation, level)
+        layouts = self._place_operands(equation, kinds) or [None] * len(kinds)
+        outcomes = apply_rule(self.twins, equation, layouts) if any(layouts) else None
+        for variable, outcome in zip(equation.whole.outvars, outcomes or [None] * len(equation.whole.outvars), strict=True):
+            self.kinds[variable] = Rows(outcome, level) if isinstance(outcome, Layout) else Local(level)
+        return Planned(equation, True, layouts, [None] * len(equation.whole.outvars), True, True)
+
+    def _plan_in_batch(self, equation: Equation) -> Planned:
         inside = self._is_local(equation.layer)
         kinds = [self.kind_of(atom) for atom in equation.whole.invars]
         if not inside:

@@ -38,6 +38,11 @@ def can_draw(equation: Equation) -> bool:
     return "fry" in str(equation.whole.invars[0].aval) and math.prod(shape) < MOST
 
 
+def is_random(equation: Equation) -> bool:
+    """Return whether an equation draws random numbers or keys."""
+    return equation.name in DRAWS and equation.name != "iota"
+
+
 def count_rows_from(equation: Equation, operands: list[Array], start: Array, shape: Shape) -> Array:
     """Return a shard's part of an `iota`."""
     axis, params = find_axis(equation, shape), equation.whole.params

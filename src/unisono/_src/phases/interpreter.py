@@ -31,7 +31,7 @@ def run_shards(phased: PhasedStep, state: Sequence[Array], batch: Sequence[Array
     """Run a step on a batch, phase by phase and shard by shard, from the flat lists of its inputs."""
     values, totals = phased.find_start(state), list[Array]()
     starts = list(itertools.accumulate(phased.sizes, initial=0))
-    places = [ShardPlace(jnp.int32(number), jnp.int32(start)) for number, start in enumerate(starts[:-1])]
+    places = [ShardPlace(jnp.int32(number), jnp.int32(start), jnp.int32(number)) for number, start in enumerate(starts[:-1])]
     kept: list[Values] = [{} for _ in phased.sizes]
     results: list[list[ShardResult]] = []
     for number, phase in enumerate(phased.phases):

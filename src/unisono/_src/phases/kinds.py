@@ -52,7 +52,8 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """One value for each replica, by contract: statistics with which a layer normalizes the rows of its replica."""
+    """One value for each replica, by contract: statistics with which a layer normalizes the rows of its replica, and what replica code makes of
+    its rows."""
 
     level: int = 0
 

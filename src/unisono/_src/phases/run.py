@@ -13,13 +13,15 @@ from jax import lax
 from jax.extend import core
 
 from unisono._src.jax_private.jaxprs import bind
+from unisono._src.marks import REPLICA, is_marked
 from unisono._src.operands import Atom, get_dtype, get_shape, get_type, list_variables
 from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.combine import OPERATIONS, combine, from_words, make_identity, put_part, to_words, widen
 from unisono._src.phases.draws import DRAWS
-from unisono._src.phases.kinds import Layout, Rows
+from unisono._src.phases.kinds import Everywhere, Layout, Rows
 from unisono._src.phases.planned import Planned
 from unisono._src.phases.schedule import Phase, Schedule
+from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import Twins, check_sizes
 from unisono._src.typed_jax import eval_shape
 from unisono._src.typing import Array, PyTree, Shape
@@ -44,6 +46,8 @@ class ShardPlace(NamedTuple):
     """Its number among the shards that have rows."""
     row: Array
     """Its first row."""
+    replica: Array
+    """The number of its replica."""
 
 
 class PhasedStep:
@@ -62,7 +66,8 @@ class PhasedStep:
         schedule = Schedule(analysis, keeps_rows)
         self.phases = schedule.phases
         self._everywhere = schedule.everywhere
-        self._rows = [variable for variable in analysis.twins.inputs if isinstance(analysis.kinds[variable], Rows)]
+        self._given = [variable for variable in analysis.twins.inputs if not isinstance(analysis.kinds[variable], Everywhere)]
+        """The inputs of which each shard gets its own: rows of the batch, and values of replicas."""
         self._places = {id(equation.whole): place for place, equation in enumerate(analysis.twins.equations)}
         self._twins = {one.shard_rows: one for one in twins}
         for one in self._twins.values():
@@ -114,7 +119,7 @@ class PhasedStep:
 
     def find_start(self, state: Sequence[Array]) -> Values:
         """Return what is known before the step: constants, and the inputs that are no rows."""
-        inputs = [variable for variable in self.analysis.twins.inputs if variable not in self._rows]
+        inputs = [variable for variable in self.analysis.twins.inputs if variable not in self._given]
         constants = {variable: jnp.asarray(value) for variable, value in self.analysis.twins.constants.items()}
         return constants | dict(zip(inputs, state, strict=True))
 
@@ -125,35 +130,44 @@ class PhasedStep:
 
     def describe(self, number: int, size: int) -> ShardResult:
         """Return what a shard of `size` rows hands on, in shapes; merged, gathered and left values are as `spread` returns them, in one list."""
-        shapes = self._twins[size].shapes
+        shapes = self._find_twins(size).shapes
         results = ShardResult(
             *([describe_array(shapes[variable], variable) for variable in of] for of in list_results(self.phases[number]))
         )
-        place = eval_shape(ShardPlace, np.int32(0), np.int32(0))
+        place = eval_shape(ShardPlace, *[np.int32(0)] * 3)
         added = eval_shape(functools.partial(self.spread, number, size), results, place)
         return results._replace(merged=added, gathered=[], left=[])
 
+    def _find_twins(self, size: int) -> Twins:
+        """Return the twins of a size, of which there may be no shard."""
+        if size not in self._twins:
+            self._twins[size] = resize_twins(self.analysis.twins, size)
+        return self._twins[size]
+
     def run_shard(
-        self, number: int, size: int, reads: Sequence[Array], rows: Sequence[Array], kept: Sequence[Array], place: ShardPlace
+        self, number: int, size: int, reads: Sequence[Array], given: Sequence[Array], kept: Sequence[Array], place: ShardPlace
     ) -> ShardResult:
-        """Compute a phase on a shard of `size` rows, from the phase's reads and what the shard has kept."""
+        """Compute a phase on a shard of `size` rows, from the phase's reads, what the shard is given, and what it has kept."""
         phase = self.phases[number]
         known: Values = dict(zip(phase.reads, reads, strict=True))
-        values: Values = dict(zip(self._rows, rows, strict=True)) | dict(zip(phase.uses, kept, strict=True))
+        values: Values = dict(zip(self._given, given, strict=True)) | dict(zip(phase.uses, kept, strict=True))
         for variable in phase.reads:
             kind = self.analysis.kinds[variable]
             if isinstance(kind, Rows):  # gathered before
                 values[variable] = take_part(known[variable], kind.layout, self.analysis.twins.rows, place.row, size)
         for planned in phase.plan:
-            self._run_in_shard(planned, size, known, values, place.row)
+            self._run_in_shard(planned, size, known, values, place)
             for variable in planned.equation.whole.outvars:
                 if variable in phase.kept:  # what is kept must be what its maximum was taken of: no fusion rounds it once more
                     values[variable] = lax.optimization_barrier(values[variable])
         return ShardResult(*([values[variable] for variable in of] for of in list_results(phase)))
 
-    def _run_in_shard(self, planned: Planned, size: int, known: Values, values: Values, start: Array) -> None:
-        whole = planned.equation.whole
-        shard = self._twins[size].equations[self._places[id(whole)]].shard
+    def _run_in_shard(self, planned: Planned, size: int, known: Values, values: Values, shard_place: ShardPlace) -> None:
+        whole, start = planned.equation.whole, shard_place.row
+        if is_marked(whole, REPLICA):
+            values[whole.outvars[0]] = shard_place.replica.astype(get_dtype(whole.outvars[0]))
+            return
+        shard = self._find_twins(size).equations[self._places[id(whole)]].shard
         bases = {merge.base: merge.operation for merge in planned.merges if merge is not None}
         operands: list[Array] = []
         for place, (atom, own) in enumerate(zip(whole.invars, shard.invars, strict=True)):

@@ -75,8 +75,11 @@ class Schedule:
         """Go back from the outputs, and note when each value is due."""
         analysis, last = self._analysis, self._analysis.phases
         for variable in list_variables(analysis.twins.outputs):
+            if self.stays(variable):
+                self._due[variable] = last - 1
+                continue
             self._need(variable, last, last - 1)
-            if isinstance(analysis.kinds[variable], Rows) and not self.stays(variable):
+            if isinstance(analysis.kinds[variable], Rows):
                 self._hand_on(variable, last - 1)
         for planned in reversed(analysis.plan):
             outputs = [variable for variable in planned.equation.whole.outvars if variable in self._due]
@@ -94,8 +97,10 @@ class Schedule:
                         self._hand_on(variable, due - 1)
 
     def stays(self, variable: core.Var) -> bool:
-        """Return whether a result of the step stays on the shards: rows along the first axis, in their order."""
+        """Return whether a result of the step stays on the shards: what replicas return, and rows along the first axis, in their order."""
         kind = self._analysis.kinds[variable]
+        if variable in self._analysis.returned:
+            return True
         return self._keeps_rows and isinstance(kind, Rows) and (kind.layout.axis, kind.layout.outer) == (0, 1)
 
     def _need(self, variable: core.Var, due: int, phase: int) -> None:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from unisono._src.keras_private.compiled_losses import find_class_options
 from unisono._src.keras_private.masks import get_keras_mask
-from unisono._src.replica.row_coupling import find_loss_name
 from unisono._src.typing import Array, PyTree
 
 
@@ -59,3 +58,7 @@ class LabelRanges:
             self.found = {each: None for each in self.found if each not in others}
         else:
             self.found[noted._replace(classes=classes)] = None
+
+
+def find_loss_name(loss: object) -> str:
+    return getattr(loss, "name", None) or getattr(loss, "__name__", type(loss).__name__)

@@ -16,28 +16,24 @@ import keras
 from unisono._src.keras_private.compiled_losses import list_all_metrics, wrap_losses
 from unisono._src.keras_private.instances import Method, wrap_method
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.models import has_own_statistics, list_layers
+from unisono._src.keras_private.models import list_layers
 from unisono._src.keras_private.optimizers import list_optimizer_weights
 from unisono._src.keras_private.trainer_state import STATE_NAMES, group_variables
+from unisono._src.marks import GRADIENT, LOSS
 from unisono._src.replica.label_ranges import LabelRanges
-from unisono._src.replica.metrics import flatten_logs
+from unisono._src.replica.layer_scopes import mark_layers
 from unisono._src.replica.protocol import RecordedVariables, State
-from unisono._src.replica.step_call import call_step, check_result, run_predict_step
+from unisono._src.replica.step_call import call_step, check_result, flatten_logs, run_predict_step
 from unisono._src.typed_jax import mark_value
 from unisono._src.typing import Array, KerasObject, Logs, PyTree
 from unisono._src.xla.rewrite import rewrite_before_gradient
-
-GRADIENT, LOSS = "unisono gradient", "unisono loss"
-"""The names of marks; that of a gradient goes on with its number."""
-LOCAL = "unisono_local"
-"""The scope of layers whose statistics are a replica's own."""
 
 
 class ModelStep:
     """The step of a model in "train", "evaluate" or "predict"."""
 
-    needs_probe = False
-    is_undecided = False
+    is_of_replicas = False
+    """Whether it is the code of replicas, which return values of their own."""
 
     def __init__(self, model: keras.Model, mode: str, replicas: int) -> None:
         self.model = model
@@ -54,14 +50,14 @@ class ModelStep:
         """Whether logs are others than the results of the metrics; a trace finds out."""
 
     @hide_masks()
-    def __call__(self, state: State, batch: PyTree) -> tuple[State, Logs]:
+    def __call__(self, state: State, batch: PyTree, constants: Sequence[Array] = ()) -> tuple[State, Logs]:
         """Return (new state, logs); of a prediction, its outputs by their numbers."""
         if self._mode == "predict":
             outputs, non_trainable = run_predict_step(self.model, state, batch)
             leaves, self.structure = jax.tree.flatten(outputs)
             return (state[0], non_trainable), {str(number): jnp.asarray(leaf) for number, leaf in enumerate(leaves)}
         self.gradient_variables = []
-        marks = self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_local_layers(self.model)
+        marks = self._mark_gradients(), self._mark_loss(), self._note_labels(batch), mark_layers(list_layers(self.model))
         with contextlib.ExitStack() as stack:
             for context in (*marks, self._put_kernels()):
                 stack.enter_context(context)
@@ -74,12 +70,8 @@ class ModelStep:
         self.has_own_logs = flat.keys() != results.keys()
         return new_state, flat
 
-    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
-        """Return False: nothing is to be found out."""
-        return False
-
-    def check(self, disagree: list[Array]) -> None:
-        """Do nothing: there are no values on which replicas disagree."""
+    def refuse_other_programs(self, error: ValueError) -> None:
+        """Refuse nothing: a step that is another program for another number of rows is computed for all rows at once."""
 
     def list_recorded(self) -> RecordedVariables:
         groups = group_variables(self.model)
@@ -185,24 +177,3 @@ def refuse_values(loss: object, value: Array) -> None:
             f"The loss {loss.name!r} has reduction={loss.reduction!r} and gives one value for each row, but fit needs one "
             f"number. Write reduction='sum_over_batch_size', or use the values in a loop of your own."
         )
-
-
-@contextlib.contextmanager
-def mark_local_layers(model: keras.Model) -> Generator[None]:
-    """Trace the layers whose statistics are a replica's own in a scope of their own. Others see the whole batch, which is what is traced."""
-
-    def wrap(call: Method) -> Method:
-        def call_in_scope(*args: PyTree, **kwargs: PyTree) -> KerasObject:
-            with jax.named_scope(LOCAL):
-                return call(*args, **kwargs)
-
-        return call_in_scope
-
-    with contextlib.ExitStack() as stack:
-        for layer in list_layers(model):
-            if has_own_statistics(layer):
-                stack.enter_context(wrap_method(layer, "call", wrap))
-            elif isinstance(layer, keras.layers.BatchNormalization):  # which Keras' operations on JAX refuse
-                layer.synchronized = False
-                stack.callback(setattr, layer, "synchronized", True)
-        yield

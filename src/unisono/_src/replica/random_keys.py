@@ -1,15 +1,13 @@
-"""Random numbers of a replica: drawn from (the generator's state, the replica), on any device.
-
-Replica 0 draws what plain Keras draws, so one replica is plain Keras. The others start from a hash of the state and
-their number: no two replicas, nor two generators, share a stream.
-"""
+"""The state of seed generators, and where replicas that are not compiled begin to draw."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
-import jax.numpy as jnp
 import keras
 
+from unisono._src.replica.protocol import State
 from unisono._src.typed_jax import wrap_key_data
 from unisono._src.typing import Array
 
@@ -19,8 +17,15 @@ def is_seed_state(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
-def derive_replica_key(state: Array, replica: Array) -> Array:
+def start_replica(state: State, others: Sequence[keras.Variable], replica: int) -> State:
+    """Return the state from which an uncompiled replica starts: with random state of its own, but for the first one."""
+    if not replica:
+        return state
+    own = [derive_key(value, replica) if is_seed_state(each) else value for each, value in zip(others, state[1], strict=True)]
+    return (state[0], own, *state[2:])
+
+
+def derive_key(state: Array, replica: int) -> Array:
     """Return the state from which this replica draws."""
-    key = wrap_key_data(state.astype(jnp.uint32), impl="threefry2x32")
-    other = jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)
-    return jnp.where(replica == 0, state, other)
+    key = wrap_key_data(state.astype("uint32"), impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, replica)).astype(state.dtype)

@@ -11,12 +11,10 @@ import jax
 import keras
 import numpy as np
 
-from unisono._src.keras_private.compiled_losses import is_loss_of_keras
 from unisono._src.keras_private.instances import wrap_method
 from unisono._src.keras_private.masks import get_keras_mask
 from unisono._src.keras_private.trainer_state import ReadingScope, get_raw_value
 from unisono._src.replica.replicated import Replicated
-from unisono._src.replica.row_coupling import couples_rows, warn_of_coupling
 from unisono._src.typed_jax import map_tree
 from unisono._src.typing import AnyArray, Arguments, Array, KerasObject, Keywords, LibraryArray, PyTree, is_plain_array, is_traced
 
@@ -52,7 +50,6 @@ def wrap_keras_calls(code: CodeRecord) -> dict[str, Callable[[Method], Method]]:
     return {
         "layer": lambda stock: functools.partial(call_layer_or_loss, code, stock),
         "loss": lambda stock: functools.partial(call_loss, code, stock),
-        "mean": lambda stock: functools.partial(feed_mean, code, stock),
         "metric": lambda _: update_metric,
     }
 
@@ -185,8 +182,6 @@ def call_loss(
             f"    loss_fn = keras.losses.{loss_class_name(loss)}(reduction=None)\n"
             f"    value, gradients = un.value_and_grad(lambda: loss_fn(y, model(x, training=True)), model.trainable_variables)"
         )
-    if code.is_inspected and code.replicas > 1 and not is_loss_of_keras(loss) and couples_rows(loss.call, (y_true, y_pred)):
-        warn_of_coupling(f"The loss {loss.name!r}")
     mask = get_keras_mask(y_pred)
     values = call_layer_or_loss(code, stock, loss, y_true, y_pred, sample_weight)
     if mask is not None and mask.shape == values.shape:
@@ -202,26 +197,6 @@ def loss_class_name(loss: KerasObject) -> str:
     function_name = getattr(loss.fn, "__name__", loss.name)
     class_names = dir(keras.losses)
     return next((candidate for candidate in class_names if candidate.lower() == function_name.replace("_", "").lower()), name)
-
-
-def feed_mean(
-    code: CodeRecord, stock: Method, metric: keras.metrics.Mean, values: PyTree, *args: object, **kwargs: object
-) -> PyTree:
-    """Update a mean in replica code, and note the arrays that it gets."""
-    for leaf in jax.tree.leaves(values):
-        if is_traced(leaf):
-            code.note("fed", leaf, metric)
-    return stock(metric, values, *args, **kwargs)
-
-
-def refuse_mean_of_loss_part(metric: keras.metrics.Metric, replicas: int) -> NoReturn:
-    """Refuse a mean that is fed with a replica's part of the loss."""
-    raise ValueError(
-        f"The metric {metric.name!r} is a mean, and is fed with a replica's share of the loss, which is divided by the rows of the "
-        f"global batch already: over {replicas} replicas it would say about 1/{replicas} of the loss (1.75 for a loss of "
-        f"3.5 and two replicas). Feed it with one value for each example, or outside of replica code:\n\n"
-        f'    loss = strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)\n    {metric.name}.update_state(loss)'
-    )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import keras
 from unisono._src.keras_private.compiled_losses import forget_added_losses
 from unisono._src.keras_private.crops import make_crops_compilable
 from unisono._src.replica.protocol import State
-from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_list_or_tuple, is_tuple
+from unisono._src.typing import Array, Logs, Outputs, PyTree, UserObject, is_dict, is_list_or_tuple, is_tuple
 from unisono._src.whole_batch import unwrap_batch
 
 METHODS = {"train": "train_step", "evaluate": "test_step", "predict": "predict_step"}
@@ -60,3 +60,15 @@ def check_result(returned: UserObject, mode: str, state: State) -> tuple[Logs | 
 def format_sizes(sizes: Sequence[int | None]) -> str:
     """Return sizes of groups in words; None stands for what is no group."""
     return ", ".join("no" if size is None else str(size) for size in sizes)
+
+
+def flatten_logs(logs: Logs) -> Logs:
+    """Return the logs as Keras' loops show them: without nesting, which `compile_metrics` makes.
+
+    >>> flatten_logs({"loss": 1, "compile_metrics": {"mae": 2}})
+    {'loss': 1, 'mae': 2}
+    """
+    flat: Logs = {}
+    for name, value in logs.items():
+        flat |= flatten_logs(value) if is_dict(value) else {name: value}
+    return flat

@@ -26,6 +26,9 @@ from unisono._src.typing import AnyArray, Array, PyTree, UserFunction, UserObjec
 
 T = TypeVar("T")
 
+FindDivisor = Callable[[int, "float | Array"], Array]
+"""Returns the divisor of the whole batch, from a place among the divisors and the divisor of the rows that the code has."""
+
 ScaleLoss = Callable[[keras.optimizers.Optimizer, Array], Array]
 """The method `scale_loss` of an optimizer."""
 
@@ -85,9 +88,9 @@ class ReplicaCode:
     """One trace of user code."""
 
     def __init__(
-        self, scope: ReplicaScope, replica: Array, replicas: int, row_fraction: Array, loss_divisors: Array | None
+        self, scope: ReplicaScope, replica: Array, replicas: int, row_fraction: Array, find_divisor: FindDivisor | None = None
     ) -> None:
-        """`loss_divisors` are those of the global batch, in the order in which the code asks for them; None while they are counted."""
+        """`find_divisor` returns divisors of the global batch; None where losses are not divided, so that the code can be read."""
         self.scope = scope
         self.replica = replica
         self.replicas = replicas
@@ -111,7 +114,7 @@ class ReplicaCode:
         """For the ids of weights, the optimizer that scales their loss; known from an earlier trace."""
         self.changes_gradients = False
         """Whether an optimizer was applied with other gradients than `value_and_grad` gave."""
-        self._loss_divisors = loss_divisors
+        self._find_divisor = find_divisor
         self._given_gradients: dict[int, Array] = {}
         self._scaled: dict[int, tuple[Array, keras.optimizers.Optimizer, Array]] = {}
         self._traces: list[object] = []
@@ -136,10 +139,9 @@ class ReplicaCode:
 
     def divided(self, numerator: Array, divisor: float | Array) -> Array:
         """Return the numerator over the sum of all replicas' divisors."""
+        place = len(self.divisors)
         self.divisors.append(divisor)
-        if self._loss_divisors is None:
-            return numerator
-        return ops.divide_no_nan(numerator, self._loss_divisors[len(self.divisors) - 1])
+        return numerator if self._find_divisor is None else ops.divide_no_nan(numerator, self._find_divisor(place, divisor))
 
     def scaling(self, scale_loss: ScaleLoss) -> ScaleLoss:
         """Return `optimizer.scale_loss` with a note of its calls: the engine then does not scale the loss once more."""
@@ -156,12 +158,6 @@ class ReplicaCode:
         if (self.is_inspected or kind == "update") and tracing.get_trace_state() in self._traces[-1:]:
             self.noted.append(NotedArrays(kind, arrays, origin))
         return arrays
-
-    def make_fixed_divisor(self, divisor: float, values_per_row: int) -> Array:
-        """Return a divisor that the code gives for this many values of each row. The compiler takes this constant for a variable, so that
-        it divides by it as by a divisor that was counted."""
-        self.fixed_divisors.append((divisor, values_per_row))
-        return ops.where(self.row_fraction > 2, ops.cast(0, "float32"), ops.cast(divisor, "float32"))
 
     def find_scaler(self, variables: Sequence[keras.Variable]) -> LossScaleOptimizer | None:
         """Return the optimizer that scales the loss of one of these weights, if there is one."""

@@ -1,36 +1,49 @@
-"""Replicas that run a user function: the function that `strategy.run` gets."""
+"""The function that `strategy.run` gets, as a step: what replicas make of their rows, and what all rows together make of the state."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from unisono._src.keras_private.masks import hide_masks
-from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_loss_scales, list_optimizer_weights
-from unisono._src.replica import metrics, optimizer_update, overwritten, state_merging
-from unisono._src.replica.contribution import Contribution
+from unisono._src.keras_private.optimizers import LossScaleOptimizer, list_optimizer_weights
+from unisono._src.marks import BATCH_SCOPE, GRADIENT, LOSS, OUTPUT, REPLICA, SUM
+from unisono._src.replica import optimizer_update
 from unisono._src.replica.function_outputs import is_summed, split_outputs, widen_half_precision
-from unisono._src.replica.function_probe import FunctionProbe
-from unisono._src.replica.protocol import Divisor, RecordedVariables, State
+from unisono._src.replica.layer_scopes import mark_layers
+from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.replica.row_axes import RowAxes
-from unisono._src.replica.row_coupling import OutputRows, describe_shapes
-from unisono._src.replica.trace_recorder import ReplicaCode, ReplicaScope, run_as_replica
-from unisono._src.replica.untold_loss import UNTOLD_LOSS
+from unisono._src.replica.trace_recorder import FindDivisor, ReplicaCode, ReplicaScope, run_as_replica
 from unisono._src.replica.used_variables import UsedVariables
-from unisono._src.typed_jax import eval_shape
-from unisono._src.typing import Array, Outputs, PyTree, Shape
+from unisono._src.typed_jax import eval_shape, map_tree, mark_value
+from unisono._src.typing import Array, Logs, Outputs, PyTree, Values, is_traced
 
 CallUserFunction: TypeAlias = Callable[[PyTree, Sequence[Array]], Outputs]
 """`call(batch, constants)` calls the user's function."""
 
 
-class UserComputation:
-    """The functions of replicas that run user code."""
+class CodeRun(NamedTuple):
+    """What one run of the code has left."""
+
+    code: ReplicaCode
+    outputs: list[Array]
+    after: list[Values]
+    """The values of the variables, in the groups of the state."""
+    row_fraction: Array
+
+
+class UserStep:
+    """The step of a user function. Replicas compute gradients, outputs and what their own variables add up; the rest is that of all rows."""
+
+    is_of_replicas = True
+    returns_rows = False
+    has_own_logs = True
 
     def __init__(
         self,
@@ -38,9 +51,9 @@ class UserComputation:
         call: CallUserFunction,
         variables: UsedVariables,
         replicas: int,
+        own_variables: Callable[[keras.Variable], bool] = lambda _: False,
         layers: Callable[[], Sequence[keras.Layer]] = tuple,
         can_be_cut: bool = True,
-        eager: bool = False,
         has_fixed_losses: bool = False,
     ) -> None:
         """
@@ -49,127 +62,138 @@ class UserComputation:
             call: Calls the function.
             variables: The variables that it uses.
             replicas: R.
+            own_variables: Says whether a variable is the user's own, of no layer.
             layers: Returns the layers that the function may call.
-            can_be_cut: Whether the code gets a batch's rows alone, so that a probe can cut a replica's rows out of the batch.
-            eager: Whether the code is called with arrays, also in a probe.
+            can_be_cut: Whether the code gets a batch's rows alone, and no values of an earlier step.
             has_fixed_losses: Whether a loss is an array whose shape is the same for any number of rows.
         """
+        self.name = name
         self.call = call
         self._replicas = replicas
+        self._find_layers = layers
         self._can_be_cut = can_be_cut
-        self._eager = eager
         self._has_fixed_losses = has_fixed_losses
         self.variables = variables
-        self.has_one_replica = replicas == 1
         self.returned: PyTree = None
         """The tree that the code returns, with an `OutputLeaf` in the place of each array."""
         self.fixed_divisors: list[tuple[float, int]] = []
         """The numbers by which the code itself divides losses, each with the number of values of a row that it divides."""
-        self._by_rows = OutputRows(eager)
-        self._probe = FunctionProbe(self, name, replicas, layers, eager)
+        self._added = [
+            place
+            for place in variables.assigned
+            if own_variables(variable := variables.non_trainable[place]) and variable.aggregation in ("sum", "mean")
+        ]
+        """Places, among the others, of the user's own variables to which replicas add."""
+        for place in self._added:
+            check_has_sum(variables.non_trainable[place])
+
+    def __call__(self, state: State, batch: PyTree, constants: Sequence[Array]) -> tuple[State, Logs]:
+        """Return (new state, the sums of the numbers that replicas return), in a trace, with marks on what is a replica's."""
+        rows = count_batch_rows(batch)
+        row_fraction = np.float32(rows) / see_whole_batch(rows)
+        replica = mark_value(cast(Array, np.int32(0)), REPLICA)
+        run = self.run(state, batch, constants, replica, row_fraction, divide_by_sum)
+        for place, output in enumerate(run.outputs):
+            mark_value(output, f"{OUTPUT} {place}")
+        return self.finish(state, run, [mark_value(value, SUM) for value in self.list_summed(state, run)])
 
     @hide_masks()
-    def contribution(
-        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, divisors: Array | None, constants: Sequence[Array]
-    ) -> tuple[Contribution, list[Array]]:
-        variables = self.variables
-        _, others, _, metric_values = state
-        *start, reset = self.start_values(state, replica)
-        start = *start, metric_values if self.has_one_replica else reset
-        axes = self.find_axes(state, batch, constants)
-        means = self.make_means(axes)
-        with self.run(start, batch, replica, row_fraction, divisors, axes) as code, means.watch():
-            returned = self.call(batch, constants)
-            outputs, self.returned = split_outputs(returned, code)
-            of_rows = map(axes.find_rows, outputs)
-            outputs = [output if rows is None else rows for output, rows in zip(outputs, of_rows, strict=True)]
+    def run(
+        self,
+        state: State,
+        batch: PyTree,
+        constants: Sequence[Array],
+        replica: Array,
+        row_fraction: Array,
+        find_divisor: FindDivisor,
+    ) -> CodeRun:
+        """Run the code once on some rows."""
+        axes = self._find_axes(state, batch, constants)
+        with self._open(state, batch, replica, row_fraction, find_divisor, axes) as code:
+            outputs, self.returned = split_outputs(self.call(batch, constants), code)
         self.fixed_divisors = code.fixed_divisors
-        after = (list(map(code.scope.left, *group)) for group in zip(variables.all, start, strict=True))
-        _, others_after, _, metrics_after = after
-        contribution = Contribution(
-            self._collect_gradients(code),
-            state_merging.collect_assigned(
-                variables.non_trainable,
-                variables.assigned,
-                variables.replaced,
-                self.has_one_replica,
-                others,
-                others_after,
-                count_batch_rows(batch),
-                replica,
-            ),
-            metrics_after
-            if self.has_one_replica
-            else means.compute_changes(variables.metric_variables, self._probe.batch_means, reset, metrics_after, row_fraction),
-            jnp.float32(0),
-            jnp.zeros(len(code.divisors)),
-            {str(index): widen_half_precision(output) for index, output in enumerate(outputs) if is_summed(output)},
-        )
-        return contribution, outputs
+        after = [list(map(code.scope.left, *group)) for group in zip(self.variables.all, state, strict=True)]
+        return CodeRun(code, outputs, after, row_fraction)
 
-    @hide_masks()
-    def divisors(
-        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, constants: Sequence[Array]
-    ) -> Sequence[Divisor]:
-        axes = self.find_axes(state, batch, constants)
-        start = self.start_values(state, replica)
-        with self.run(start, batch, replica, row_fraction, None, axes) as code, self.make_means(axes).watch():
-            self.call(batch, constants)
-        self._probe.changes_gradients |= code.changes_gradients
-        return code.divisors
+    def list_summed(self, state: State, run: CodeRun) -> list[Array]:
+        """Return what is added up over replicas: gradients, growths of variables, and numbers that are returned."""
+        gradients = [
+            widen_half_precision(gradient)
+            for weight, gradient in zip(self._updated_weights, self._list_gradients(run.code), strict=True)
+            if not weight.overwrite_with_gradient
+        ]
+        growths = [self._find_growth(place, state[1][place], run) for place in self._added]
+        return [*gradients, *growths, *(widen_half_precision(output) for output in run.outputs if is_summed(output))]
 
-    def start_values(self, state: State, replica: Array) -> State:
-        """Return the values of the variables from which a replica starts, with metrics that are reset."""
-        weights, others, slots, _ = state
+    def finish(self, state: State, run: CodeRun, totals: Sequence[Array]) -> tuple[State, Logs]:
+        """Return (new state, logs), from a run on all rows and the sums of `list_summed`."""
+        left = iter(totals)
+        weights = self._updated_weights
+        of_batch = self._list_gradients(run.code)
+        gradients = [
+            mark_value(one if weight.overwrite_with_gradient else next(left), f"{GRADIENT} {place}")
+            for place, (weight, one) in enumerate(zip(weights, of_batch, strict=True))
+        ]
+        others = list(run.after[1])
+        for place in self._added:
+            base = self._find_base(place, state[1][place])
+            others[place] = (base + next(left)).astype(state[1][place].dtype)
+        logs = {str(place): next(left) for place, output in enumerate(run.outputs) if is_summed(output)}
+        first = next(iter(logs), None)
+        if first is not None:
+            logs[first] = mark_value(logs[first], LOSS)
+        values = self._apply_optimizers(state, gradients)
+        groups = self.variables
+        new_weights, slots = ([values[id(variable)] for variable in group] for group in (groups.weights, groups.slots))
+        return (new_weights, others, slots, run.after[3]), logs
+
+    def refuse_other_programs(self, error: ValueError) -> NoReturn:
+        """Refuse code that is another program for another number of rows."""
+        raise ValueError(
+            f"The function {self.name!r} cannot be cut into replicas: what metrics, layers and the engine's divisors become is computed for all "
+            f"rows of the global batch, by the same code. {error} Take the number of rows from the arguments: len(images), or "
+            f"keras.ops.shape(images)[0]."
+        ) from error
+
+    def list_recorded(self) -> RecordedVariables:
         variables = self.variables
-        reset = metrics.compute_reset_values(variables.metrics, variables.metric_variables)
-        return weights, state_merging.make_start_values(variables.non_trainable, others, replica), slots, reset
+        state = [("weight", variables.weights), ("state", variables.non_trainable), ("optimizer", variables.slots)]
+        return [("gradient", self._updated_weights), *state]
 
-    def make_means(self, axes: RowAxes) -> metrics.BatchLevelMeans:
-        return metrics.BatchLevelMeans(self.variables.metrics, self._by_rows, axes)
-
-    def find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes:
+    def _find_axes(self, state: State, batch: PyTree, constants: Sequence[Array]) -> RowAxes:
         """Return what tells whether the code hands over values of rows: where that is open, by a trace for twice the rows."""
         rows = count_batch_rows(batch)
-        is_open = self._has_fixed_losses or (rows == 1 and not self._eager)
+        is_open = self._has_fixed_losses or (rows == 1 and any(map(is_traced, jax.tree.leaves(batch))))
         if not (is_open and self._can_be_cut):
             return RowAxes(rows)
         axes = RowAxes(2 * rows)
 
         def trace(state: State, batch: PyTree, constants: Sequence[Array]) -> None:
-            start = self.start_values(state, jnp.int32(0))
-            with self.run(start, batch, jnp.int32(0), jnp.float32(1), None, axes) as code, self.make_means(axes).watch():
-                for output in split_outputs(self.call(batch, constants), code)[0]:
-                    axes.find_rows(output)
+            with self._open(state, batch, jnp.int32(0), jnp.float32(1), divide_by_own, axes) as code:
+                split_outputs(self.call(batch, constants), code)
 
         try:
-            eval_shape(trace, state, describe_shapes(batch, 2), constants)
+            eval_shape(trace, state, describe_more_rows(batch), constants)
         except Exception:  # the code is for these rows alone
             return RowAxes(rows)
         return RowAxes(rows, axes.noted)
 
     @contextlib.contextmanager
-    def run(
-        self,
-        values: State,
-        batch: PyTree,
-        replica: Array,
-        row_fraction: Array,
-        divisors: Array | None,
-        axes: RowAxes,
+    def _open(
+        self, state: State, batch: PyTree, replica: Array, row_fraction: Array, find_divisor: FindDivisor, axes: RowAxes
     ) -> Generator[ReplicaCode]:
-        """Run the block as the code of a replica, with these values of the variables."""
+        """Run the block as the code of a replica, with the values of the variables in `state`."""
         mapping = [
             pair
-            for variables, group in zip(self.variables.all, values, strict=True)
+            for variables, group in zip(self.variables.all, state, strict=True)
             for pair in zip(variables, group, strict=True)
         ]
-        code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, divisors)
+        code = ReplicaCode(ReplicaScope(mapping), replica, self._replicas, row_fraction, find_divisor)
         code.rows = count_batch_rows(batch)
         code.axes = axes
         code.scalers = find_loss_scalers(self.variables.applied_optimizers)
         code.begin()
-        with run_as_replica(code, self.variables.metrics):
+        with run_as_replica(code, self.variables.metrics), mark_layers(self._find_layers()):
             yield code
 
     @property
@@ -181,104 +205,82 @@ class UserComputation:
             for position in positions
         ]
 
-    def _collect_gradients(self, code: ReplicaCode) -> list[Array]:
+    def _list_gradients(self, code: ReplicaCode) -> list[Array]:
         """Return the gradients that the code applies, optimizer by optimizer."""
         by_optimizer = {id(update.optimizer): update.gradients for update in code.updates}
-        applied: list[Array] = []
-        for optimizer, positions in self.variables.applied_optimizers:
-            weights = list_optimizer_weights(optimizer)
-            gradients = by_optimizer[id(optimizer)]
-            applied += [gradients[id(weights[position])] for position in positions]
-        return overwritten.spread_over_replicas(
-            self._updated_weights, overwritten.widen_floats(applied), code.replica, self._replicas
-        )
+        return [
+            by_optimizer[id(optimizer)][id(list_optimizer_weights(optimizer)[position])]
+            for optimizer, positions in self.variables.applied_optimizers
+            for position in positions
+        ]
 
-    def finish_step(self, state: State, total: Contribution, rows: Array, present: Array) -> tuple[State, list[Array]]:
-        weights, others, slots, metric_values = state
+    def _find_growth(self, place: int, old: Array, run: CodeRun) -> Array:
+        """Return what a replica adds to a variable of the user's own: its growth, or its part of the mean growth by rows."""
+        growth = widen(run.after[1][place]) - self._find_base(place, old)
+        is_mean = self.variables.non_trainable[place].aggregation == "mean"
+        return growth.astype(jnp.float32) * run.row_fraction if is_mean else growth
+
+    def _find_base(self, place: int, old: Array) -> Array:
+        """Return the value to which growths are added: none where a sum over replicas is made of new values alone."""
+        is_sum = self.variables.non_trainable[place].aggregation == "sum"
+        return jnp.zeros_like(widen(old)) if is_sum and place in self.variables.replaced else widen(old)
+
+    def _apply_optimizers(self, state: State, gradients: Sequence[Array]) -> dict[int, Array]:
+        """Return the values of weights and of the optimizers' state after the updates, by the variables' ids."""
         variables = self.variables
         values = {
             id(variable): value
-            for group, group_values in ((variables.weights, weights), (variables.slots, slots))
-            for variable, value in zip(group, group_values, strict=True)
+            for group, of_group in ((variables.weights, state[0]), (variables.slots, state[2]))
+            for variable, value in zip(group, of_group, strict=True)
         }
-        updated_weights = self._updated_weights
-        before = [values[id(weight)] for weight in updated_weights]
-        gradients = iter(overwritten.take_largest_gradients(updated_weights, before, total.gradients, self._replicas))
+        left = iter(gradients)
         for optimizer, positions in variables.applied_optimizers:
-            optimizer_weights = list_optimizer_weights(optimizer)
-            optimizer_slots = optimizer.variables
-            by_position = {position: next(gradients) for position in positions}
-            new_values = optimizer_update.apply_gradients(
+            weights = list_optimizer_weights(optimizer)
+            by_position = {position: next(left) for position in positions}
+            new = optimizer_update.apply_gradients(
                 optimizer,
-                [values[id(slot)] for slot in optimizer_slots],
-                [by_position.get(position) for position in range(len(optimizer_weights))],
-                [values[id(weight)] for weight in optimizer_weights],
+                [values[id(slot)] for slot in optimizer.variables],
+                [by_position.get(position) for position in range(len(weights))],
+                [values[id(weight)] for weight in weights],
             )
-            values |= {
-                id(variable): value
-                for group, group_values in zip((optimizer_weights, optimizer_slots), new_values, strict=True)
-                for variable, value in zip(group, group_values, strict=True)
-            }
-        merged, disagree = state_merging.merge_assigned(
-            variables.non_trainable,
-            variables.assigned,
-            variables.replaced,
-            self.has_one_replica,
-            others,
-            total.assigned,
-            rows,
-            present,
+            for group, of_group in zip((weights, optimizer.variables), new, strict=True):
+                values |= {id(variable): value for variable, value in zip(group, of_group, strict=True)}
+        return values
+
+
+def check_has_sum(variable: keras.Variable) -> None:
+    """Refuse a sum over replicas of bools."""
+    if jnp.issubdtype(variable.dtype, jnp.bool_):
+        raise ValueError(
+            f"The replica's code assigns {variable.path!r} of dtype bool with aggregation={variable.aggregation!r}, but bools have no sum. Make "
+            f"it an integer, or write aggregation='only_first_replica'."
         )
-        after = [values[id(weight)] for weight in variables.weights], merged, [values[id(slot)] for slot in variables.slots]
-        return (*after, optimizer_update.add_to_metrics(metric_values, total.metrics, self.has_one_replica)), disagree
 
-    def results(self, state: State) -> dict[str, Array]:
-        return {}
 
-    @property
-    def has_own_logs(self) -> bool:
-        return True
+def see_whole_batch(number: float) -> Array:
+    """Return a count of this trace's rows, as it is in the trace for the whole batch."""
+    with jax.named_scope(BATCH_SCOPE):
+        return mark_value(cast(Array, np.float32(number)), "unisono rows")
 
-    def read_loss(self, part: Contribution, total: Contribution) -> Array:
-        """Return the first number that the code returns, a sum over replicas: the loss, as loops are written."""
-        numbers = [value for _, value in sorted(part.logs.items()) if value.size == 1]
-        return numbers[0].reshape(()) if numbers else jnp.asarray(UNTOLD_LOSS)
 
-    def list_recorded(self) -> RecordedVariables:
-        variables = self.variables
-        state = [("weight", variables.weights), ("state", variables.non_trainable), ("optimizer", variables.slots)]
-        return [("gradient", self._updated_weights), *state]
+def divide_by_sum(place: int, divisor: float | Array) -> Array:
+    """Return the sum of all replicas' divisors, in a trace."""
+    return see_whole_batch(divisor) if isinstance(divisor, int | float) else mark_value(divisor, SUM)
 
-    def read(self) -> list[bool]:
-        return [True, True, self.variables.reads_slots, False]
 
-    def scales(self) -> list[tuple[int, int]]:
-        scales = {id(variable) for optimizer, _ in self.variables.applied_optimizers for variable in list_loss_scales(optimizer)}
-        return [(2, index) for index, variable in enumerate(self.variables.slots) if id(variable) in scales]
+def divide_by_own(place: int, divisor: float | Array) -> Array:
+    """Return the divisor, in code that has all rows."""
+    return jnp.float32(divisor)
 
-    def probe(self, state: State, batch: PyTree, shards: Sequence[range], constants: Sequence[Array]) -> bool:
-        """Find out how the user's metrics are merged, and whether gradients that the code makes add up."""
-        if self.has_one_replica or not self._can_be_cut:
-            return False
-        return self._probe.at(state, batch, shards, constants)
 
-    def check_draws(self, draws_of: Callable[[int], Sequence[Shape]], rows: int) -> None:
-        """Do nothing: the code was inspected."""
+def widen(value: Array) -> Array:
+    """Return whole numbers and bools as numbers of 32 bits at least."""
+    return value.astype(jnp.int32) if not jnp.issubdtype(value.dtype, jnp.inexact) and value.dtype.itemsize < 4 else value
 
-    @property
-    def needs_probe(self) -> bool:
-        return self._probe.count > 0
 
-    @property
-    def is_undecided(self) -> bool:
-        return self._probe.is_undecided
-
-    def note_said(self, is_said: bool) -> None:
-        """Note whether the user was told that the applied gradients are not those of one batch."""
-        self._probe.is_said = is_said
-
-    def check(self, disagree: list[Array]) -> None:
-        state_merging.check_counters(self.variables.non_trainable, self.variables.assigned, disagree)
+def describe_more_rows(batch: PyTree) -> PyTree:
+    """Return a batch in shapes, with twice the rows."""
+    return map_tree(lambda a: jax.ShapeDtypeStruct((*(2 * length for length in a.shape[:1]), *a.shape[1:]), a.dtype), batch)
 
 
 def count_batch_rows(batch: PyTree) -> int:

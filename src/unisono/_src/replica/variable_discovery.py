@@ -54,7 +54,7 @@ def discover_variables(
     made: list[str] = []
     alive: list[ReplicaCode] = []  # so that no variable of an earlier round has the id of a later one's
     for left in reversed(range(ROUNDS)):
-        code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
+        code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1))
         code.may_be_rows = suspicion
         alive.append(code)
         try:
@@ -142,7 +142,7 @@ def trace_user_function(
     other_shapes: Sequence[Shape] | None = None,
 ) -> Trace:
     """Return a trace of code whose variables are known and built. `other_shapes` are those of its losses for another number of rows."""
-    code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1), None)
+    code = ReplicaCode(ReplicaScope(), jnp.int32(0), replicas, jnp.float32(1))
     return Trace(code, trace_code(code, call, batch, constants, metrics, other_shapes), len(jax.tree.leaves(batch)))
 
 

@@ -56,9 +56,9 @@ class CallInputs:
         bytes_of_step = run.size * self._placement.replicas * batch.row_bytes
         return max(1, min(self._most_steps, CALL_BYTES // max(1, bytes_of_step)))
 
-    def send_numbers(self, index: int, dtype: type[np.generic], numbers: tuple[float, ...]) -> Array:
-        """Return a vector of numbers on a device."""
-        return self._numbers.on(self._placement.devices[index], dtype, numbers)
+    def send_orders(self, index: int, orders: tuple[int, ...]) -> Array:
+        """Return the orders of a call on a device."""
+        return self._numbers.on(self._placement.devices[index], np.int32, orders)
 
     def send_batches(self, index: int, group: Sequence[GlobalBatch], run: ReplicaRun) -> PyTree:
         """Return the rows of a run of replicas, and the values that are carried over, on their device."""

@@ -1,10 +1,10 @@
-"""Steps in phases: a function of (state, batch) is traced for a batch and for its shards, analysed, and cut."""
+"""Steps in phases: a function of state, batch and constants is traced for a batch and for its shards, analysed, and cut."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence, Set
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,57 +13,77 @@ from jax.extend import core
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.inlining import inline_calls
-from unisono._src.operands import list_variables
-from unisono._src.phases.analysis import Analysis, match_scopes
+from unisono._src.marks import GRADIENT, LAYER_SCOPE, LOSS, OUTPUT, find_marked
+from unisono._src.operands import get_shape, get_type, list_variables
+from unisono._src.phases.analysis import Analysis
 from unisono._src.phases.interpreter import Shares, run_shards
-from unisono._src.phases.marks import find_marked
+from unisono._src.phases.kinds import Everywhere, Kind, Layout, Local, Rows
+from unisono._src.phases.replica_code import copy_for_replicas
 from unisono._src.phases.run import PhasedStep, ShardPlace, ShardResult, Values
 from unisono._src.phases.sizes import resize_twins
 from unisono._src.phases.twins import ProgramsDifferError, Twins, leave_whole, pair
 from unisono._src.placement import Placement
-from unisono._src.replica.model_step import GRADIENT, LOCAL, LOSS
 from unisono._src.replica.protocol import State
 from unisono._src.replica.untold_loss import UNTOLD_LOSS
+from unisono._src.step.call_inputs import CallInputs
 from unisono._src.step.cut_step import InspectedProgram, Known, Part, ShardWork, StepEnd
 from unisono._src.step.plan import BatchPlan
 from unisono._src.typed_jax import jaxpr_as_fun, optimization_barrier
-from unisono._src.typing import Array, Logs, PyTree
+from unisono._src.typing import AnyArray, Array, Logs, PyTree
 from unisono._src.xla import determinism
 from unisono._src.xla.rewrite import replace_for_shards, trace_as_rewritten
 
-StepFunctionOfArrays = Callable[[State, PyTree], tuple[State, Logs]]
+
+class StepFunction(Protocol):
+    """A step as a function of state, batch and constants."""
+
+    returns_rows: bool
+    """Whether rows that it returns beside the state stay on the shards, as outputs."""
+    is_of_replicas: bool
+    """Whether it is the code of replicas, which return values of their own."""
+
+    def __call__(self, state: State, batch: PyTree, constants: Sequence[AnyArray]) -> tuple[State, Logs]: ...
+
+    def refuse_other_programs(self, error: ProgramsDifferError) -> None:
+        """Refuse code that is another program for another number of rows, if it cannot be computed for the whole batch."""
+        ...
 
 
-class Marked(NamedTuple):
-    """The values that are marked in a program."""
+class StepShapes(NamedTuple):
+    """The arguments of a step, in shapes."""
 
-    gradients: list[core.Var]
-    loss: core.Var | None
+    state: State
+    batch: PyTree
+    constants: Sequence[AnyArray]
 
 
 class TracedStep:
     """The program of a step for a number of rows; behind its results, what is marked in it."""
 
-    def __init__(self, function: StepFunctionOfArrays, state: State, batch: PyTree, lead: jax.Device) -> None:
-        with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LOCAL):
-            traced, self._shapes = trace_as_rewritten(function, lead.platform)(state, batch)
+    def __init__(self, function: StepFunction, shapes: StepShapes, lead: jax.Device, is_cut: bool) -> None:
+        """`is_cut`: replicas compute their parts."""
+        with jax.default_device(determinism.choose_compile_device(lead)), replace_for_shards(LAYER_SCOPE):
+            traced, self._shapes = trace_as_rewritten(function, lead.platform)(*shapes)
         program = inline_calls(traced)
-        losses = find_marked(program.jaxpr, LOSS)
-        self.marked = Marked(find_marked(program.jaxpr, GRADIENT), losses[0] if losses else None)
-        marked = [*self.marked.gradients, *losses[:1]]
+        if is_cut and function.is_of_replicas:
+            program = copy_for_replicas(program)
+        self.gradients = find_marked(program.jaxpr, GRADIENT)
+        self.losses = find_marked(program.jaxpr, LOSS)[:1]
+        self.outputs = find_marked(program.jaxpr, OUTPUT)
+        marked = [*self.gradients, *self.losses, *self.outputs]
         self.program = core.ClosedJaxpr(program.jaxpr.replace(outvars=[*program.jaxpr.outvars, *marked]), program.consts)
 
-    def end(self, results: Sequence[Array | None]) -> StepEnd:
-        """Return the results of the program as those of a step. Logs that are None are left out."""
-        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self.marked.gradients)]
-        state, logs, gradients, _ = (
+    def end(self, results: Sequence[Array | None]) -> tuple[StepEnd, list[Array]]:
+        """Return the results of the program as those of a step, and what replicas return. Logs that are None are left out."""
+        counts = [len(jax.tree.leaves(self._shapes[0])), len(self._shapes[1]), len(self.gradients), len(self.losses)]
+        state, logs, gradients, losses, outputs = (
             results[start:end] for start, end in itertools.pairwise([0, *itertools.accumulate(counts), None])
         )
         told = {name: log for name, log in zip(sorted(self._shapes[1]), logs, strict=True) if log is not None}
-        loss = None if self.marked.loss is None else results[-1]
-        loss = jnp.asarray(UNTOLD_LOSS) if loss is None else loss
+        loss = next((loss for loss in losses if loss is not None), jnp.asarray(UNTOLD_LOSS))
         told_gradients = [gradient for gradient in gradients if gradient is not None]
-        return StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, told_gradients, loss, [])
+        end = StepEnd(jax.tree.unflatten(jax.tree.structure(self._shapes[0]), state), told, told_gradients, loss)
+        return end, [output for output in outputs if output is not None]
 
 
 class WholeStep:
@@ -74,9 +94,13 @@ class WholeStep:
     def __init__(self, traced: TracedStep) -> None:
         self._traced = traced
 
+    def describe_outputs(self, rows: int) -> list[jax.ShapeDtypeStruct]:
+        """Return what the replica returns, in shapes."""
+        return [jax.ShapeDtypeStruct(get_shape(output), get_type(output).dtype) for output in self._traced.outputs]
+
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
         run = jaxpr_as_fun(self._traced.program)
-        return self._traced.end(run(*jax.tree.leaves((known.state, batch)))), []
+        return self._traced.end(run(*jax.tree.leaves((known.state, batch, known.constants))))
 
 
 class PhasedCut:
@@ -97,12 +121,15 @@ class PhasedCut:
         variables = list_variables(self._phased.analysis.twins.outputs)
         return [known[variable] for variable in variables if variable in known]
 
+    def describe_outputs(self, rows: int) -> list[jax.ShapeDtypeStruct]:
+        """Return what a replica of this number of rows returns, in shapes."""
+        shapes = self._list_outputs(self.phases - 1, self._phased.describe(self.phases - 1, rows).outputs)
+        return [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
+
     def prepare(self, phase: int, known: Known) -> list[Array]:
         return self._phased.advance(phase, self._list_values(known), known.totals[phase - 1] if phase else [])
 
-    def run_shard(
-        self, phase: int, known: Known, batch: PyTree, kept: Sequence[list[Array]], place: ShardPlace, replica: Array
-    ) -> ShardWork:
+    def run_shard(self, phase: int, known: Known, batch: PyTree, kept: Sequence[list[Array]], place: ShardPlace) -> ShardWork:
         size, plan = count_rows(batch), self._phased.phases[phase]
         values = self._list_values(known)
         own: Values = {}
@@ -115,27 +142,26 @@ class PhasedCut:
         outputs = self._list_outputs(phase, result.outputs)
         return ShardWork(self._phased.spread(phase, size, result, place), outputs, result.kept)
 
-    def finish(self, known: Known, present: Array) -> StepEnd:
+    def finish(self, known: Known) -> StepEnd:
         values = self._list_values(known)
         values |= zip(self._phased.carries[-1], self._phased.advance(self.phases, values, known.totals[-1]), strict=True)
         outputs = self._phased.analysis.twins.outputs
-        return self._traced.end([atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in outputs])
+        return self._traced.end([atom.val if isinstance(atom, core.Literal) else values.get(atom) for atom in outputs])[0]
 
     def run_alone(self, known: Known, batch: PyTree) -> tuple[StepEnd, list[Array]]:
         raise AssertionError("a step of one replica is not cut")
 
-    def inspect(self, state: State, rows: PyTree, shards: Sequence[int]) -> list[Part]:
+    def inspect(self, state: State, rows: PyTree, constants: Sequence[Array], shards: Sequence[int]) -> list[Part]:
         """Return what some shards give to the gradients and to the loss."""
-        run = run_shards(self._phased, jax.tree.leaves(state), jax.tree.leaves(rows))
-        marked = self._traced.marked
+        run = run_shards(self._phased, jax.tree.leaves((state, constants)), jax.tree.leaves(rows))
         shares = [Shares(self._phased, run, shard) for shard in shards]
         return [
-            (list(map(each.find, marked.gradients)), None if marked.loss is None else each.find(marked.loss)) for each in shares
+            (list(map(each.find, self._traced.gradients)), next(map(each.find, self._traced.losses), None)) for each in shares
         ]
 
     def _list_values(self, known: Known) -> Values:
         """Return what is known of the step's values."""
-        values = self._phased.find_start(jax.tree.leaves(known.state))
+        values = self._phased.find_start(jax.tree.leaves((known.state, known.constants)))
         for carried, made in zip(self._phased.carries, known.made, strict=False):
             values |= zip(carried, made, strict=True)
         return values
@@ -147,12 +173,11 @@ class PhasedCut:
 
 
 class PhasedSteps:
-    """The steps of one function: of (state, batch), to (state, logs)."""
+    """The steps of one function."""
 
-    def __init__(self, function: StepFunctionOfArrays, placement: Placement, keeps_rows: bool = False) -> None:
-        """`keeps_rows`: rows that the function returns beside the state stay on the shards, as outputs."""
+    def __init__(self, function: StepFunction, inputs: CallInputs, placement: Placement) -> None:
         self._function = function
-        self._keeps_rows = keeps_rows
+        self._inputs = inputs
         self._lead = placement.lead
         self._has_one_replica = placement.replicas == 1
         self._cuts: dict[Hashable, WholeStep | PhasedCut] = {}
@@ -161,7 +186,7 @@ class PhasedSteps:
 
     def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> WholeStep | PhasedCut:
         """Return the step for a batch."""
-        key = batch.signature, batch.rows, batch_plan.sizes
+        key = self._inputs.kind(batch, batch.rows), batch_plan.sizes
         if key not in self._cuts:
             self._cuts[key] = self._make_cut(batch, batch_plan.sizes, state)
             self._read = None
@@ -171,29 +196,39 @@ class PhasedSteps:
         traced = self._trace(batch, batch.rows, state)
         if self._has_one_replica:
             return WholeStep(traced)
-        rows = batch.rows
-        has_rows = [False] * len(jax.tree.leaves(state)) + [True] * len(batch.leaves)
-        try:
-            return PhasedCut(traced, self._cut_twins(self._pair(traced, batch, sizes, state), has_rows, sizes))
-        except ProgramsDifferError:
-            other = choose_traced(rows, sizes)
-            shapes = [leaf.shape for leaf in jax.tree.leaves((state, batch.shapes(other)))]
-            return PhasedCut(traced, self._cut_twins(leave_whole(traced.program, shapes, rows, other), has_rows, sizes))
-
-    def _pair(self, traced: TracedStep, batch: GlobalBatch, sizes: Sequence[int], state: State) -> Twins:
         other = choose_traced(batch.rows, sizes)
-        return pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
+        try:
+            twins = pair(traced.program, self._trace(batch, other, state).program, batch.rows, other)
+            return PhasedCut(traced, self._cut_twins(twins, batch, sizes, state))
+        except ProgramsDifferError as error:
+            self._function.refuse_other_programs(error)
+            shapes = [leaf.shape for leaf in jax.tree.leaves(self._describe(batch, other, state))]
+            whole = leave_whole(traced.program, shapes, batch.rows, other)
+            return PhasedCut(traced, self._cut_twins(whole, batch, sizes, state))
 
-    def _cut_twins(self, twins: Twins, has_rows: Sequence[bool], sizes: Sequence[int]) -> PhasedStep:
+    def _cut_twins(self, twins: Twins, batch: GlobalBatch, sizes: Sequence[int], state: State) -> PhasedStep:
         """Return the step of a batch, cut into shards of these sizes."""
-        analysis = Analysis(twins, has_rows, match_scopes(LOCAL))
+        analysis = Analysis(twins, self._list_kinds(twins, batch, state))
         by_size = [twins if size == twins.shard_rows else resize_twins(twins, size) for size in set(sizes)]
-        return PhasedStep(analysis, by_size, sizes, self._keeps_rows)
+        return PhasedStep(analysis, by_size, sizes, self._function.returns_rows)
+
+    def _list_kinds(self, twins: Twins, batch: GlobalBatch, state: State) -> list[Kind]:
+        """Return the kinds of the inputs: state, rows, values that replicas have left in an earlier step, constants."""
+        before = len(jax.tree.leaves(state))
+        after = len(twins.inputs) - len(self._inputs.constants())
+        carried = range(before + len(batch.leaves), after)
+        rows: list[Kind] = [Rows(Layout(0))] * len(batch.leaves)
+        own: list[Kind] = [Rows(Layout(0)) if twins.fits(twins.inputs[place], Layout(0)) else Local() for place in carried]
+        return [*[Everywhere()] * before, *rows, *own, *[Everywhere()] * (len(twins.inputs) - after)]
+
+    def _describe(self, batch: GlobalBatch, rows: int, state: State) -> StepShapes:
+        return StepShapes(state, self._inputs.shapes(batch, rows), self._inputs.constants())
 
     def _trace(self, batch: GlobalBatch, rows: int, state: State) -> TracedStep:
-        key = batch.signature, rows
+        key = self._inputs.kind(batch, rows)
         if key not in self._traced:
-            self._traced[key] = TracedStep(self._function, state, batch.shapes(rows), self._lead)
+            shapes = self._describe(batch, rows, state)
+            self._traced[key] = TracedStep(self._function, shapes, self._lead, not self._has_one_replica)
         return self._traced[key]
 
     def inspect(
@@ -201,16 +236,12 @@ class PhasedSteps:
     ) -> tuple[list[Part], list[InspectedProgram]]:
         """Return what each shard of this process gives, and the program of the whole batch."""
         rows = jax.tree.unflatten(batch.structure, [np.asarray(leaf.array, leaf.dtype) for leaf in batch.leaves])
-        cut = self.cut(batch, batch_plan, state)
-        programs = [InspectedProgram(self._function, (state, rows), rows, range(batch.counted_rows))]
+        cut, constants = self.cut(batch, batch_plan, state), list(map(jnp.asarray, self._inputs.constants()))
+        programs = [InspectedProgram(self._function, (state, rows, constants), rows, range(batch.counted_rows))]
         if isinstance(cut, WholeStep):
-            end = cut.run_alone(Known(state, [], [], jnp.zeros(0), []), rows)[0]
+            end = cut.run_alone(Known(state, [], [], jnp.zeros(0), constants), rows)[0]
             return [(list(end.gradients), end.loss)], programs
-        return cut.inspect(state, rows, [shard.leaf for shard in batch_plan.shards]), programs
-
-    def list_numbers(self, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State) -> tuple[float, ...]:
-        """Return the numbers that a program reads: none."""
-        return (0.0,)
+        return cut.inspect(state, rows, constants, [shard.leaf for shard in batch_plan.shards]), programs
 
     def list_read(self, state: State) -> Set[tuple[int, int]]:
         """Return the arrays of the state that shards read, by group and place in it: those of all batches so far."""
@@ -219,9 +250,6 @@ class PhasedSteps:
             flat = [(group, place) for group, arrays in enumerate(state) for place in range(len(arrays))]
             self._read = {each for number, each in enumerate(flat) if number in places}
         return self._read
-
-    def check(self, batch: GlobalBatch, size: int, state: State) -> None:
-        """Look at nothing: draws, losses and metrics have the numbers of the whole batch."""
 
 
 def choose_traced(rows: int, sizes: Sequence[int]) -> int:

@@ -76,7 +76,7 @@ class PredictStep:
         assert isinstance(self._step, Step)
         sizes = count_shard_rows(batch, self._placement.replicas)
         rows_of_last = max(filter(None, reversed(sizes)))
-        like = self._step.output_shapes(batch, rows_of_last)
+        like = self._step.describe_outputs(batch)(rows_of_last)
         own = own or list(device_put([jnp.zeros((0, *shape.shape[1:]), shape.dtype) for shape in like], self._placement.lead))
         process_rows = [sum(sizes[block.start : block.stop]) for block in self._placement.of_processes]
         counts = [[shape.shape[0] // rows_of_last * rows for rows in process_rows] for shape in like]

@@ -21,8 +21,10 @@ from unisono._src.packing import unpack_tree
 from unisono._src.phases.run import ShardPlace
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
-from unisono._src.step.cut_step import AloneStep, CutStep, Known, ShardWork, StepEnd
+from unisono._src.step.cut_step import Known, ShardWork, StepEnd
 from unisono._src.step.digest_stage import DigestStage
+from unisono._src.step.phased_steps import PhasedCut, WholeStep
+from unisono._src.step.run_outputs import ReplicaOutputs
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.typed_jax import (
     eval_shape,
@@ -40,9 +42,6 @@ T = TypeVar("T")
 Whole: TypeAlias = int | Array
 """A whole number; a tracer inside of the program."""
 
-ReplicaOutputs: TypeAlias = Sequence[Array]
-"""The outputs of replicas, stacked."""
-
 
 class CallOrders(NamedTuple):
     """The orders for one call; whole numbers."""
@@ -58,8 +57,6 @@ class CallOrders(NamedTuple):
     """The place of the first replica among those that have rows."""
     row: Whole = 0
     """Its first row."""
-    present: Whole = 0
-    """The number of replicas of the global batch that have rows."""
     phase: Whole = 0
     """The first phase that is run."""
     end: Whole = 0
@@ -85,8 +82,6 @@ class CallResult(NamedTuple):
 
     logs: Logs
     """Valid only where the step was finished."""
-    disagree: list[Array]
-    """For each counter whether replicas disagreed on it."""
     outputs: ReplicaOutputs
     """The outputs of the replicas that were run, stacked; what lies behind the last of them must not be read."""
     digests: list[StepDigests]
@@ -98,7 +93,6 @@ class Carry(NamedTuple):
 
     work: StepBuffers
     logs: Logs
-    disagree: list[Array]
     outputs: ReplicaOutputs
     digests: list[StepDigests]
 
@@ -127,31 +121,30 @@ ShardOf: TypeAlias = Callable[[Array], PyTree]
 class StepProgram:
     """The step program as a function of Python."""
 
-    def __init__(self, name: str, cut: CutStep | AloneStep, replicas: int, is_recorded: bool) -> None:
+    def __init__(self, name: str, cut: PhasedCut | WholeStep, replicas: int, is_recorded: bool) -> None:
         self._has_one_replica = replicas == 1
-        self._cut = cast(CutStep, cut)
-        self._alone = cast(AloneStep, cut)
+        self._cut = cast(PhasedCut, cut)
+        self._alone = cast(WholeStep, cut)
         """The same, if it is a step of one replica."""
         self._replicas = replicas
         self._digest_stage = DigestStage(replicas, is_recorded)
         self.__name__ = name
 
     def __call__(
-        self, work: StepBuffers, order_values: Array, numbers: Array, constants: Sequence[Array], batches: PyTree
+        self, work: StepBuffers, order_values: Array, constants: Sequence[Array], batches: PyTree
     ) -> tuple[StepBuffers, CallResult]:
         """Run steps, or the part of a step that the orders say.
 
         Args:
             work: The device state before, and running sums.
             order_values: `CallOrders`, as one array.
-            numbers: Those of `CutStep.list_numbers`.
             constants: Arrays that are the same for every replica and step.
             batches: Arrays of shape (replica of step, row, ...): those of each step behind those of the step before.
         """
         orders = CallOrders(*(open_step_memory(order_values) if uses_kernels() else order_values))
-        known = Known(work.state, [], [], numbers, constants)
+        known = Known(work.state, [], [], constants)
         batch_shapes = map_tree(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batches)
-        like = self.describe(work.state, numbers, constants, batch_shapes)
+        like = self.describe(work.state, constants, batch_shapes)
         outputs = map_tree(lambda a: jnp.zeros((self._replicas, *a.shape), a.dtype), like.outputs)
         digests = self._digest_stage.make_room(like.end, batches)
 
@@ -165,13 +158,13 @@ class StepProgram:
             end = self._finish(carry, known._replace(made=made), orders, like)
             return self._hand_on(carry, end, number, orders.finishing)
 
-        start = Carry(work, make_zeros(like.end.logs), make_zeros(like.end.disagree), outputs, digests)
-        work, logs, disagree, outputs, digests = fori_loop(0, orders.steps, step, start)
-        return work, CallResult(logs, disagree, outputs, digests)
+        start = Carry(work, make_zeros(like.end.logs), outputs, digests)
+        work, logs, outputs, digests = fori_loop(0, orders.steps, step, start)
+        return work, CallResult(logs, outputs, digests)
 
-    def describe(self, state: State, numbers: Array, constants: Sequence[Array], batch: PyTree) -> StepShapes:
+    def describe(self, state: State, constants: Sequence[Array], batch: PyTree) -> StepShapes:
         """Return what the functions of the step return, in shapes; all arguments may be shapes."""
-        known = Known(state, [], [], numbers, constants)
+        known = Known(state, [], [], constants)
         if self._has_one_replica:
             end, outputs = eval_shape(self._alone.run_alone, known, batch)
             return StepShapes([], [], outputs, end)
@@ -181,7 +174,7 @@ class StepProgram:
             known = known._replace(made=[*known.made, made])
             shards.append(self._cut.describe(phase, known, batch))
             known = known._replace(totals=[*known.totals, shards[-1].added])
-        return StepShapes(known.made, shards, shards[-1].outputs, eval_shape(self._cut.finish, known, jnp.int32(1)))
+        return StepShapes(known.made, shards, shards[-1].outputs, eval_shape(self._cut.finish, known))
 
     def _run_phases(
         self, carry: Carry, known: Known, orders: CallOrders, shard_of: ShardOf, like: StepShapes
@@ -221,10 +214,10 @@ class StepProgram:
 
         def run(number: Array, carry: PhaseCarry) -> PhaseCarry:
             replica = orders.first + number
-            place = ShardPlace(orders.place + number, orders.row + number * size)
+            place = ShardPlace(orders.place + number, orders.row + number * size, replica)
             own = map_tree(lambda stacked: take_index(stacked, replica, keepdims=False), kept_so_far)
             all_known = add_totals(known, work, like, phase)
-            result = self._cut.run_shard(phase, all_known, shard_of(replica), own, place, replica)
+            result = self._cut.run_shard(phase, all_known, shard_of(replica), own, place)
             added, one, kept = optimization_barrier(result)  # how it is packed must not change how it is computed
             return PhaseCarry(
                 running_sums.push_tree(carry.sums, orders.before + number, added),
@@ -245,7 +238,7 @@ class StepProgram:
 
         def end(_: Array, before: StepEnd) -> StepEnd:
             all_known = add_totals(known._replace(state=before.state), carry.work, like, self._cut.phases)
-            return self._keep_dtypes(self._cut.finish(all_known, cast(Array, orders.present)), carry)
+            return self._keep_dtypes(self._cut.finish(all_known), carry)
 
         start = make_zeros(self._drop_untold(like.end))._replace(state=carry.work.state)
         return fori_loop(0, orders.finishing, end, start)
@@ -261,8 +254,7 @@ class StepProgram:
     def _hand_on(self, carry: Carry, end: StepEnd, number: Array, is_finished: Whole) -> Carry:
         """Return what the next step starts from."""
         digests = self._digest_stage.put(carry.digests, number, is_finished, end)
-        disagree = [old | new for old, new in zip(carry.disagree, end.disagree, strict=True)]
-        return Carry(carry.work._replace(state=end.state), end.logs, disagree, carry.outputs, digests)
+        return Carry(carry.work._replace(state=end.state), end.logs, carry.outputs, digests)
 
 
 def add_totals(known: Known, work: StepBuffers, like: StepShapes, count: int) -> Known:

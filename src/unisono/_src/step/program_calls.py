@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import jax
-import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.stages import Compiled
 
@@ -16,8 +15,8 @@ from unisono._src.program_digest import digest_program
 from unisono._src.replica.protocol import State
 from unisono._src.step import running_sums
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import AloneStep, CutStep, StepCutter
 from unisono._src.step.device_state import BufferLayout, DeviceState
+from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, WholeStep
 from unisono._src.step.plan import BatchPlan, ReplicaRun
 from unisono._src.step.program import CallOrders, CallResult, StepProgram, StepShapes
 from unisono._src.typing import Arguments, Array, PyTree
@@ -33,7 +32,7 @@ class ProgramCalls:
     def __init__(
         self,
         name: str,
-        cutter: StepCutter,
+        cutter: PhasedSteps,
         placement: Placement,
         inputs: CallInputs,
         device_state: DeviceState,
@@ -46,8 +45,8 @@ class ProgramCalls:
         self._inputs = inputs
         self._device_state = device_state
         self._is_recorded = is_recorded
-        self._functions: dict[CutStep | AloneStep, StepProgram] = {}
-        self._programs: dict[CutStep | AloneStep, DeviceProgram] = {}
+        self._functions: dict[PhasedCut | WholeStep, StepProgram] = {}
+        self._programs: dict[PhasedCut | WholeStep, DeviceProgram] = {}
         self._shapes: dict[Hashable, StepShapes] = {}
         self._layouts: dict[Hashable, BufferLayout] = {}
         self._digests: dict[Hashable, int] = {}
@@ -55,7 +54,7 @@ class ProgramCalls:
         self._traced: Hashable = None
         """What the newest program is for, by which its digest is kept."""
 
-    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> CutStep | AloneStep:
+    def cut(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> PhasedCut | WholeStep:
         """Return the step for a batch, and have its buffers laid out."""
         cut = self._cutter.cut(batch, batch_plan, state)
         if cut not in self._programs:
@@ -67,7 +66,7 @@ class ProgramCalls:
         self._device_state.set_layout(self._lay_out(cut, batch, batch_plan, state))
         return cut
 
-    def _lay_out(self, cut: CutStep | AloneStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
+    def _lay_out(self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, state: State) -> BufferLayout:
         """Return the layout of the buffers of a step."""
         if self._placement.replicas == 1:
             return BufferLayout()
@@ -75,8 +74,6 @@ class ProgramCalls:
         key = cut, tuple(self._inputs.kind(batch, size) for size in sizes)
         if key not in self._layouts:
             by_size = {size: self._describe(cut, batch, batch_plan, size, state) for size in sizes}
-            if not self._layouts:
-                self._cutter.check(batch, batch_plan.size_at_end, state)
             places = running_sums.count_places(self._placement.replicas)
             of_phases = [packing.measure_vectors(shard.added) for shard in by_size[batch_plan.size_at_end].shards]
             sums = tuple(tuple((name, ((places, size), name)) for name, size in of.items()) for of in of_phases)
@@ -89,12 +86,8 @@ class ProgramCalls:
     def _lay_out_kept(self, array: Array) -> tuple[tuple[int, ...], str]:
         return (self._placement.replicas, *array.shape), array.dtype.name
 
-    def output_shapes(self, batch: GlobalBatch, batch_plan: BatchPlan, rows: int, state: State) -> list[Array]:
-        """Return the shapes of the outputs of a replica with this number of rows."""
-        return self._describe(self.cut(batch, batch_plan, state), batch, batch_plan, rows, state).outputs
-
     def _describe(
-        self, cut: CutStep | AloneStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State
+        self, cut: PhasedCut | WholeStep, batch: GlobalBatch, batch_plan: BatchPlan, size: int, state: State
     ) -> StepShapes:
         """Return what the functions of a step return for shards of `size` rows, in shapes."""
         key = cut, self._inputs.kind(batch, size)
@@ -103,14 +96,11 @@ class ProgramCalls:
             def describe(*args: PyTree) -> None:
                 self._shapes[key] = self._functions[cut].describe(*args)
 
-            numbers = np.array(self._cutter.list_numbers(batch, batch_plan, size, state), np.float32)
             lead = self._placement.lead
             with jax.default_device(
                 determinism.choose_compile_device(lead)
             ):  # as the step program is traced, which takes this trace then
-                trace_as_rewritten(describe, lead.platform)(
-                    state, numbers, self._inputs.constants(), self._inputs.shapes(batch, size)
-                )
+                trace_as_rewritten(describe, lead.platform)(state, self._inputs.constants(), self._inputs.shapes(batch, size))
         return self._shapes[key]
 
     def __call__(
@@ -137,8 +127,7 @@ class ProgramCalls:
         batch, state = group[0], self._device_state.lead_state
         args = (
             self._device_state.on(index),
-            self._inputs.send_numbers(index, np.int32, tuple(map(int, orders))),
-            self._inputs.send_numbers(index, np.float32, self._cutter.list_numbers(batch, batch_plan, run.size, state)),
+            self._inputs.send_orders(index, tuple(map(int, orders))),
             self._inputs.constants(index),
             self._inputs.send_batches(index, group, run),
         )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.step.plan import ReplicaRun
-from unisono._src.step.program import ReplicaOutputs
 from unisono._src.typing import Array, PyTree
+
+DescribeOutputs: TypeAlias = Callable[[int], Sequence[jax.ShapeDtypeStruct]]
+"""Returns the outputs of a replica with a number of rows, in shapes."""
+
+
+ReplicaOutputs: TypeAlias = Sequence[Array]
+"""The outputs of replicas, stacked."""
 
 
 class RunOutput(NamedTuple):

@@ -5,44 +5,50 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol
 
 from unisono._src.data.global_batch import GlobalBatch, want_row_digests
 from unisono._src.exchange.protocol import Exchange
 from unisono._src.packing import PackedTree
 from unisono._src.placement import Placement
 from unisono._src.processes.activity import get_activity
-from unisono._src.replica.model_step import ModelStep
-from unisono._src.replica.protocol import ReplicaComputation, State
+from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import AloneStep, CutStep, StepCutter
-from unisono._src.step.device_state import DeviceState, Places
-from unisono._src.step.phased_steps import PhasedSteps
+from unisono._src.step.device_state import DeviceState
+from unisono._src.step.phased_steps import PhasedCut, PhasedSteps, StepFunction, WholeStep
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Subtree, plan_batch, split_runs
-from unisono._src.step.probe_schedule import ProbeSchedule
 from unisono._src.step.program import CallOrders, CallResult
 from unisono._src.step.program_calls import ProgramCalls
 from unisono._src.step.recorder import StepRecorder
-from unisono._src.step.run_outputs import CarriedValue, RunOutput
+from unisono._src.step.run_outputs import CarriedValue, DescribeOutputs, RunOutput
 from unisono._src.step.single_replica import SingleReplicas
 from unisono._src.step.step_digests import StepDigests
 from unisono._src.step.step_inspection import open_inspection
 from unisono._src.step.step_start import StepStart
-from unisono._src.step.summed_step import SummedSteps
 from unisono._src.step.totals import DeviceTotal
 from unisono._src.step.verification import DeviceFaultError, Verification, VerifiedReplica
 from unisono._src.step.verified_step import VerifiedStep
 from unisono._src.step_count import get_step_count
-from unisono._src.typing import AnyArray, Array, Logs
+from unisono._src.typing import AnyArray, Logs
 
 MOST_STEPS = 64
+
+
+class RecordedStep(StepFunction, Protocol):
+    """A function whose steps are run."""
+
+    has_own_logs: bool
+    """Whether logs are others than the results of the metrics; known after a trace."""
+
+    def list_recorded(self) -> RecordedVariables:
+        """Return the variables of what is recorded of a step. It is not traced."""
+        ...
 
 
 class CallOutcome(NamedTuple):
     """The results of the steps of one call, or of one step on several devices."""
 
     logs: Logs
-    disagree: list[Array]
     outputs: list[RunOutput]
     digests: list[StepDigests]
     fault: DeviceFaultError | None = None
@@ -59,7 +65,7 @@ class Step:
     def __init__(
         self,
         name: str,
-        functions: ReplicaComputation | ModelStep,
+        function: RecordedStep,
         placement: Placement,
         exchange: Exchange,
         most_steps: int = MOST_STEPS,
@@ -72,22 +78,20 @@ class Step:
         `recorder` is told of the steps that train, and `verification` chooses those that are verified. `fixed_digest` is of numbers that are
         the same for all replicas and part of the program.
         """
-        self._name = name
         self._verification = verification
         self._recorder = recorder
-        self._functions = functions
+        self._function = function
         self._placement = placement
         self._plans = functools.cache(functools.partial(plan_batch, placement=placement))
         self._inputs = CallInputs(placement, most_steps)
-        self._device_state = DeviceState(self._list_read, placement, exchange.homes)
-        self._cutter = self._make_cutter()
+        self._cutter = PhasedSteps(function, self._inputs, placement)
+        self._device_state = DeviceState(self._cutter.list_read, placement, exchange.homes)
         self._total = DeviceTotal(exchange)
-        self._probe_schedule = ProbeSchedule()
         self._has_state = False
         self._single_replicas = SingleReplicas(placement, self._device_state)
         self._start = StepStart(placement, self._device_state, recorder, fixed_digest)
-        self._inspection = None if recorder is None else open_inspection(functions.list_recorded, self._inputs)
-        self._call = self._make_calls()
+        self._inspection = None if recorder is None else open_inspection(function.list_recorded, self._inputs)
+        self._call = ProgramCalls(name, self._cutter, placement, self._inputs, self._device_state, self._is_recorded)
 
     def __call__(self, state: State, batches: list[GlobalBatch], constants: Sequence[AnyArray] = ()) -> tuple[Logs, State]:
         """Return the logs after the last of the batches, and the state."""
@@ -108,21 +112,17 @@ class Step:
         self._inputs.keep(constants, carried)
         self._start.receive_constants(constants)
         while batches:
-            if self._probe_schedule.is_due(self._functions.is_undecided):
-                self._probe(batches[0], state)
             verified = self._choose_verified(batches[0])
             count = 1 if verified else self._count_steps(len(batches))
             now = batches[:count]
             batches = batches[count:]
-            self._probe_schedule.note_trained(count)
             self._start.receive_state(state)
             self._has_state = True
             self._inspect(now[0])
             for group in self._group_batches(now):
                 whole = None if verified else self._plan_of(group[0]).whole
                 outcome = self._run_together(group, whole) if whole else self._run_parts(group[0], verified)
-                logs, disagree, outputs, digests, fault = outcome
-                self._functions.check(disagree)
+                logs, outputs, digests, fault = outcome
                 if self._recorder is not None:
                     self._recorder.note_steps(group, digests)
                 if fault is not None:
@@ -137,8 +137,8 @@ class Step:
         return self._recorder is not None and self._recorder.is_on
 
     def _count_steps(self, most: int) -> int:
-        """Return how many of the next steps may be taken until one is probed, verified or inspected, up to this number."""
-        count = self._probe_schedule.count(most, self._functions.needs_probe, self._functions.is_undecided)
+        """Return how many of the next steps may be taken until one is verified or inspected, up to this number."""
+        count = most
         step = get_step_count().steps
         if self._verification is not None:
             count = min(count, self._verification.count_unverified(step))
@@ -162,14 +162,14 @@ class Step:
         """Return the newest state, on the lead device; empty where the last call stopped before it took the state that it was given."""
         return self._device_state.give_state() if self._has_state else ()
 
-    def output_shapes(self, batch: GlobalBatch, rows: int) -> list[Array]:
-        """Return the shapes of the outputs of a replica with this number of rows."""
-        return self._call.output_shapes(batch, self._plan_of(batch), rows, self._device_state.lead_state)
+    def describe_outputs(self, batch: GlobalBatch) -> DescribeOutputs:
+        """Return what describes the outputs of a replica of the last step, which was of this batch, by the number of its rows."""
+        return self._cutter.cut(batch, self._plan_of(batch), self._device_state.lead_state).describe_outputs
 
     @property
     def has_own_logs(self) -> bool:
         """Return whether logs are others than the results of the metrics; known after the first call."""
-        return self._functions.has_own_logs
+        return self._function.has_own_logs
 
     def forget(self) -> None:
         """Drop what lies on the devices; the next step sends it again."""
@@ -177,33 +177,6 @@ class Step:
         self._inputs.forget()
         self._single_replicas.forget()
         self._has_state = False
-
-    def _make_cutter(self) -> StepCutter:
-        if isinstance(self._functions, ModelStep):
-            return PhasedSteps(self._functions, self._placement, self._functions.returns_rows)
-        return SummedSteps(self._functions, self._inputs, self._placement.lead.platform)
-
-    def _list_read(self, state: State) -> Places:
-        return self._cutter.list_read(state)
-
-    def _make_calls(self) -> ProgramCalls:
-        return ProgramCalls(
-            self._name,
-            self._cutter,
-            self._placement,
-            self._inputs,
-            self._device_state,
-            self._is_recorded,
-        )
-
-    def _probe(self, batch: GlobalBatch, state: State) -> None:
-        """Probe a batch before it is trained on; make the programs anew where replicas then compute another program."""
-        batch_plan = self._plan_of(batch)
-        if not self._functions.has_one_replica:
-            self._cutter.cut(batch, batch_plan, state)  # its trace says what there is to probe
-        if self._functions.probe(state, batch.tree(), batch_plan.rows_of_replicas, cast(list[Array], self._inputs.constants())):
-            self._cutter = self._make_cutter()
-            self._call = self._make_calls()
 
     def _plan_of(self, batch: GlobalBatch) -> BatchPlan:
         return self._plans(batch.rows, batch.sizes)
@@ -221,9 +194,9 @@ class Step:
         """Run whole steps in one call, on the lead."""
         batch_plan = self._plan_of(group[0])
         cut = self._call.cut(group[0], batch_plan, self._device_state.lead_state)
-        orders = CallOrders(len(group), run.first, run.count, present=run.count, end=cut.phases, summing=1, finishing=1)
+        orders = CallOrders(len(group), run.first, run.count, end=cut.phases, summing=1, finishing=1)
         done = self._call(0, group, batch_plan, run, orders)
-        return CallOutcome(done.logs, done.disagree, [RunOutput(0, run, done.outputs)], done.digests)
+        return CallOutcome(done.logs, [RunOutput(0, run, done.outputs)], done.digests)
 
     def _run_parts(self, batch: GlobalBatch, verified: VerifiedReplica | None = None) -> CallOutcome:
         """Run one step: the subtrees on their devices, the sums over devices, the end of the step on the homes."""
@@ -252,13 +225,13 @@ class Step:
             self._verification.check_processes()
         results: dict[int, CallResult] = {}
         for home in self._total.homes:
-            results[home] = self._call(home, [batch], batch_plan, end, CallOrders(present=batch_plan.present, finishing=1))
+            results[home] = self._call(home, [batch], batch_plan, end, CallOrders(finishing=1))
         self._device_state.note_finished(self._total.homes)
         self._start.note_finished()
         get_activity().report_next_step()
-        return CallOutcome(results[0].logs, results[0].disagree, outputs, results[0].digests, fault)
+        return CallOutcome(results[0].logs, outputs, results[0].digests, fault)
 
-    def _choose_phase(self, verified: VerifiedReplica, cut: CutStep | AloneStep) -> int:
+    def _choose_phase(self, verified: VerifiedReplica, cut: PhasedCut | WholeStep) -> int:
         """Return the phase in which a replica is verified: phases take turns after all replicas have had theirs."""
         assert self._verification is not None
         return self._verification.count_turns(verified.step) // self._placement.replicas % cut.phases
@@ -297,7 +270,6 @@ class Step:
             before=run.before,
             place=part.span.start + run.before,
             row=run.rows.start,
-            present=batch_plan.present,
             phase=phase,
             end=phase + 1,
         )
@@ -311,7 +283,6 @@ class Step:
             replicas=1,
             place=batch_plan.replicas.index(run.first),
             row=run.rows.start,
-            present=batch_plan.present,
             phase=phase,
             end=phase + 1,
             summing=1,

@@ -12,7 +12,8 @@ from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.processes import names
 from unisono._src.replica.protocol import RecordedVariables, State
 from unisono._src.step.call_inputs import CallInputs
-from unisono._src.step.cut_step import InspectedProgram, StepCutter
+from unisono._src.step.cut_step import InspectedProgram
+from unisono._src.step.phased_steps import PhasedSteps
 from unisono._src.step.plan import BatchPlan, ReplicaRun, Shard
 from unisono._src.typing import Array, PyTree
 
@@ -71,7 +72,7 @@ class StepInspection:
         before = self._inspector.step - step
         return before if before >= 0 else sys.maxsize
 
-    def inspect(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, cutter: StepCutter) -> None:
+    def inspect(self, batch: GlobalBatch, batch_plan: BatchPlan, state: State, cutter: PhasedSteps) -> None:
         """Hand a step to the inspector."""
         shards = [
             Shard(each.replica, each.leaf, range(batch.counted_rows) if batch.is_whole else each.rows)

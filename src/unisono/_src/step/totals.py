@@ -6,16 +6,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from unisono._src import reduction_tree
 from unisono._src.data.global_batch import GlobalBatch
 from unisono._src.exchange.protocol import DeviceSums, Exchange, SumDescription
 from unisono._src.placement import Placement
-from unisono._src.replica.contribution import add_contributions
 from unisono._src.step.plan import BatchPlan
 from unisono._src.step.process_words import NOTHING_COMPARED, AttemptWords, StartDigests, StepWords
+from unisono._src.typed_jax import map_tree
 from unisono._src.typing import PyTree
 from unisono._src.xla.programs import DeviceProgram
+
+
+def add_contributions(left: PyTree, right: PyTree) -> PyTree:
+    """Return the sum of two trees of arrays. This is the only arithmetic between replicas."""
+    return map_tree(jnp.add, left, right)
 
 
 class DeviceTotal:

@@ -11,9 +11,6 @@ from unisono._src.checks.user_code.captured_arrays import find_captured_arrays, 
 from unisono._src.checks.user_code.captures import Capture
 from unisono._src.checks.user_code.inspected_code import InspectedCode
 from unisono._src.checks.user_code.jaxpr import check_collectives, find_origins
-from unisono._src.checks.user_code.loss_scaling import is_near_number, list_products
-from unisono._src.checks.user_code.provenance import LossTerm
-from unisono._src.checks.user_code.same_draws import warn_of_same_draws
 from unisono._src.checks.user_code.undistributed_arrays import (
     check_data_in_variables,
     check_numpy_draws,
@@ -28,39 +25,17 @@ def inspect_program(code: InspectedCode) -> None:
     """Check a function that was traced."""
     refuse_compiled_captures(code.captures)
     check_collectives(code.name, code.sources.program)
-    check_mean_metrics(code)
     check_numpy_draws(code)
     refuse_undistributed_arrays(code)
     check_data_in_variables(code)
     check_same_gradients(code)
     check_summed_gradients(code)
-    warn_of_same_draws(code)
 
 
 def find_returned_shares(code: InspectedCode) -> frozenset[int]:
     """Return the positions, among the arrays that the function returns, of shares of a loss."""
     returned = enumerate(code.trace.returned)
     return frozenset(position for position, variable in returned if code.sources.can_reach(variable, code.shares))
-
-
-def check_mean_metrics(code: InspectedCode) -> None:
-    """Refuse mean metrics that are fed with a share of a loss, or with a sum that has one as a term. A single replica's share is the loss."""
-    for metric, value in code.trace.noted.get("fed", []) if code.replicas > 1 else []:
-        terms = code.sources.terms(value, code.shares)
-        if code.sources.can_reach(value, code.shares) or any(is_share(term, code) for term in terms):
-            refused_calls.refuse_mean_of_loss_part(metric, code.replicas)
-
-
-def is_share(term: LossTerm, code: InspectedCode) -> bool:
-    """Return whether code divides a sum over a replica's rows by the size of the global batch."""
-    numbers = list(list_products(term.path.known_numbers))
-    sizes = term.elements * code.rows / code.size, code.rows
-    return (
-        bool(term.elements)
-        and code.rows > code.size
-        and not any(is_near_number(number, term.elements) for number in numbers)
-        and any(is_near_number(number, size) for number in numbers for size in sizes)
-    )
 
 
 def check_same_gradients(code: InspectedCode) -> None:

@@ -1,4 +1,4 @@
-"""Growth of the parts of a loss that replica code makes by itself: measured on a replica's rows, and on the same rows taken twice.
+"""Growth of the parts of a loss that replica code makes by itself, from traces on a replica's rows and on twice as many.
 
 A sum doubles, and the sums of replicas add up to the sum of the batch. A mean stays the same; so does its gradient, which the engine adds up
 over R replicas. A divisor that is the same in both programs is no number of rows: this tells the divisor R from the divisor of a mean over R rows.
@@ -6,17 +6,19 @@ over R replicas. A divisor that is the same in both programs is no number of row
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
-import numpy as np
+import keras
+from jax.extend import core
 
-from unisono._src.checks.user_code.jaxpr import AtomValues, evaluate_variables, has_random_draws, walk_equations
 from unisono._src.checks.user_code.provenance import CLOSE, LossTerm, NumberArgument, Provenance, Scaling
-from unisono._src.replica.drawn_values import draw_values_like
-from unisono._src.replica.growth import ENOUGH_ROWS, ROUGH, compute_growth_ratio
-from unisono._src.typing import AnyArray
+from unisono._src.checks.user_code.row_growth import Growth, RowGrowth
+from unisono._src.keras_private.compiled_losses import is_loss_of_keras
+from unisono._src.operands import get_shape
+from unisono._src.phases.kinds import Layout
+from unisono._src.phases.twins import ProgramsDifferError, pair
 
 Divisor = float | NumberArgument
 
@@ -24,98 +26,83 @@ MEAN = 1.0
 SUM = 2.0
 """How many times as large a mean and a sum are for twice as many rows."""
 
-EXACT = 0.02
-"""The largest distance of a ratio from 1 or 2: half precision rounds long sums."""
-
 
 class LossPart(NamedTuple):
     """A part of a loss."""
 
     growth: float | None
-    """1 for a mean over the rows, 2 for a sum; None where it could not be measured."""
+    """1 for a mean over the rows, 2 for a sum; None where the code does not tell."""
     path: Scaling
     """The constants that it is divided by, whatever the number of rows."""
     of_rows: bool
     values_per_row: float = 0
     """How many elements of each row it is the sum of, where the program shows that."""
+    adds_up: bool = True
+    """Whether it is a sum of what is made of single rows, times what is the same for all."""
 
 
-class ReplicaInputs(NamedTuple):
-    """Rows and constants that a replica's part of a loss is measured on."""
+class TwoTraces(NamedTuple):
+    """A function that is traced on a replica's rows, and on twice as many."""
 
-    arrays: Sequence[np.ndarray]
-    """The rows of one replica."""
-    constants: Sequence[AnyArray]
-    """The other arrays that the code gets."""
-
-    def give_to(self, sources: Provenance, times: int) -> AtomValues:
-        """Return the inputs of a program that was traced on the rows taken this many times: on replica 0, whose row fraction grows with them."""
-        repeated = [np.concatenate([array] * times) for array in self.arrays]
-        inputs = sources.program.jaxpr.invars
-        return dict(zip(inputs, [*repeated, *self.constants, np.int32(0), np.float32(times)], strict=True))
+    on_rows: Provenance
+    on_both: Provenance
+    growth: RowGrowth
+    """By the variables of `on_both`."""
 
 
-def find_loss_parts(
-    sources: Provenance, trace_of: Callable[[int], Provenance], inputs: ReplicaInputs, replicas: int
-) -> list[LossPart]:
+def compare_traces(on_rows: Provenance, trace_of: Callable[[int], Provenance], size: int) -> TwoTraces | None:
+    """Return the function on twice the rows, with the growth of each value; None where it has no such trace, or is another program then."""
+    try:
+        on_both = trace_of(2 * size)
+        twins = pair(on_both.program, on_rows.program, 2 * size, size)
+    except ProgramsDifferError:
+        return None
+    except Exception:  # of the user's code, on a number of rows that it was not written for; on the replica's rows it was traced
+        return None
+    arrays = on_both.trace.arrays
+    inputs = on_both.program.jaxpr.invars
+    known = dict.fromkeys(inputs[:arrays], Growth(layout=Layout(0))) | {inputs[-1]: Growth(power=1)}
+    for variable in on_both.list_noted("gave"):  # what layers and losses give counts as made of one row each
+        growing = twins.find_growing(variable)
+        layout = Layout(growing[0], 1, get_shape(variable)[growing[0]] // twins.rows) if growing else None
+        known[variable] = Growth(layout=layout)
+    return TwoTraces(on_rows, on_both, RowGrowth(twins, known))
+
+
+def find_loss_parts(sources: Provenance, both: TwoTraces | None, size: int, replicas: int) -> list[LossPart]:
     """Return the parts of the losses that replica code differentiates, without shares of a mean over the global batch.
 
     Args:
         sources: The code, traced on the replica's rows.
-        trace_of: Traces the code on another number of rows.
-        inputs: The rows of a replica.
-        replicas: R. The growth of a single replica's losses is not measured: its loss is that of the batch.
+        both: The same, with the trace on twice the rows, if there is one.
+        size: The number of the replica's rows.
+        replicas: R. The losses of a single replica are those of the batch, whatever their growth.
     """
-    size = len(inputs.arrays[0])
     terms = sources.loss_terms
-    if not any(term.of_rows for term in terms):
-        return [LossPart(MEAN, term.path, False) for term in terms]
-    times = -(-ENOUGH_ROWS // size) if replicas > 1 and has_random_draws(walk_equations(sources.program)) else 1
-    try:
-        on_rows = sources if times == 1 else trace_of(size * times)
-        on_both = trace_of(size * times * 2)
-        growths = measure_growths(on_rows, on_both, inputs, times) if replicas > 1 else [None] * len(terms)
-        return [
-            classify_by_divisors(term, size * times)
-            if growth is None and replicas > 1
-            else LossPart(growth, keep_common_constants(term, twice, growth), term.of_rows, term.elements / (size * times))
-            for term, twice, growth in zip(on_rows.loss_terms, on_both.loss_terms, growths, strict=True)
-        ]
-    except Exception:
-        # Of the user's code, on numbers of rows that it was not written for, of a callback in it, or because it has other losses then.
-        # On the replica's rows it was traced without an error; what its program shows there is used.
+    if both is None or len(terms) != len(both.on_both.loss_terms):
         return [classify_by_divisors(term, size) for term in terms]
+    return [classify(*pair_of, both.growth, size, replicas) for pair_of in zip(terms, both.on_both.loss_terms, strict=True)]
 
 
-def measure_growths(on_rows: Provenance, on_both: Provenance, inputs: ReplicaInputs, times: int) -> list[float | None]:
-    """Return how many times as large each term is where the rows are taken twice; None where that cannot be said."""
-    rough = ROUGH if has_random_draws(walk_equations(on_rows.program)) else EXACT
-    made_up = inputs._replace(arrays=[draw_values_like(np.random.default_rng(0), array) for array in inputs.arrays])
-    growths: list[float | None] = []
-    for given in (inputs, made_up):  # zeros tell nothing, and a first batch may be of zeros
-        once = evaluate_terms(on_rows, on_rows.loss_terms, given.give_to(on_rows, times))
-        twice = evaluate_terms(on_both, on_both.loss_terms, given.give_to(on_both, 2 * times))
-        growths = [
-            compute_growth_ratio(*values) if term.of_rows else MEAN
-            for term, *values in zip(on_rows.loss_terms, once, twice, strict=True)
-        ]
-        if None not in growths:
-            break
-    return [None if growth is None else round_growth(growth, rough) for growth in growths]
+def classify(term: LossTerm, twice: LossTerm, growths: RowGrowth, size: int, replicas: int) -> LossPart:
+    """Return the part that a term is, by its growth. The constants on the way to it are the same for any number of rows, but for sizes."""
+    if not term.of_rows:
+        return LossPart(MEAN, term.path, False)
+    measured = growths.of(twice.variable)
+    growth = None if measured.power is None or replicas == 1 else scale_growth(2.0**measured.power, term, twice)
+    if growth is None:
+        return classify_by_divisors(term, size)._replace(adds_up=measured.adds_up)
+    return LossPart(growth, keep_common_constants(term, twice, growth), True, term.elements / size, measured.adds_up)
 
 
-def evaluate_terms(sources: Provenance, terms: Sequence[LossTerm], given: AtomValues) -> list[np.ndarray]:
-    """Return the values that terms have in the loss, from the given values and up to factors that are the same for all rows."""
-    values = evaluate_variables(sources.program, [term.variable for term in terms], given)
-    return [
-        np.asarray(value / math.prod(term.outer_scaling.known_numbers), "float64")
-        for value, term in zip(values, terms, strict=True)
-    ]
-
-
-def round_growth(growth: float, distance: float) -> float:
-    """Return 1 or 2 where the growth is as near to it as could be measured, else the growth."""
-    return next((kind for kind in (MEAN, SUM) if abs(growth - kind) <= distance), growth)
+def scale_growth(growth: float, term: LossTerm, twice: LossTerm) -> float:
+    """Return the growth of a term in its loss, on the way to which it may be divided by a number of rows."""
+    pairs = zip(term.outer_scaling.divisors, twice.outer_scaling.divisors, strict=False)
+    factors = zip(term.outer_scaling.factors, twice.outer_scaling.factors, strict=False)
+    for one, other in [*pairs, *factors]:
+        if not (isinstance(one, NumberArgument) or isinstance(other, NumberArgument)):
+            growth *= one / other
+    return next((kind for kind in (MEAN, SUM) if abs(growth - kind) <= CLOSE), growth)
 
 
 def keep_common_constants(term: LossTerm, twice: LossTerm, growth: float | None) -> Scaling:
@@ -153,3 +140,35 @@ def classify_by_divisors(term: LossTerm, size: int) -> LossPart:
     if not term.of_rows or position is None:
         return LossPart(None if term.of_rows else MEAN, term.path, term.of_rows, term.elements / size)
     return LossPart(MEAN, term.path._replace(divisors=divisors[:position] + divisors[position + 1 :]), True, term.elements / size)
+
+
+def warn_of_coupled_rows(name: str, both: TwoTraces, parts: Sequence[LossPart]) -> None:
+    """Warn of a function that makes of all rows of a replica together what is not made of their parts.
+
+    That are values of rows that look at other rows, in losses, weights or what layers get, and parts of losses that do not add up.
+    """
+    traced, growth = both.on_both, both.growth
+    for called, variable in traced.trace.noted.get("gave", []):
+        is_own_loss = isinstance(called, keras.losses.Loss) and not is_loss_of_keras(called)
+        if is_own_loss and variable in growth.inside and growth.inside[variable].is_merged:
+            warn_of_coupling(f"The loss {called.name!r}")
+            return
+    losses = [(origin == "weighted", loss) for origin, loss in traced.trace.noted.get("vector", [])]
+    alone = [(True, variable) for kind in ("weights", "given") for variable in traced.list_noted(kind)]
+    looks = any(
+        made.is_merged and made.has_rows if counts_alone else made.has_rows and not (made.adds_up and made.power == 0)
+        for counts_alone, variable in [*losses, *alone]
+        if not isinstance(variable, core.Literal)
+        for made in [growth.of(variable)]
+    )
+    if looks or not all(part.adds_up for part in parts if part.of_rows):
+        warn_of_coupling(f"The function {name!r}")
+
+
+def warn_of_coupling(what: str) -> None:
+    warnings.warn(
+        f"{what} makes of all rows together what is not made of their parts. Each replica has its own rows alone, so that R replicas "
+        f"have another loss than the whole batch, as with batch normalization. If it is to see the whole batch, train with fit, or write "
+        f"replicas=1.",
+        stacklevel=2,
+    )
